@@ -12,7 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.physics.cost_model import CostModel
 from jointopt.runs.table import checked_results
+from jointopt.spec.jobfile import load_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.studies.blocks import BLOCKS
 from jointopt.workflows.predict import predict
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -38,6 +42,16 @@ def test_the_front_of_figure_5_at_a_batch_of_256_is_made_of_two_layouts() -> Non
     found = pd.read_csv(STUDIES / "euromlsys26-figure-5" / "table.csv")
     owners = found[(found["batch"] == 256) & found["layout"].str.startswith("A ")]["front"].item()
     assert owners.split()[::2] == ["A", "B"]
+
+
+@pytest.mark.parametrize("block", ["feed-forward", "attention"])
+def test_a_job_of_a_block_has_the_flops_of_its_bare_products(block: str) -> None:
+    job = load_job(STUDIES / "rack-scale-jobs" / f"{block}.yaml")
+    plan = parse_plan("dp=4 overlap=none", job)
+    costs = CostModel(job, plan.layouts).groups[0]
+    forward = costs.forward_flops[0, 0] * costs.num_micro_batches[0] * 4
+    products = sum(product.flops for product in BLOCKS[block](job.training.global_batch_size))
+    assert forward == pytest.approx(products)
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ MODULES = Sets(("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj"
 OFFLOAD = Names(("none", "optimizer", "activations"), {"": "none", "-": "none", "false": "none"})
 # 1f1b is interleaved where vpp > 1; the others are PyTorch's ScheduleZBV..., and zb-h1 of arXiv:2401.10241
 SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleaved": "1f1b", "interleaved1f1b": "1f1b"})
+# collectives that hide under kernels: of gradients and sharded weights, of tensor parallelism; none of them
+OVERLAP = Sets(("none", "dp", "tp"))
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
@@ -36,6 +38,7 @@ ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
 # linear layers that LoRA may adapt, as Megatron-Bridge names them: attention's input and output, the MLP's
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+MODEL_BLOCKS = ("layer", "attention", "feed_forward")  # of a model, without embedding and head
 CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
@@ -109,6 +112,8 @@ COLUMNS = {
         Column("recompute_num_layers", "int", "", "plan", "layers per model chunk that full recompute recomputes; 0 = "
                "all", 0, short="rc layers", layout=True, neutral=0),
         Column("offload", "str", "", "plan", "what lies in host memory", layout=True, codes=OFFLOAD, neutral=0),
+        Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
+               layout=True, codes=OVERLAP, neutral=0),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
         Column("source", "str", "", "workload", "where the row came from"),
@@ -128,6 +133,8 @@ COLUMNS = {
         Column("num_dense_layers", "int", "", "workload", "leading dense layers of an MoE model", low=0),
         Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention)"),
         Column("mtp_num_layers", "int", "", "workload", "multi-token-prediction layers", low=0),
+        Column("block", "str", "", "workload", "layer, attention or feed_forward: those of the model's layers alone, "
+               "without embedding and head; blank: the model"),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),

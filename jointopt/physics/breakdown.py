@@ -12,7 +12,7 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import costs as pc
-from jointopt.physics.cooling import electrical_limit_w, power_limit_w
+from jointopt.physics.cooling import electrical_limit_w, position_temperatures_c, power_limit_w
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts, stage_costs
 from jointopt.physics.makespan import StageTimes
@@ -66,7 +66,8 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, np.array([index]), len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
     hot = physics.cooler.throttle_power_w < electrical_limit_w(limit_w, physics.cooler)
-    why = np.where(hot, "temperature", "power_limit")
+    exhaust = physics.in_exhaust(g, rows)[0]
+    why = np.where(hot & exhaust, "temperature", "power_limit")
     cold_w = physics.cold_power_w(g, rows, t)[0]
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
@@ -84,8 +85,8 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
         gpus_per_stage=replicas, stage_memory_bytes=stage_memory,
         stage_power_w=factor * per_rank / total,
         stage_peak_power_w=physics.burst_w(g, rows, t)[0], stage_power_limit_w=limit_w,
-        stage_temperature_c=physics.cooler.temperature_c(cold_w),
-        stage_position_c=physics.cooler.temperature_by_position_c(cold_w),
+        stage_temperature_c=physics.cooler.temperature_c(cold_w, exhaust),
+        stage_position_c=position_temperatures_c(physics.job.cluster, physics.cooler, cold_w, replicas),
     )  # fmt: skip
 
 

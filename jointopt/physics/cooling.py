@@ -5,14 +5,15 @@ No source states a thermal resistance or the leakage of a GPU under training loa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.spec.cluster import Cluster, PowerConstants
 
 Array = npt.NDArray[np.float64] | float
@@ -86,9 +87,9 @@ class Cooler:
         """Air in °C of the hottest position."""
         return self.inlet_c + self.exhaust_rise_k
 
-    def temperature_c(self, reference_power_w: Floats) -> Floats:
-        """Temperature in °C of the hottest position."""
-        return self._temperature_c(reference_power_w, self.hottest_inlet_c)
+    def temperature_c(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
+        """Temperature in °C of GPUs of which those of ``exhaust`` sit in the exhaust row; of the hottest by default."""
+        return self._temperature_c(reference_power_w, np.where(exhaust, self.hottest_inlet_c, self.inlet_c))
 
     def temperature_by_position_c(self, reference_power_w: Floats) -> dict[str, Floats]:
         """Temperature by where the GPU sits: ``inlet`` and, where a node has one, ``exhaust``."""
@@ -114,14 +115,14 @@ class Cooler:
         at_air = (self.mean_inlet_c - REFERENCE_C) * self.leakage_w_per_k
         return at_air, self.leakage_w(reference_power_w) - at_air
 
-    def peak_leakage_w(self, reference_power_w: Floats) -> Floats:
-        """`leakage_w` of the hottest position, in W."""
-        return self._leakage_w(reference_power_w, self.hottest_inlet_c)
+    def peak_leakage_w(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
+        """`leakage_w` in W of GPUs placed as for `temperature_c`."""
+        return self._leakage_w(reference_power_w, np.where(exhaust, self.hottest_inlet_c, self.inlet_c))
 
-    def _temperature_c(self, reference_power_w: Floats, air_c: float) -> Floats:
+    def _temperature_c(self, reference_power_w: Floats, air_c: Array) -> Floats:
         return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
 
-    def _leakage_w(self, reference_power_w: Floats, air_c: float) -> Floats:
+    def _leakage_w(self, reference_power_w: Floats, air_c: Array) -> Floats:
         if not self.leakage_w_per_k:
             return np.zeros(np.shape(reference_power_w))
         return (self._temperature_c(reference_power_w, air_c) - REFERENCE_C) * self.leakage_w_per_k
@@ -134,10 +135,12 @@ class Cooler:
 def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
     """The cooler that holds the GPU's TDP, in the cluster's air.
 
-    Half of a node's GPUs (rounded down) sit in the exhaust row, as on boards with two rows of four.
+    Half of a node's GPUs (rounded down) sit in the exhaust row, as on boards with two rows of four, unless the cluster
+    says which.
     """
     gpu, inlet, rise = cluster.gpu, cluster.inlet_temperature_c, cluster.exhaust_rise_k
-    share = (cluster.gpus_per_node // 2) / cluster.gpus_per_node if rise else 0.0
+    behind = cluster.gpus_per_node // 2 if cluster.exhaust_ranks is None else len(cluster.exhaust_ranks)
+    share = behind / cluster.gpus_per_node if rise else 0.0
     rise = rise if share else 0.0
     if gpu.tdp_w is None:
         return Cooler(inlet, float("nan"), 0.0, float("inf"))
@@ -146,6 +149,50 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
     leakage = LEAKAGE_PER_K * constants.static_w
     throttle = throttle_power_w(throttle_c, inlet + rise, resistance, leakage)
     return Cooler(inlet, resistance, leakage, float(throttle), rise, share)
+
+
+def stages_in_exhaust(cluster: Cluster, gpus_per_stage: Ints, depth: int) -> Bools:
+    """Whether a rank of a stage sits in the exhaust row, (L, depth), or (1, 1) where any rank may be there.
+
+    Ranks are numbered through the nodes as in `spec.plans.placement`: a stage has ``gpus_per_stage`` (L,) in turn. All
+    ranks of a stage wait for its hottest one.
+    """
+    if cluster.exhaust_ranks is None or not cluster.exhaust_rise_k:
+        return np.ones((1, 1), bool)
+    return _stages_with(cluster.exhaust_ranks, cluster.gpus_per_node, gpus_per_stage, depth)
+
+
+def _stages_with(ranks: Collection[int], per_node: int, gpus_per_stage: Ints, depth: int) -> Bools:
+    """Whether a stage has one of these local ranks, (L, depth)."""
+    size = gpus_per_stage[:, None, None]
+    after = (np.array(sorted(ranks)) - size * np.arange(depth)[:, None]) % per_node
+    return np.asarray((after < size).any(axis=2))
+
+
+def position_temperatures_c(
+    cluster: Cluster, cooler: Cooler, reference_power_w: Floats, gpus_per_stage: int
+) -> dict[str, Floats]:
+    """`Cooler.temperature_by_position_c` of the stages of one plan, (pp,); NaN in a row that has none of a stage."""
+    found = cooler.temperature_by_position_c(reference_power_w)
+    if cluster.exhaust_ranks is None or "exhaust" not in found:
+        return found
+    behind = set(cluster.exhaust_ranks)
+    ranks = {"inlet": set(range(cluster.gpus_per_node)) - behind, "exhaust": behind}
+    size, depth = np.array([gpus_per_stage]), len(reference_power_w)
+    there = {name: _stages_with(of, cluster.gpus_per_node, size, depth)[0] for name, of in ranks.items()}
+    return {name: np.where(there[name], celsius, np.nan) for name, celsius in found.items()}
+
+
+def kernel_limits_w(
+    limit_w: Floats, cluster: Cluster, constants: PowerConstants, gpus_per_stage: Ints, depth: int
+) -> Floats:
+    """`kernel_limit_w` of the stages by the air that their hottest rank breathes, as wide as limits differ."""
+    exhaust = stages_in_exhaust(cluster, gpus_per_stage, depth)
+    hottest = kernel_limit_w(limit_w, cooler(cluster, constants), cluster, constants.static_w)
+    if exhaust.all():
+        return hottest
+    inlet = cooler(replace(cluster, exhaust_rise_k=0.0), constants)
+    return np.where(exhaust, hottest, kernel_limit_w(limit_w, inlet, cluster, constants.static_w))
 
 
 def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) -> Floats:

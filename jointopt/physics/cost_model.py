@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
-from jointopt.physics.cooling import cooler, kernel_limit_w, power_limit_w
+from jointopt.physics.cooling import cooler, kernel_limits_w, power_limit_w, stages_in_exhaust
 from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth
 from jointopt.physics.limits import bounded
@@ -91,8 +91,8 @@ class CostModel:
             laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
             costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
             limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
+            limit_w = kernel_limits_w(limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
             costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
-            limit_w = kernel_limit_w(limit_w, self.cooler, self.job.cluster, self.power.static_w)
             lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
             ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
             self.limits_w.append(limit_w)
@@ -255,12 +255,12 @@ class CostModel:
         """Clocks (n, deepest pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
         out = np.full((len(index), int(self.layouts["pp"][index].max(initial=1))), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
-        overlap = self.job.training.framework.dp_overlap
         self._price(index)
         group_of = self.group_of[index]
         for g in np.unique(group_of):
             at = np.flatnonzero(group_of == g)
             (costs, ceiling), rows = self.distinct[g], self.row_of[index[at]]
+            overlap = costs.dp_overlap(self.job, rows)
             clocks = slack.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
@@ -278,7 +278,6 @@ class CostModel:
 
     def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> ms.Stages:
         costs = self.groups[g]
-        profile = self.job.training.framework
         clock = self.reached_mhz(g, rows, clock_mhz)
         stretch = self.top_mhz / clock
         forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
@@ -294,7 +293,7 @@ class CostModel:
         left = np.zeros((1, 1))
         if "gather_s" in costs.present:
             gather = costs.gather_s.take(rows, 0)
-            hidden = profile.dp_overlap * gather
+            hidden = costs.dp_overlap(self.job, rows) * gather
             left_forward = gather - np.minimum(hidden, forward)
             left_backward = gather - np.minimum(hidden, backward)
             forward += left_forward
@@ -309,7 +308,7 @@ class CostModel:
     def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
         costs, (_, forward, backward, *_) = self.groups[g], stages
         profile, batches = self.job.training.framework, costs.num_micro_batches[rows]
-        exposed = ms.dp_exposed_s(costs, rows, forward, backward, batches, profile.dp_overlap)
+        exposed = ms.dp_exposed_s(costs, rows, forward, backward, batches, costs.dp_overlap(self.job, rows))
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
         return ms.StageTimes(*stages, makespan, exposed, step, total)
@@ -356,7 +355,8 @@ class CostModel:
         out = {name: np.empty(len(index)) for name in HEAT}
         for g, at, rows, depth in self.parts(index):
             t = self.times(g, rows, stage_clock_mhz[at, :depth])
-            out["temperature_c"][at] = self.cooler.temperature_c(self.cold_power_w(g, rows, t).max(axis=1))
+            celsius = self.cooler.temperature_c(self.cold_power_w(g, rows, t), self.in_exhaust(g, rows))
+            out["temperature_c"][at] = celsius.max(axis=1)
             out["peak_power_w"][at] = self.burst_w(g, rows, t).max(axis=1)
         return out
 
@@ -366,7 +366,11 @@ class CostModel:
         work = t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         burst = clock_law.busy_power_w(self.power, t.clock_mhz, self.top_mhz, *work)
         burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
-        return np.asarray(burst + self.cooler.peak_leakage_w(burst))
+        return np.asarray(burst + self.cooler.peak_leakage_w(burst, self.in_exhaust(g, rows)))
+
+    def in_exhaust(self, g: int, rows: Ints) -> Bools:
+        """`stages_in_exhaust` of plans of group ``g``."""
+        return stages_in_exhaust(self.job.cluster, self.groups[g].replicas[rows], self.groups[g].depth)
 
     def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
         """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""

@@ -27,6 +27,7 @@ from jointopt.physics.module_work import module_work
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
+from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
@@ -80,6 +81,17 @@ class StageCosts:
         for name in ("comm_parts_s", "link_parts_j"):
             every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
         return replace(self, **every, kind=None)
+
+    def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
+        """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
+        if not self.chooses_overlap:  # asked for thousands of times in a search
+            return job.training.framework.dp_overlap
+        return np.asarray(share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
+
+    @functools.cached_property
+    def chooses_overlap(self) -> bool:
+        """Whether any layout states what overlaps."""
+        return bool(self.layouts["overlap"].any())
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
@@ -298,13 +310,17 @@ def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
 
 
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts."""
+    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts.
+
+    Attention or an MLP alone is half a layer: profiles state what a whole one needs.
+    """
     profile = job.training.framework
+    parts = job.model.parts_per_layer / 2.0
     piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
     layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
     experts = profile.expert_host_s * job.model.num_experts / lay.ep
     moe_layers = layers - lay.dense_layers
-    total = layer[:, None] * layers + experts[:, None] * moe_layers
+    total = parts * layer[:, None] * layers + experts[:, None] * moe_layers
     return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
 
 

@@ -121,7 +121,9 @@ _MOVES: Mapping[str, Callable[[Job, float], Job]] = {
     "host": _host,
     "micro_batch": _added("micro_batch_overhead_s", 1e-2),
     "iteration": _added("iteration_overhead_s", 0.2),
-    "dp_overlap": lambda j, by: _profile(j, dp_overlap=abs(j.training.framework.dp_overlap - by)),
+    "dp_overlap": lambda j, by: _profile(
+        j, **{name: abs(getattr(j.training.framework, name) - by) for name in ("dp_overlap", "chosen_dp_overlap")}
+    ),
     "tp_overlap": lambda j, by: _profile(j, tp_overlap=min(j.training.framework.tp_overlap + by, 1.0)),
     "loss": _scaled("loss_passes"),
     "attention": _scaled("attention_factor"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.core.schema import Ints
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
-from jointopt.physics.compute import Pass, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
+from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.traffic import Hardware
 from jointopt.spec.job import Job
@@ -59,9 +59,13 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
     tokens, tp, ep, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
-    core = attention_core(k, model, tokens, seq_length, tp)
-    attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
-    dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
+    core = attention = nothing(rows.shape)
+    if model.has_attention:
+        core = attention_core(k, model, tokens, seq_length, tp)
+        attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
+    dense = moe = attention
+    if model.has_mlp:
+        dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
     if model.is_moe:
         expert_tp, share = lay.expert_tp[rows], lay.token_share[rows]
         moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
@@ -73,8 +77,18 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
                 (one, adapters(model, job.training, through, kind)) for one, kind in ((dense, "dense"), (moe, "moe"))
             )
         )
-    parts = (dense, moe, core, embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model))
+    ends = [nothing(rows.shape)] * 2
+    if not model.block:
+        ends = [embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model)]
+    parts = (dense, moe, core, *ends)
     return LayerCosts(*(part.map(lambda x: np.broadcast_to(x, rows.shape)) for part in parts))
+
+
+def nothing(shape: tuple[int, ...]) -> Pass:
+    """No kernels."""
+    zero = np.zeros(shape)
+    none = Work(zero, zero, zero, zero)
+    return Pass(none, none)
 
 
 def _heads(one: Pass, model: Model) -> Pass:

@@ -184,11 +184,12 @@ def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Float
 
 
 def dp_exposed_s(
-    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: float
+    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: Floats | float
 ) -> Floats:
     """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
 
-    At most the profile's ``dp_overlap`` of it hides (Megatron's ``overlap_grad_reduce``, ``overlap_param_gather``).
+    At most the share ``overlap``, one or (n, 1), of it hides (Megatron's ``overlap_grad_reduce``,
+    ``overlap_param_gather``).
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))

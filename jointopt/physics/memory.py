@@ -40,7 +40,8 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     tied head is a copy of its own only where pp > 1, as in Megatron.
     """
     model = job.model
-    attention = model.attention_parameters / lay.tp + 2.0 * model.hidden_size * (1 if model.rmsnorm else 2)
+    norms = float(model.parts_per_layer * model.hidden_size * (1 if model.rmsnorm else 2))
+    attention = model.attention_parameters / lay.tp + norms
     dense_layer = attention + model.dense_mlp_parameters / lay.tp
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
     moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
@@ -187,9 +188,13 @@ def dense_layer_activations(
     s·b·h·(10 + 24/t + 5·a·s/(h·t)) for GPT with dropout, all over t under SP (Korthikanti et al. 2022, arXiv:2205.05198
     equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.
     """
-    attention = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
-    around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_fc1")
-    return attention + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
+    held = np.zeros_like(tokens)
+    if model.has_attention:
+        held = attention_activations(model, training, tokens, tp, sequence_parallel, stored_norms)
+    if model.has_mlp:
+        around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_fc1")
+        held = held + tokens * (around + _mlp_bytes(model, training, model.ffn_hidden_size / tp))
+    return held
 
 
 def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0) -> Floats:
@@ -198,8 +203,10 @@ def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, s
     Derived here for balanced routing: experts see ``token_share`` x top-k copies of a rank's tokens, in and out.
     """
     around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms, "linear_fc1")
-    attention = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms)
-    return np.asarray(attention + lay.tokens * (around + sum(_expert_bytes(model, training, lay))))
+    held = lay.tokens * (around + sum(_expert_bytes(model, training, lay)))
+    if model.has_attention:
+        held = attention_activations(model, training, lay.tokens, lay.tp, lay.sp, stored_norms) + held
+    return np.asarray(held)
 
 
 def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[Floats, Floats]:
@@ -306,7 +313,8 @@ def _captured_bytes(job: Job, lay: LayoutArrays, held: Held, step: Floats) -> Fl
 def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
     """Bytes of one layer, ``dense`` or ``moe``, that selective recomputation drops, (L,)."""
     model, training = job.model, job.training
-    feeding = kept_input_bytes(training, "linear_qkv") + kept_input_bytes(training, "linear_fc1")
+    feeding = model.has_attention * kept_input_bytes(training, "linear_qkv")
+    feeding += model.has_mlp * kept_input_bytes(training, "linear_fc1")
     norms = feeding * model.hidden_size
     around = {
         "core_attn": score_bytes(model, training, lay.tp),

@@ -25,7 +25,7 @@ def module_work(job: Job, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) 
     if model.kv_lora_rank:
         parts["mla_up_proj"] = _up_projections(model, k, lay)
     apart = ~again.has("moe")
-    if kind == "dense":
+    if kind == "dense" and model.has_mlp:
         parts["mlp"] = mlp_layer(k, model, lay.tokens, model.ffn_hidden_size / lay.tp, lay.sharded_tokens).forward
     elif model.is_moe:
         parts["moe"] = moe_layer(

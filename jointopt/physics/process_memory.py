@@ -9,6 +9,7 @@ from jointopt.core.units import GIB
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.spec.catalog.architectures import workspaces_mib
 from jointopt.spec.job import Job
+from jointopt.spec.overlap import share
 
 _MIB = 2.0**20
 _GROUPED_STREAMS = 4  # on each of which Transformer Engine runs products of experts, with a workspace of its own
@@ -48,6 +49,12 @@ def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
     half of them gather, in 8 bit where products read 8 bit. They stay within a node and need sequence parallelism.
     """
     low = job.training.dtype in ("fp8", "fp4")
-    used = job.training.framework.user_buffers & lay.sp & (lay.tp > 1) & (lay.tp <= job.cluster.gpus_per_node)
+    framework = job.training.framework
+    codes = lay.layouts["overlap"]
+    hides = np.asarray(share(framework, "tp", codes)) > 0.0
+    # a plan that turns the overlap on takes those of a framework whose buffers they are
+    stated = hides & (framework.user_buffers | (framework.family == "megatron-core"))
+    buffered = np.where(codes > 0, stated, framework.user_buffers)
+    used = buffered & lay.sp & (lay.tp > 1) & (lay.tp <= job.cluster.gpus_per_node)
     each = lay.tokens * job.model.hidden_size * (1.5 if low else 2.0)
     return np.where(used, _USER_BUFFERS * each, 0.0)

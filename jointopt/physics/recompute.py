@@ -41,12 +41,12 @@ class Recompute:
         every = np.where(self.full[:, None], layers, 0.0)
         return np.asarray(np.where(self.chunk_layers[:, None] > 0, first, every))
 
-    def pairs_again(self, is_moe: bool) -> Floats:
-        """Pairs of tensor-parallel collectives of a layer that are redone, (L,): two, or the one of a module.
+    def pairs_again(self, is_moe: bool, pairs: float = 2.0) -> Floats:
+        """Pairs of tensor-parallel collectives of a layer that are redone, (L,): all, or the one of a module.
 
         A checkpointed MLP gathers its input and scatters its output once more.
         """
-        return 2.0 * self.full_share + np.where(self.has("moe" if is_moe else "mlp"), 1.0, 0.0)
+        return pairs * self.full_share + np.where(self.has("moe" if is_moe else "mlp"), 1.0, 0.0)
 
     def dispatches_again(self) -> Floats:
         """Share of a layer's forward all-to-alls that is redone, (L,)."""

@@ -21,7 +21,7 @@ _CELLS = 16_384  # plans times stages per block: what is in between stays in the
 
 def stage_clocks_mhz(
     costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
-    top_mhz: float, gather_overlap: float,
+    top_mhz: float, gather_overlap: Floats | float,
 ) -> Floats:  # fmt: skip
     """One clock per stage (n, pp): the slowest at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
 
@@ -33,13 +33,14 @@ def stage_clocks_mhz(
     out = np.empty((len(rows), ceiling_mhz.shape[1]))
     for some in (slice(start, start + step) for start in range(0, len(rows), step)):
         genes = rows[some], bottleneck_mhz[some], slack[some]
-        out[some] = _stage_clocks_mhz(costs, ceiling_mhz, *genes, grid_mhz, top_mhz, gather_overlap)
+        hidden = gather_overlap if isinstance(gather_overlap, float) else gather_overlap[some]
+        out[some] = _stage_clocks_mhz(costs, ceiling_mhz, *genes, grid_mhz, top_mhz, hidden)
     return out
 
 
 def _stage_clocks_mhz(
     costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
-    top_mhz: float, gather_overlap: float,
+    top_mhz: float, gather_overlap: Floats | float,
 ) -> Floats:  # fmt: skip
     shared_mhz = bottleneck_mhz[:, None]
     stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz.take(rows, 0))

@@ -16,6 +16,7 @@ from jointopt.physics.memory import Parameters
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group
 
 
@@ -115,7 +116,9 @@ def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     return np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
 
 
-def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: float, over: Pass) -> Traffic:
+def _exposed(
+    once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass
+) -> Traffic:  # fmt: skip
     """A layer's traffic that costs ``once`` (2, L), so many times per pass, less what hides under the kernels ``over``.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
@@ -137,21 +140,24 @@ def tp_traffic(
 ) -> Traffic:
     """Tensor parallelism: two all-reduces of the residual stream per pass, two more where a layer is recomputed.
 
-    Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather and a reduce-scatter (Korthikanti
-    et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP ``routed`` layers have one of them less, as routed experts
-    take each rank's slice of tokens; shared experts take them all. Hides under the kernels of the ``layer``. Where tp
-    exceeds the KV heads, queries, keys and values are gathered too, and wait (Megatron Core's
-    get_query_key_value_tensors).
+    Attention or an MLP alone has one. Shoeybi et al. 2019 (arXiv:1909.08053) section 3; under SP each is an all-gather
+    and a reduce-scatter (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). Under SP ``routed`` layers have one
+    of them less, as routed experts take each rank's slice of tokens; shared experts take them all. Hides under the
+    kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
+    (Megatron Core's get_query_key_value_tensors).
     """
     moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
     reduced, gathered, scattered = (
         collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
     pair = np.where(lay.sp, gathered + scattered, reduced)
-    pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), 1.0, 2.0)
-    again = np.minimum(lay.again.pairs_again(routed), pairs)
-    streams = _exposed(pair, pairs, pairs + again, job.training.framework.tp_overlap, layer)
-    if job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups):
+    parts = float(job.model.parts_per_layer)
+    pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
+    again = np.minimum(lay.again.pairs_again(routed, parts), pairs)
+    overlap = share(job.training.framework, "tp", lay.layouts["overlap"])
+    streams = _exposed(pair, pairs, pairs + again, overlap, layer)
+    every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
+    if every_head or not job.model.has_attention:
         return streams
     shared = lay.tp > job.model.num_query_groups
     heads = (job.model.num_attention_heads + 2 * job.model.num_query_groups) * job.model.head_dim
@@ -196,8 +202,10 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     """Context parallelism: keys and values gathered forward; gathered again and their gradients scattered backward.
 
     Megatron Core's all-gather form; ring attention (Liu et al. 2023, arXiv:2310.01889) moves as many bytes. Hides under
-    the attention ``core``.
+    the attention ``core``. None without attention.
     """
+    if not job.model.has_attention:
+        return Traffic(*np.zeros((3, len(lay.tp))))
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
     once = collective(hw, "all_gather", moved, groups["cp"])
     return _exposed(once, 1.0, 2.0 + lay.again.full_share, job.training.framework.cp_overlap, core)

@@ -17,6 +17,7 @@ from jointopt.core.schema import (
     COLUMNS,
     DTYPES,
     LORA_TARGETS,
+    MODEL_BLOCKS,
     ONE_CLOCK,
     STATUSES,
     TOKEN_DISPATCHERS,
@@ -211,7 +212,7 @@ READERS: dict[str, Reader] = {
     **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
     **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
-    "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")),
+    "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

@@ -176,7 +176,9 @@ _SHAPE = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "gated_mlp", "num_attention_heads", "num_query_groups",
     "vocab_size",
 )  # fmt: skip
-_TIMED = ("iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", *_SHAPE)
+_TIMED = (
+    "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "lora_dim", "block", *_SHAPE,
+)  # fmt: skip
 
 
 def _least_parameters(runs: pd.DataFrame) -> pd.Series:
@@ -187,10 +189,17 @@ def _least_parameters(runs: pd.DataFrame) -> pd.Series:
     cells = runs[[name for name in _SHAPE if name != "model"]].astype(float)
     width, known = cells["hidden_size"], cells.fillna(0.0)
     narrower = (cells["num_query_groups"] / cells["num_attention_heads"]).fillna(0.0)
-    mlp = (2.0 + (known["gated_mlp"] > 0)) * known["ffn_hidden_size"]
-    layer = width * (2.0 * width * (1.0 + narrower) + mlp)
-    named = runs["model"].map(lambda name: _catalogue_parameters(str(name)), na_action="ignore")
-    return (cells["num_layers"] * layer + width * known["vocab_size"]).fillna(named.astype(float))
+    block = _cells(runs, "block")
+    mlp = (2.0 + (known["gated_mlp"] > 0)) * known["ffn_hidden_size"] * (block != "attention")
+    layer = width * (2.0 * width * (1.0 + narrower) * (block != "feed_forward") + mlp)
+    named = runs["model"].map(lambda name: _catalogue_parameters(str(name)), na_action="ignore").astype(float)
+    head = width * known["vocab_size"] * block.isna()
+    return (cells["num_layers"] * layer + head).fillna(named.where(block.isna()))
+
+
+def _cells(runs: pd.DataFrame, name: str) -> pd.Series:
+    """A column that few tables have, blank where this one lacks it, (n,)."""
+    return runs.reindex(columns=pd.Index([name]))[name]
 
 
 def _flop(runs: pd.DataFrame) -> Floats:
@@ -199,14 +208,15 @@ def _flop(runs: pd.DataFrame) -> Floats:
     Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
     """
     tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float)
-    each = np.where(runs["lora_dim"].notna(), 4.0, 6.0) if "lora_dim" in runs else 6.0
+    each = np.where(_cells(runs, "lora_dim").notna(), 4.0, 6.0)
     return np.asarray(each * _least_parameters(runs).to_numpy(float) * tokens / runs["num_gpus"].to_numpy(float))
 
 
 def _attention_flop(runs: pd.DataFrame) -> Floats:
     """Those of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank."""
     cells = runs[["num_layers", "hidden_size", "global_batch_size", "seq_length"]].astype(float).fillna(0.0)
-    return np.asarray(6.0 * cells.prod(axis=1) * cells["seq_length"] / runs["num_gpus"].astype(float))
+    whole = 6.0 * cells.prod(axis=1) * cells["seq_length"] / runs["num_gpus"].astype(float)
+    return np.asarray(whole * (_cells(runs, "block") != "feed_forward"))
 
 
 @functools.cache

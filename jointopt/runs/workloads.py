@@ -18,6 +18,7 @@ from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
+from jointopt.spec.block import NOT_IN, block_of
 from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
@@ -33,7 +34,7 @@ from jointopt.spec.model import Model
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
-    "attention_kind", "mtp_num_layers", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
+    "attention_kind", "mtp_num_layers", "block", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
     "fused_norm", "token_dispatcher", "overlap_moe_a2a", "cuda_graph", "lora_dim",
     "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
@@ -317,6 +318,12 @@ def _state_formats(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
+    """The model of a row, or the block of it that the row states."""
+    whole, block = _whole_model(row, assumed), str(row.get("block", ""))
+    return block_of(whole, block, int(row["num_layers"]), whole.name) if block else whole
+
+
+def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     if row.get(_FROM_CATALOGUE):
         return replace(load_model(str(row["model"])), mtp_num_layers=int(row.get("mtp_num_layers", 0)))
     hidden = int(row["hidden_size"])
@@ -324,6 +331,7 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     experts = int(row.get("num_experts", 0))
     experts = experts if experts > 1 else 0  # a single expert is a dense MLP
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
+    shape = [name for name in shape if name not in NOT_IN.get(str(row.get("block", "")), ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
     assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_KIN))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))

@@ -133,6 +133,7 @@ class Cluster:
     currency: str = ""
     host_load_share: float = 0.0  # W that a host draws beyond that for each W of its GPUs: fans, supplies, switches
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
+    exhaust_ranks: tuple[int, ...] | None = None  # local ranks in that row; None: any rank may be there
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
 

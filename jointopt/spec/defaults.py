@@ -31,6 +31,7 @@ from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import has_effect
 from jointopt.spec.plans.stages import largest_chunk, states_even, usual_split
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
@@ -123,14 +124,14 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
 
 def canonical(job: Job, layouts: Columns) -> Columns:
     """The layouts with choices that have no effect at their one value, as the space lists them."""
-    training, piped = job.training, layouts["pp"] > 1
+    piped = layouts["pp"] > 1
     sharded = layouts["dp"] * layouts["cp"] > 1
     zero_stage = np.where(sharded, layouts["zero_stage"], 0)
     selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
     full = layouts["recompute"] == RECOMPUTE_CODES["full"]
     fewer = layouts["recompute_num_layers"]
     modules = np.where(selective, layouts["recompute_modules"] & ~idle_modules(job.model), 0)
-    if training.selective_is_none:  # there are no scores to drop
+    if job.selective_is_none:  # there are no scores to drop
         modules = modules & ~MODULES.bit("core_attn")
         selective = selective & (modules > 0)
     modules = np.where(modules == MODULES.bit("core_attn"), 0, modules)  # what a blank means
@@ -144,6 +145,7 @@ def canonical(job: Job, layouts: Columns) -> Columns:
         "stage_layers": np.where(piped & ~states_even(job.model, layouts), layouts["stage_layers"], 0),
         "schedule": np.where(piped, layouts["schedule"], 0),
         "recompute_modules": modules,
+        "overlap": np.where(has_effect(layouts), layouts["overlap"], 0),
         "recompute_num_layers": np.where(full & (fewer < largest_chunk(job.model, layouts)), fewer, 0),
     }
     return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}
@@ -153,7 +155,7 @@ def idle_modules(model: Model) -> int:
     """The modules that this model has no layer of, and that Megatron Core passes over."""
     idle = [] if model.is_moe else ["moe"]
     idle += [] if model.num_shared_experts else ["shared_experts"]
-    idle += [] if model.num_plain_layers else ["mlp"]
+    idle += [] if model.num_plain_layers and model.has_mlp else ["mlp"]
     return sum(map(MODULES.bit, idle))
 
 

@@ -66,6 +66,9 @@ class Framework:
     gradient_comm_bytes: int = 4  # per parameter in the gradient reduction
     dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
     tp_overlap: float = 0.0
+    # the same where a plan turns it on (`jointopt.spec.overlap`); 0: the framework leaves no choice
+    chosen_dp_overlap: float = 0.0
+    chosen_tp_overlap: float = 0.0
     cp_overlap: float = 0.8
     ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
     token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`

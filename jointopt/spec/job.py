@@ -178,6 +178,7 @@ class Search:
     recompute_modules: tuple[str, ...] | None = None
     recompute_num_layers: tuple[int, ...] | None = None
     offload: tuple[str, ...] | None = None
+    overlap: tuple[str, ...] | None = None
     clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
     per_stage_clocks: bool = True
 
@@ -210,6 +211,13 @@ class Job:
     def on_site(self, pue: float | None) -> Job:
         """The job on a site of that PUE; itself for None."""
         return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
+
+    @property
+    def selective_is_none(self) -> bool:
+        """`Training.selective_is_none`, or a model without attention, which has no scores either."""
+        return self.training.selective_is_none or (
+            not self.model.has_attention and not self.training.framework.selective_share
+        )
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, nearest
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Column
+from jointopt.spec.block import block_of
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import known_model, load_model
@@ -23,7 +24,7 @@ from jointopt.spec.machine import load_machine
 from jointopt.spec.model import Model
 from jointopt.spec.objectives import FURTHER, PAID
 from jointopt.spec.plans.rules import check_abilities
-from jointopt.spec.shape import inline_model
+from jointopt.spec.shape import BLOCK_KEYS, block_name, inline_model, size
 from jointopt.spec.slurm import Slurm, read_slurm
 from jointopt.spec.trainingfile import TRAINING_KEYS, assumed_dtype, read_training
 
@@ -155,17 +156,25 @@ def job_from_options(
 
 def _model(section: Section, name: str, base_dir: Path) -> Model:
     value = section.values.get("model")
-    if isinstance(value, Mapping):
-        return inline_model(value, name)
-    if not isinstance(value, str):
-        raise section.refuse("model", "a catalogue name, a path to a config.json, or a mapping")
-    text = section.text("model", most=1000)
+    if isinstance(value, Mapping) and "catalog" in value:
+        inner = Section(value, "model").only(BLOCK_KEYS)
+        block, whole = block_name(inner), _named_model(inner, "catalog", base_dir)
+        return block_of(whole, block, size(inner, "num_layers", 1), inner.text("name", f"{whole.name}-{block}"))
+    return inline_model(value, name) if isinstance(value, Mapping) else _named_model(section, "model", base_dir)
+
+
+def _named_model(section: Section, key: str, base_dir: Path) -> Model:
+    """The model of the catalogue, or of a configuration, that a key names."""
+    if not isinstance(section.values.get(key), str):
+        mapping = ", or a mapping" if key == "model" else ""
+        raise section.refuse(key, f"a catalogue name{',' if mapping else ' or'} a path to a config.json{mapping}")
+    text = section.text(key, most=1000)
     try:
         return load_model(text)
     except CatalogError as error:
         path = _config_path(text, base_dir)
         if path is None:
-            raise CatalogError(f"model: {error}") from error
+            raise CatalogError(f"{section.at(key)}: {error}") from error
     return read_config(path)
 
 

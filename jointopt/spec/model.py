@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Model:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    block: str = ""  # one of `MODEL_BLOCKS` (`jointopt.spec.block`), whose missing parts have size 0
     # the Hugging Face configuration it was read from; `jointopt.spec.details` reads finer points in it
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
@@ -57,6 +58,28 @@ class Model:
     def is_moe(self) -> bool:
         """Whether some layers have routed experts."""
         return self.num_experts > 0
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether its layers have attention."""
+        return self.block != "feed_forward"
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether its layers have an MLP, or experts."""
+        return self.block != "attention"
+
+    @property
+    def parts_per_layer(self) -> int:
+        """Attention, and MLP or experts: each begins with a norm, and ends with the sum over tensor ranks."""
+        return int(self.has_attention) + int(self.has_mlp)
+
+    def cells(self, names: Iterable[str]) -> dict[str, Any]:
+        """Sizes as rows of tables state them: blank where a block has none."""
+        sizes = {name: getattr(self, name) for name in names}
+        if not self.block:
+            return sizes
+        return {name: value or None for name, value in sizes.items()} | {"block": self.block}
 
     @property
     def num_moe_layers(self) -> int:
@@ -98,7 +121,7 @@ class Model:
     @property
     def norm_bias_parameters(self) -> int:
         """Everything of one layer that is no matrix: its norms and its biases (experts have no biases)."""
-        return 2 * self.norm_parameters + self._inner_norm_parameters + self._bias_parameters
+        return self.parts_per_layer * self.norm_parameters + self._inner_norm_parameters + self._bias_parameters
 
     @property
     def _inner_norm_parameters(self) -> int:
@@ -113,7 +136,8 @@ class Model:
         if not self.linear_bias:
             return qkv if self.qkv_bias else 0
         mlp = (2 if self.gated_mlp else 1) * self.ffn_hidden_size + self.hidden_size
-        return qkv + self.hidden_size + (0 if self.is_moe else mlp)
+        attention = (qkv + self.hidden_size) * self.has_attention
+        return attention + (mlp if self.has_mlp and not self.is_moe else 0)
 
     @property
     def dense_layer_parameters(self) -> int:

@@ -7,6 +7,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from jointopt.core.errors import JobError
+from jointopt.core.schema import MODEL_BLOCKS
+from jointopt.spec.block import block_of
 from jointopt.spec.check import Section
 from jointopt.spec.model import Model
 
@@ -15,18 +17,22 @@ _MOST = {"num_layers": 10_000, "num_dense_layers": 10_000, "num_experts": 100_00
 _DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
 _FLAGS = {name: default for name, default in _DEFAULTS.items() if isinstance(default, bool)}
 _WHOLES = tuple(name for name, default in _DEFAULTS.items() if type(default) is int)
+BLOCK_KEYS = ("catalog", "block", "num_layers", "name")  # of a mapping that names the model of which it is a block
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_OF_A_BLOCK = {"num_layers": 1, "vocab_size": 1}  # what a block does not need to state; it has no vocabulary
 INLINE_KEYS = tuple(f.name for f in fields(Model))
 
 
 def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") -> Model:
-    """A model from the keys of `Model`; the layers, width, heads and vocabulary are required.
+    """A model from the keys of `Model`; the layers, width, heads and vocabulary are required, of a block but the width.
 
     Defaults: a plain MLP four hidden sizes wide with the LayerNorms and biases of GPT (a gated one has the RMSNorms of
     Llama), as many KV groups as heads, an untied head, no experts. Raises JobError for contradictions too.
     """
     section = Section(mapping, where).only(INLINE_KEYS)
-    shape: dict[str, Any] = {key: size(section, key) for key in _REQUIRED}
+    block = block_name(section) if section.values.get("block") else ""
+    usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
+    shape: dict[str, Any] = {key: size(section, key, usual.get(key)) for key in _REQUIRED}
     shape["ffn_hidden_size"] = size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
     shape["num_query_groups"] = size(section, "num_query_groups", shape["num_attention_heads"])
     shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])
@@ -41,7 +47,13 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     config = section.values.get("config")
     if config is not None and not isinstance(config, Mapping):
         raise section.refuse("config", "the mapping of a Hugging Face config.json")
-    return checked(Model(name=section.text("name", name), config=config, **shape), where)
+    model = checked(Model(name=section.text("name", name), config=config, **shape), where)
+    return block_of(model, block, model.num_layers, model.name) if block else model
+
+
+def block_name(section: Section) -> str:
+    """The part of a model that is a workload of its own."""
+    return section.choice("block", MODEL_BLOCKS)
 
 
 def size(section: Section, key: str, default: int | None = None, low: int = 1) -> int:

@@ -27,6 +27,7 @@ DOUBTS: Mapping[str, str] = {
     "gpu": "none on this GPU",
     "model": "few of mixtures of experts",
     "precision": "none in this precision",
+    "block": "none of blocks without a model around them",
     "adapters": "none of adapters beside frozen weights (LoRA)",
     "size": "none of this size (GPUs, sequence or width)",
     "layout": "none of such degrees",
@@ -48,7 +49,7 @@ def doubts(job: Job, columns: Columns, lowest_clock: float = 1.0) -> dict[str, B
     of_all = {
         "framework": not training.framework.fitted, "gpu": job.cluster.gpu.id not in errors["seen_gpus"],
         "model": job.model.is_moe, "precision": training.dtype not in errors["dtypes"],
-        "adapters": training.frozen, "size": not _spanned(job, errors),
+        "adapters": training.frozen, "block": bool(job.model.block), "size": not _spanned(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
     return found | {

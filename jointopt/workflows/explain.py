@@ -111,7 +111,7 @@ def _stages(parts: Breakdown) -> tuple[Stage, ...]:
             clock, busy, idle, energy, memory, int(layers), watts, celsius, parts.gpus_per_stage, peak, limit,
             parts.held_by[i],
             {name: float(joules[i]) for name, joules in parts.stage_energy_parts_j.items()},
-            {name: float(degrees[i]) for name, degrees in parts.stage_position_c.items()},
+            {name: float(degrees[i]) for name, degrees in parts.stage_position_c.items() if degrees[i] == degrees[i]},
         )
         for i, (clock, busy, idle, energy, memory, layers, watts, celsius, peak, limit) in enumerate(
             zip(*(c.tolist() for c in columns), strict=True)

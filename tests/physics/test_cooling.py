@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.physics import cooling
-from jointopt.physics.cooling import Cooler, cooler, electrical_limit_w, kernel_limit_w, power_limit_w
+from jointopt.physics.cooling import (
+    Cooler,
+    cooler,
+    electrical_limit_w,
+    kernel_limit_w,
+    kernel_limits_w,
+    position_temperatures_c,
+    power_limit_w,
+    stages_in_exhaust,
+)
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 
 
@@ -178,3 +189,58 @@ def test_the_cooler_is_a_limit_too(make_job: Callable[..., Job]) -> None:
     cooled = cooler(cluster, cluster.gpu.power)
     left = kernel_limit_w(np.array([[400.0]]), cooled, cluster, cluster.gpu.power.static_w)
     assert float(left[0, 0]) == cooled.throttle_power_w < 400.0
+
+
+def placed(make_job: Callable[..., Job], ranks: tuple[int, ...] | None, gpus_per_node: int = 8) -> Cluster:
+    cluster = replace(make_job().cluster, gpus_per_node=gpus_per_node, exhaust_rise_k=30.0, exhaust_ranks=ranks)
+    return replace(cluster, inlet_temperature_c=35.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "expected"),
+    [
+        ((4, 5, 6, 7), 4, [False, True, False, True]),
+        ((0, 1, 2, 3), 4, [True, False, True, False]),
+        ((0, 2, 4, 6), 4, [True] * 4),
+        ((7,), 2, [False, False, False, True]),
+        ((2,), 6, [True, True, False, True]),  # ranks 0-5, 6-11, 12-17 and 18-23 of nodes of 8
+        ((1,), 6, [True, True, True, False]),
+        ((3,), 8, [True] * 4),
+    ],
+)
+def test_a_stage_is_hot_where_one_of_its_ranks_is(
+    make_job: Callable[..., Job], ranks: Any, size: int, expected: Any
+) -> None:
+    found = stages_in_exhaust(placed(make_job, ranks), np.array([size, 8]), 4)
+    assert found[0].tolist() == expected
+    assert found[1].all()
+
+
+def test_where_nobody_says_who_sits_there_any_rank_may_be_hot(make_job: Callable[..., Job]) -> None:
+    assert stages_in_exhaust(placed(make_job, None), np.array([2]), 4).tolist() == [[True]]
+
+
+def test_stages_in_the_inlet_row_keep_its_limit(make_job: Callable[..., Job]) -> None:
+    cluster = placed(make_job, (4, 5, 6, 7))
+    assert cluster.gpu.power is not None
+    limit_w = np.full((1, 1), cluster.power_limit_w)
+    found = kernel_limits_w(limit_w, cluster, cluster.gpu.power, np.array([4]), 2)[0]
+    even = replace(cluster, exhaust_rise_k=0.0)
+    cool = kernel_limit_w(limit_w, cooler(even, cluster.gpu.power), even, cluster.gpu.power.static_w)
+    assert found[0] == cool[0, 0] > found[1] + 10.0
+
+
+def test_ranks_of_the_exhaust_row_count_in_the_mean_of_a_node(make_job: Callable[..., Job]) -> None:
+    cluster = placed(make_job, (6, 7))
+    assert cluster.gpu.power is not None
+    assert cooler(cluster, cluster.gpu.power).mean_inlet_c == 35.0 + 30.0 / 4
+
+
+def test_a_stage_has_a_temperature_in_the_rows_where_it_has_ranks(make_job: Callable[..., Job]) -> None:
+    cluster = placed(make_job, (4, 5, 6, 7))
+    assert cluster.gpu.power is not None
+    node = cooler(cluster, cluster.gpu.power)
+    found = position_temperatures_c(cluster, node, np.array([300.0, 300.0]), 4)
+    assert np.isnan(found["inlet"]).tolist() == [False, True]
+    assert np.isnan(found["exhaust"]).tolist() == [True, False]
+    assert not np.isnan(position_temperatures_c(cluster, node, np.array([300.0]), 8)["inlet"]).any()

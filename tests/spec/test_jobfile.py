@@ -455,6 +455,20 @@ def test_cuda_graphs_are_those_of_megatron_core_alone() -> None:
         parse(SMALL | {"training": SMALL["training"] | graphs | {"framework": "torchtitan"}})
 
 
+def test_the_ranks_of_the_exhaust_row_are_read_in_order_and_survive_being_saved() -> None:
+    job = parse(changed(SMALL, "cluster.exhaust_ranks", [3, 2]))
+    assert job.cluster.exhaust_ranks == (2, 3)
+    assert parse(parse_yaml(dump_job(job))) == job
+
+
+@pytest.mark.parametrize("ranks", [[], [4], [-1], [1, 1], [0, 1, 2, 3], "2;3", 2, [1.5]])
+def test_an_exhaust_row_that_makes_no_sense_is_refused(ranks: Any) -> None:
+    with pytest.raises(
+        JobError, match=r"cluster\.exhaust_ranks must be a list of some, not all, local ranks from 0 to 3"
+    ):
+        parse(changed(SMALL, "cluster.exhaust_ranks", ranks))
+
+
 LORA = {"framework": "megatron-bridge", "lora_dim": 8, "lora_target_modules": ["linear_fc2", "linear_qkv"]}
 
 

@@ -19,6 +19,7 @@ def export(intent: Intent, version: str) -> Export:
     gaps = Gaps(f"Accelerate {version}", intent)
     dtype, cluster = intent.job.training.dtype, intent.job.cluster
     gaps.choices_of_megatron()
+    gaps.no_choice_of_overlap()
     gaps.never(dtype == "fp4", f"training in {dtype}")
     gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
     gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")

@@ -11,6 +11,7 @@ from typing import Any
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
 from jointopt.measure.exports.script import PROGRAM, model_files, script_words
+from jointopt.spec.overlap import is_on
 
 NAME, FILE = "deepspeed", "ds_config.json"
 
@@ -33,6 +34,7 @@ def _check(gaps: Gaps, intent: Intent, version: str) -> None:
     stage, pp, replicas = intent["zero_stage"], intent["pp"], intent["dp_replicate"]
     dtype = intent.job.training.dtype
     gaps.choices_of_megatron()
+    gaps.no_choice_of_overlap(("tp",))
     gaps.adapters_of_the_script()
     gaps.never(dtype in ("fp8", "fp4"), f"training in {dtype}")
     gaps.never(pp > 1 and stage > 1, f"zero_stage {stage} with pp > 1")
@@ -87,7 +89,8 @@ def _zero(intent: Intent) -> dict[str, Any]:
     stage = intent["zero_stage"]
     found: dict[str, Any] = {"stage": stage}
     if stage:
-        found |= {"overlap_comm": intent.job.training.framework.dp_overlap > 0, "contiguous_gradients": True}
+        hidden = is_on(intent.job.training.framework, "dp", intent["overlap"])
+        found |= {"overlap_comm": hidden, "contiguous_gradients": True}
     if intent["dp_replicate"] > 1:
         found["mics_shard_size"] = intent.shards
     if intent["offload"] == "optimizer":

@@ -12,6 +12,7 @@ from jointopt.spec.defaults import default_etp
 from jointopt.spec.details import Details, details_of
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import KINDS, is_on, usual_share
 from jointopt.spec.plans.ranks import DEFAULT_ORDER
 from jointopt.spec.plans.stages import own_split
 
@@ -61,6 +62,11 @@ class Intent:
         """Ranks over which ZeRO shards: data- and context-parallel ones of a replica."""
         return int(self["dp"] * self["cp"] // self["dp_replicate"])
 
+    @property
+    def hides_dp(self) -> bool:
+        """Whether gradients are reduced under the backward pass: unless the plan says otherwise."""
+        return not self["overlap"] or is_on(self.job.training.framework, "dp", self["overlap"])
+
     def __getitem__(self, column: str) -> Any:
         """The value of a layout column."""
         return self.plan[column]
@@ -71,6 +77,11 @@ def intent_of(
     arguments: Sequence[str] = (),
 ) -> Intent:  # fmt: skip
     """The intent of a plan (plan columns; newer ones may be missing). A training runs for the job's ``run_tokens``."""
+    if job.model.block:
+        raise ExportError(
+            f"{job.model.name} is a block (model.block {job.model.block}), which no framework trains by itself; export "
+            f"a job of the whole model."
+        )
     full = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()} | dict(plan)
     if "etp" not in plan:
         layout = {name: inside(name, [full[name]]) for name in LAYOUT_COLUMNS}
@@ -169,6 +180,12 @@ class Gaps:
                 f"Wrap the model: peft.get_peft_model(model, peft.LoraConfig(r={training.lora_dim}, {alpha}"
                 f"target_modules={layers})); names are those of Llama."
             )
+
+    def no_choice_of_overlap(self, kinds: Sequence[str] = KINDS) -> None:
+        """Refused by a target that leaves no choice of these, where the plan states another than the framework's."""
+        framework, stated = self._intent.job.training.framework, self._intent["overlap"]
+        other = [kind for kind in kinds if is_on(framework, kind, stated) != (usual_share(framework, kind) > 0.0)]
+        self.never(other, f"overlap {stated} (of {' and '.join(other)})")
 
     def never(self, missing: Any, what: str) -> None:
         """A point of the layout or of the shape: what would run is another plan."""

@@ -10,6 +10,7 @@ from jointopt.core.errors import ExportError
 from jointopt.core.schema import MODULES
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import NEWEST, Words, version_key
+from jointopt.spec.overlap import is_on
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
 OLDEST = "0.12"
@@ -262,9 +263,9 @@ def layer_layout(split: tuple[int, ...], mtp_layers: int = 0) -> str:
 def _data_parallelism(words: Words, gaps: Gaps, intent: Intent) -> None:
     """DDP, the distributed optimizer (ZeRO-1), or Megatron-FSDP (ZeRO-2 and 3)."""
     stage, replicas = int(intent["zero_stage"]), int(intent["dp_replicate"])
-    fsdp, modern = stage > 1, words.has("use_megatron_fsdp")
+    fsdp, modern, hidden = stage > 1, words.has("use_megatron_fsdp"), intent.hides_dp
     words.add(
-        use_distributed_optimizer=stage > 0, overlap_grad_reduce=True, overlap_param_gather=stage > 0,
+        use_distributed_optimizer=stage > 0, overlap_grad_reduce=hidden, overlap_param_gather=hidden and stage > 0,
         num_distributed_optimizer_instances=replicas if replicas > 1 else None,
     )  # fmt: skip
     if fsdp:
@@ -328,7 +329,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
 def _kernels(words: Words, intent: Intent) -> None:
     training, tp = intent.job.training, intent["tp"]
     backend = training.attention if training.attention in ("unfused", "fused") else "flash"
-    overlapped = training.framework.tp_overlap > 0 and tp <= intent.job.cluster.gpus_per_node
+    overlapped = is_on(training.framework, "tp", intent["overlap"]) and tp <= intent.job.cluster.gpus_per_node
     words.add(
         attention_backend=backend, transformer_impl="transformer_engine", cross_entropy_loss_fusion=True,
         # every kernel of a causal model makes its mask by itself; one of 128k tokens would take 16 GiB

@@ -34,6 +34,7 @@ def export(intent: Intent, version: str) -> Export:
     """``model.tensor_model_parallel_size=8 ...`` over any pretraining recipe; ExportError as Megatron-LM's export."""
     words, notes = megatron_words(intent, _CORE)  # what its Megatron Core cannot do
     gaps = Gaps(f"Megatron-Bridge {version}", intent)
+    gaps.no_choice_of_overlap(("tp",))  # its recipes' comm_overlap
     gaps.never(intent.job.training.dtype in ("fp4", "fp32"), f"training in {intent.job.training.dtype}")
     sections = {
         "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
@@ -189,7 +190,8 @@ def _train(intent: Intent) -> dict[str, Any]:
 def _ddp(intent: Intent) -> dict[str, Any]:
     stage = intent["zero_stage"]
     found: dict[str, Any] = {
-        "use_distributed_optimizer": stage > 0, "overlap_grad_reduce": True, "overlap_param_gather": stage > 0,
+        "use_distributed_optimizer": stage > 0, "overlap_grad_reduce": intent.hides_dp,
+        "overlap_param_gather": intent.hides_dp and stage > 0,
         "num_distributed_optimizer_instances": intent["dp_replicate"],
         "grad_reduce_in_fp32": intent.job.training.gradient_comm_bytes != 2,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
+from jointopt.spec.overlap import is_on
 from jointopt.spec.plans.stages import layers_by_cost, token_costs
 
 NAME, FILE = "nanotron", "nanotron.yaml"
@@ -34,6 +35,7 @@ def export(intent: Intent, version: str) -> Export:
 def _check_plan(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, recompute = intent.job.training.dtype, intent["recompute"]
     gaps.choices_of_megatron()
+    gaps.no_choice_of_overlap(("dp",))
     gaps.no_adapters()
     gaps.never(dtype not in _DTYPES, f"training in {dtype}")
     gaps.never(intent["zero_stage"] > 1, f"zero_stage {intent['zero_stage']}")
@@ -101,7 +103,7 @@ def _parallelism(intent: Intent, old: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "dp": intent["dp"], "pp": intent["pp"], "tp": intent["tp"], "pp_engine": "1f1b",
         "tp_mode": "REDUCE_SCATTER" if sharded else "ALL_REDUCE",
-        "tp_linear_async_communication": sharded and intent.job.training.framework.tp_overlap > 0,
+        "tp_linear_async_communication": sharded and is_on(intent.job.training.framework, "tp", intent["overlap"]),
     }  # fmt: skip
     more = {"recompute_layer": intent["recompute"] == "full", "context_parallel_size": intent["cp"]}
     return found | ({} if old else more)

@@ -89,6 +89,7 @@ def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
     gaps.choices_of_megatron()
     gaps.no_adapters()
+    gaps.no_choice_of_overlap()
     gaps.never(intent["zero_stage"] == 1, "zero_stage 1")
     gaps.never(intent["zero_stage"] == 0 and intent["cp"] > 1, "zero_stage 0 with cp > 1")  # it shards over cp too
     gaps.never(

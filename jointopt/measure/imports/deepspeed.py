@@ -74,6 +74,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
             micro_batch_size=options.whole("train_micro_batch_size_per_gpu"), tp=tp,
             zero_stage=options.whole("zero_optimization.stage") or 0, pp=options.whole("pipeline.stages"),
             offload=_offload(options.word("zero_optimization.offload_optimizer.device")), **_experts(options),
+            overlap="none" if options.flag("zero_optimization.overlap_comm") is False else None,
         ),
     )  # fmt: skip
     if options.whole("pipeline.activation_checkpoint_interval") or config.get("activation_checkpointing"):

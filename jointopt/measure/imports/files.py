@@ -188,8 +188,10 @@ def _programs(script: Script) -> Iterator[Taken]:
 
 def _megatron(pairs: Mapping[str, Any]) -> Taken:
     """Options of Megatron-LM, or of Megatron-DeepSpeed."""
-    taken = megatron.options_taken(pairs, "Megatron-LM options")
-    if "deepspeed" in pairs or "deepspeed_config" in pairs:
+    by_deepspeed = "deepspeed" in pairs or "deepspeed_config" in pairs
+    # a command line that does not ask for overlap has none
+    taken = megatron.options_taken(({} if by_deepspeed else megatron.OFF) | dict(pairs), "Megatron-LM options")
+    if by_deepspeed:
         options = Options(pairs)
         taken.framework = "megatron-deepspeed"
         stage = options.whole("zero_stage")

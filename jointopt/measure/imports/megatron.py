@@ -22,6 +22,10 @@ _DUMP = re.compile(r"^\s*(\w+) \.{3,} ?(.*?)\s*$")
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 
 
+# options that a command line or a log without them has not on
+OFF = {"overlap_grad_reduce": False, "tp_comm_overlap": False}
+
+
 def words_taken(words: list[str]) -> Taken:
     """The statements of the words of a command line."""
     return options_taken(dict(pairs_of(words)), "Megatron-LM options")
@@ -33,7 +37,7 @@ def dump_taken(text: str) -> Taken | None:
     values = {match[1]: _literal(match[2]) for match in found if match}
     if not set(SHAPE) <= values.keys():
         return None
-    taken = options_taken(values, "Megatron-LM log")
+    taken = options_taken(OFF | values, "Megatron-LM log")
     taken.version = version_by_options(values)
     taken.without_effect += len(taken.unread)  # Megatron knows them all
     taken.unread = ()
@@ -197,7 +201,8 @@ def plan_of(options: Options) -> dict[str, Any]:
     plan = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | _plain(options, "plan")
     plan.pop("vpp", None)  # hangs together with the split of layers
     plan["sequence_parallel"] = bool(plan.get("sequence_parallel")) and plan["tp"] > 1
-    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options), offload=_offload(options))
+    more = stated(dp=options.whole("data_parallel_size"), zero_stage=_zero_stage(options))
+    more |= stated(offload=_offload(options), overlap=_overlap(options))
     return plan | more | _recompute(options)
 
 
@@ -210,6 +215,14 @@ def _zero_stage(options: Options) -> int:
         return 3
     words = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
     return words.get(sharding, int(distributed)) if fully else int(distributed)
+
+
+def _overlap(options: Options) -> str | None:
+    """The collectives that hide under kernels; None where nothing but Megatron-LM's usual profile is stated."""
+    gradients, tensor = options.flag("overlap_grad_reduce") is not False, options.flag("tp_comm_overlap")
+    if tensor is None:
+        return None if gradients else "none"
+    return None if gradients and not tensor else ";".join(["dp"] * gradients + ["tp"] * tensor) or "none"
 
 
 def _offload(options: Options) -> str | None:

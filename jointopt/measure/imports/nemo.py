@@ -52,8 +52,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     values = _megatron_names(_resolved({n[6:]: v for n, v in flat.items() if n.startswith("model.")}))
     values |= _precision(str(flat.get("trainer.precision", "")))
     values |= {"use_distributed_optimizer": True} if "dist" in str(flat.get("model.optim.name", "")) else {}
-    taken = options_taken(values, "NeMo config")
-    taken.framework = "nemo"
+    taken = _of_a_recipe(options_taken(values, "NeMo config"))
     if str(peft.get("peft_scheme")).lower() == "lora":
         tuning = {name[12:]: value for name, value in peft.items() if name.startswith("lora_tuning.")}
         usual = {"target_modules": ["attention_qkv"]}
@@ -71,12 +70,19 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     flat = flattened(config)
     inner = {name.split(".", 1)[1]: v for name, v in flat.items() if name.split(".")[0] in _SECTIONS and "." in name}
     values = _megatron_names(inner) | _precision(str(flat.get("mixed_precision", "")))
-    taken = options_taken(values, "Megatron-Bridge config")
-    taken.framework = "nemo"
+    taken = _of_a_recipe(options_taken(values, "Megatron-Bridge config"))
     peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
     if "dim" in peft and not str(peft.get("_target_", "LoRA")).endswith("DoRA"):
         taken.training |= _adapters(peft, "dim")
     return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
+
+
+def _of_a_recipe(taken: Taken) -> Taken:
+    """The statements of Megatron's options by a recipe, which overlaps tensor parallelism where nothing is said."""
+    taken.framework = "nemo"
+    if taken.plan.get("overlap") == "none":
+        taken.plan["overlap"] = "tp"
+    return taken
 
 
 def _adapters(peft: Mapping[str, Any], dim: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ RESULT_FIELD, _FOLDER = "result", "folder"
 _FILE, _LOG = "result.json", "log.txt"
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
-    "vocab_size", "num_experts", "moe_router_topk", "seq_length", "global_batch_size", "dtype", "attention",
+    "vocab_size", "num_experts", "moe_router_topk", "block", "seq_length", "global_batch_size", "dtype", "attention",
     "fused_norm", "lora_dim", "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
 )  # fmt: skip
 _PLAN = tuple(column.name for column in COLUMNS.values() if column.role == "plan")

@@ -45,7 +45,7 @@ FRAMEWORKS = {
         because="the recipe that the plan overrides, such as '--recipe llama3_8b_pretrain_config --dataset "
         "llm-pretrain-mock'",
     ),
-    "torchtitan": Framework("torchtitan", lacks=("offload", "recompute_modules", "recompute_num_layers")),
+    "torchtitan": Framework("torchtitan", lacks=("offload", "overlap", "recompute_modules", "recompute_num_layers")),
     "nanotron": Framework("nanotron", "run_train.py", ("schedule", "vpp", "stage_layers", *_CHOICES)),
     "deepspeed": Framework(
         "DeepSpeed", lacks=("schedule", "vpp", "cp", "recompute_modules"), needs="script",

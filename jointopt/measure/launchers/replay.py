@@ -77,6 +77,10 @@ class ReplayLauncher:
 
     def _found(self, job: Job) -> Bools:
         mask = self._agree_in(_workload(job))
+        if "block" in self._clean:  # blank is a whole model
+            mask &= (self._clean["block"].fillna("") == job.model.block).to_numpy(bool)
+        elif job.model.block:
+            mask[:] = False
         if "group" in self._clean:
             groups = self._clean["group"][mask].dropna().unique()
             mask |= self._clean["group"].isin(groups).to_numpy()
@@ -134,13 +138,16 @@ def _cell(value: Any) -> Any:
     return ";".join(f"{clock:g}" for clock in value) if clocks else value
 
 
+_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size",
+)  # fmt: skip
+
+
 def _workload(job: Job) -> dict[str, Any]:
     """Columns of a row that the job decides; software is not among them: the job takes it from the table."""
     model, training, cluster = job.model, job.training, job.cluster
     return {
-        "num_layers": model.num_layers, "hidden_size": model.hidden_size, "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_attention_heads, "num_query_groups": model.num_query_groups,
-        "gated_mlp": float(model.gated_mlp), "vocab_size": model.vocab_size,
+        **model.cells(_SIZES), "gated_mlp": float(model.gated_mlp),
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
         "dtype": np.nan if training.dtype_assumed else training.dtype,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,

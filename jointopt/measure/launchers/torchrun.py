@@ -180,6 +180,11 @@ def train_spec(
 
 def check_model(model: Model) -> None:
     """LauncherError for shapes that the trainer does not build."""
+    if model.block:
+        raise LauncherError(
+            f"The trainer has whole models alone, and {model.name} is a block (model.block {model.block}); measure it "
+            "with --launcher command, or train the whole model."
+        )
     if model.kv_lora_rank:
         raise LauncherError(
             f"The trainer has no multi-head latent attention, which {model.name} uses; measure it with --launcher "

@@ -67,7 +67,8 @@ def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Float
     costs = physics.groups[g]
     batches: Ints = costs.num_micro_batches[rows]
     profile = physics.job.training.framework
-    fixed_s, overlap = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s, profile.dp_overlap
+    fixed_s = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s
+    overlap = costs.dp_overlap(physics.job, rows)
 
     def seconds(first_forward_s: Floats, last_backward_s: Floats) -> float:
         exposed = dp_exposed_s(costs, rows, first_forward_s[None], last_backward_s[None], batches, overlap)

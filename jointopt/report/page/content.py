@@ -252,7 +252,10 @@ def _export(plan: Pictured) -> dict[str, Any]:
 
 def _node(job: Job, cooler: Cooler, plan: Pictured) -> dict[str, Any]:
     """A node whose GPUs all are of the hottest stage: temperature by row, the first row at the inlet."""
-    positions = {name: float(values.max()) for name, values in plan.parts.stage_position_c.items()}
+    positions = {  # of the stages with GPUs there
+        name: max((celsius for celsius in values.tolist() if celsius == celsius), default=math.nan)
+        for name, values in plan.parts.stage_position_c.items()
+    }
     per_node, throttle_c = job.cluster.gpus_per_node, job.cluster.gpu.throttle_temperature_c or THROTTLE_C
     if not all(math.isfinite(value) for value in positions.values()):
         return {"letter": plan.letter, "rows": []}

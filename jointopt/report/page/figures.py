@@ -228,7 +228,7 @@ def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | N
          "line": {"color": colour(number + 1)}, "hovertemplate": "stage %{x}: %{y} °C<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(positions.items())
     ]  # fmt: skip
-    if len(stages) < 2 or any(value is None or value != value for trace in data for value in trace["y"]):
+    if len(stages) < 2 or all(value is None or value != value for trace in data for value in trace["y"]):
         return None
     ends = [stages[0] - 0.5, stages[-1] + 0.5]
     data.append({"name": "throttles", "x": ends, "y": [throttle_c] * 2, "mode": "lines",

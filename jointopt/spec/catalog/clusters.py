@@ -15,7 +15,7 @@ from jointopt.core.errors import CatalogError, JobError, nearest
 from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
 from jointopt.spec.catalog.own_gpus import own_gpu
-from jointopt.spec.check import Section
+from jointopt.spec.check import Section, is_whole
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.machine import parse_machine, with_machine
 
@@ -25,7 +25,13 @@ FIGURES = (
     "power_limit_w",
 )  # fmt: skip
 SIZES = ("gpu", "nodes", "gpus_per_node")
-SITE = ("carbon_kg_per_kwh", "price_per_kwh", "price_per_gpu_hour", "currency")  # of the site; all optional
+SITE = (
+    "carbon_kg_per_kwh",
+    "price_per_kwh",
+    "price_per_gpu_hour",
+    "currency",
+    "exhaust_ranks",
+)  # of the site; all optional
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
@@ -78,7 +84,7 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     lowest, highest = gpu.power_limit_span_w
     if section.has("power_limit_w") and not lowest < figures["power_limit_w"] <= highest:
         raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
-    figures |= _site(section) | {"name": section.text("name", "")}
+    figures |= _site(section) | {"name": section.text("name", ""), "exhaust_ranks": _exhaust_ranks(section, per_node)}
     stated = frozenset(key for key in (*FIGURES, "memory_gib") if given.has(key))
     cluster = Cluster(
         gpu=gpu, nodes=nodes, gpus_per_node=per_node, assumed=tuple(assumed), stated=stated, **figures
@@ -98,6 +104,19 @@ def _site(section: Section) -> dict[str, Any]:
             raise section.refuse("price_per_kwh", "a price of electricity (or price_per_gpu_hour) in that currency")
         site["currency"] = section.text("currency", most=12)
     return site
+
+
+def _exhaust_ranks(section: Section, per_node: int) -> tuple[int, ...] | None:
+    """The local ranks of a node that sit in the exhaust row, in order; None where it is not said."""
+    if not section.has("exhaust_ranks"):
+        return None
+    ranks = section.values["exhaust_ranks"]
+    good = isinstance(ranks, list) and all(is_whole(rank) and 0 <= rank < per_node for rank in ranks)
+    if not good or not 0 < len(set(ranks)) == len(ranks) < per_node or per_node == 1:
+        raise section.refuse(
+            "exhaust_ranks", f"a list of some, not all, local ranks from 0 to {per_node - 1}, each once"
+        )
+    return tuple(sorted(int(rank) for rank in ranks))
 
 
 def _with_entry(section: Section) -> Section:

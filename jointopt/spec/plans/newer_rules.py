@@ -9,11 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import MODULES, NEUTRAL, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Bools, Columns
+from jointopt.core.schema import (
+    MODULES,
+    NEUTRAL,
+    OFFLOAD,
+    OVERLAP,
+    RECOMPUTE_CODES,
+    SCHEDULE,
+    STAGE_LAYERS,
+    Bools,
+    Columns,
+)
 from jointopt.spec.defaults import idle_modules
-from jointopt.spec.framework import V_SHAPED
+from jointopt.spec.framework import V_SHAPED, Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from jointopt.spec.overlap import KINDS, chosen_share, has_effect, not_offered, usual_share
 from jointopt.spec.plans.placement import even_domain
 from jointopt.spec.plans.rule import DUPLICATE, SEARCHED, Rule, literal, not_in, searched
 from jointopt.spec.plans.stages import all_equal, buildable, by_split, largest_chunk, states_even
@@ -128,7 +139,7 @@ def recompute_rules(job: Job) -> list[Rule]:
         return c["recompute"] == RECOMPUTE_CODES["full"]
 
     core, modules = MODULES.bit("core_attn"), ("recompute_modules",)
-    idle = idle_modules(model) | (core if job.training.selective_is_none else 0)
+    idle = idle_modules(model) | (core if job.selective_is_none else 0)
     return [
         *searched(job, "recompute_modules", selective),
         *_without_effect("recompute_modules", ("recompute",), selective, "selective recompute"),
@@ -216,8 +227,21 @@ def sharing_rules(job: Job) -> list[Rule]:
         Rule("replicas_all", columns, lambda c: (c["dp_replicate"] > 1) & (c["dp_replicate"] == c["dp"] * c["cp"]),
              f"dp_replicate of all ranks {DUPLICATE} as zero_stage 0",
              "dp_replicate {dp_replicate} leaves nothing to shard and is the same plan as zero_stage 0."),
-        *searched(job, "offload"),
+        *searched(job, "offload"), *searched(job, "overlap", has_effect),
+        *_without_effect("overlap", ("dp", "cp", "tp"), has_effect, "dp*cp > 1 or tp > 1"),
+        Rule("overlap_offered", ("dp", "cp", "tp", "overlap"), lambda c: not_offered(framework, c),
+             f"{framework.name} has no such choice of overlap",
+             f"overlap {{overlap}}: {framework.name} {_overlaps(framework)}; the word none stands alone."),
     ]  # fmt: skip
+
+
+def _overlaps(framework: Framework) -> str:
+    """The kinds of overlap that a framework leaves to choose, in words."""
+    free = [kind for kind in KINDS if chosen_share(framework, kind)]
+    if not free:
+        return "leaves no choice of what overlaps"
+    fixed = [f"{kind} {'on' if usual_share(framework, kind) else 'off'}" for kind in KINDS if kind not in free]
+    return f"leaves the choice of {' and '.join(free)}" + (f", with {' and '.join(fixed)}" if fixed else "")
 
 
 def _usual_replicas(job: Job) -> list[Rule]:
@@ -266,6 +290,10 @@ def _own_rules(job: Job) -> list[Rule]:
     def unsharded(c: Columns) -> Any:
         return (c["offload"] == optimizer) & (c["zero_stage"] == 0) & (c["dp"] * c["cp"] > 1)
 
+    def bare(c: Columns) -> Bools:
+        on = (c["overlap"] & OVERLAP.bit("tp")) > 0
+        return np.asarray(on & (c["tp"] > 1) & (c["sequence_parallel"] == 0))
+
     def whole(c: Columns) -> Bools:
         return np.asarray(model.is_moe & (c["etp"] != 1) & (c["etp"] != c["tp"]))
 
@@ -291,6 +319,8 @@ def _own_rules(job: Job) -> list[Rule]:
              f"{name} keeps nothing in host memory: offload must be none, not {{offload}}."),
         Rule("no_offload_optimizer", ("offload",), lambda c: c["offload"] == optimizer,
              f"{name} does not offload the optimizer alone", f"{name} does not offload the optimizer alone."),
+        Rule("overlap_of_tp", ("tp", "sequence_parallel", "overlap"), bare, "overlap of tp without sequence_parallel",
+             f"{name} overlaps tp only under sequence_parallel."),
         Rule("offload_sharded", ("dp", "cp", "zero_stage", "offload"), unsharded,
              "offload of the optimizer needs zero_stage > 0", f"{name} offloads the optimizer only under ZeRO."),
     ]  # fmt: skip

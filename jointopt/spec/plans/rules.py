@@ -175,16 +175,18 @@ def _shard_rules(job: Job) -> list[Rule]:
         return Rule(name, ("tp",), lambda c: count % c["tp"] != 0, f"tp does not divide the {count} {parts}",
                     f"tp {{tp}} does not divide the {count} {parts}.")  # fmt: skip
 
-    found, groups = [rule("heads", "attention heads", model.num_attention_heads)], model.num_query_groups
-    if "whole_kv_groups" in job.training.framework.rules:
+    found, groups = [], model.num_query_groups
+    if model.has_attention:
+        found.append(rule("heads", "attention heads", model.num_attention_heads))
+    if model.has_attention and "whole_kv_groups" in job.training.framework.rules:
         found.append(rule("whole_kv_groups", "KV groups", groups))
-    else:
+    elif model.has_attention:
         found.append(
             Rule("kv_groups", ("tp",), lambda c: (groups % c["tp"] != 0) & (c["tp"] % groups != 0),
                  f"tp and the {groups} KV groups do not divide each other",
                  f"tp {{tp}} neither divides the {groups} KV groups nor is a multiple of them.")
         )  # fmt: skip
-    if model.num_plain_layers:
+    if model.num_plain_layers and model.has_mlp:
         found.append(rule("ffn", "FFN columns", model.ffn_hidden_size))
     if model.num_shared_experts:
         width = model.num_shared_experts * model.moe_ffn_hidden_size
@@ -251,13 +253,13 @@ def _sequence_parallel_rules(job: Job) -> list[Rule]:
 
 
 def _recompute_rules(job: Job) -> list[Rule]:
-    training, attention = job.training, job.training.attention
-    selective = RECOMPUTE_CODES["selective"]
+    training, selective = job.training, RECOMPUTE_CODES["selective"]
+    attention = training.attention if job.model.has_attention else "no attention"
     offered = recompute_codes(training, training.framework.recomputes)
     columns = ("recompute", "recompute_modules")
 
     def single(c: Columns) -> Any:  # a duplicate of another plan breaks no further rule
-        return (c["recompute"] != selective) | (c["recompute_modules"] > 0) | (not training.selective_is_none)
+        return (c["recompute"] != selective) | (c["recompute_modules"] > 0) | (not job.selective_is_none)
 
     return [
         Rule("recompute", columns, lambda c: ~single(c),

@@ -135,7 +135,7 @@ def peeled(first: Floats, second: Floats, count: int) -> Ints:
 def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     """Plans of a job as rows of a measurement table without results, the job's own columns included."""
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
-    own = {name: getattr(job.model, name) for name in _OF_MODEL}
+    own = job.model.cells(_OF_MODEL)
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
     return table.assign(
         stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=job.model.name, **own,

@@ -96,6 +96,22 @@ def test_a_target_takes_plans_of_all_degrees(target: str, tmp_path: Path) -> Non
     assert all(len({plan[name] for plan in made}) > 1 for name in ("dp", "tp", "micro_batch_size"))
 
 
+@pytest.mark.parametrize(
+    ("target", "overlap"),
+    [("megatron", "none"), ("megatron", "dp;tp"), ("megatron-bridge", "tp"), ("deepspeed", "none")],
+)
+def test_a_choice_of_overlap_comes_back(target: str, overlap: str, tmp_path: Path) -> None:
+    job, layouts = space_of(target, "llama-3-8b")
+    sharded = (layouts["dp"] > 1) & (layouts["zero_stage"] > 0) & (layouts["pp"] == 1)
+    cut = (layouts["tp"] > 1) & layouts["sequence_parallel"] if "tp" in overlap else layouts["tp"] == 1
+    for at in np.flatnonzero(sharded & cut & (layouts["cp"] == 1)):
+        record = record_of(layouts, int(at)) | {"overlap": overlap}
+        if files := written(job, record, target, tmp_path):
+            assert import_(files, gpu="h100-sxm5-80gb").plan["overlap"] == overlap
+            return
+    pytest.fail("no plan was taken")
+
+
 def test_the_adapters_of_a_job_come_back(tmp_path: Path) -> None:
     job, layouts = space_of("megatron-bridge", "llama-3-8b")
     lora = {"lora_dim": 8, "lora_alpha": 16.0, "lora_target_modules": ("linear_qkv", "linear_fc2")}

@@ -11,7 +11,7 @@ from jointopt.spec.plans.stages import offered_splits
 # the value that a column takes where the job lists none, and where it has no effect
 USUAL = {
     "dp_replicate": 1, "stage_layers": "", "schedule": "1f1b", "recompute_modules": "", "recompute_num_layers": 0,
-    "offload": "none",
+    "offload": "none", "overlap": "",
 }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def _text(numbers):
 
 
 def is_allowed(job, plan):
-    checks = (_tensor, _pipeline, _split, _data, _experts, _state, _recompute, _sharing, _searched)
+    checks = (_tensor, _pipeline, _split, _data, _experts, _state, _recompute, _sharing, _overlap, _searched)
     return all(check(job, plan) for check in checks)
 
 
@@ -195,8 +195,22 @@ def _sharing(job, plan):
     return plan["zero_stage"] > 0 and ranks % replicas == 0 and replicas < ranks and not narrow
 
 
+def _overlap(job, plan):
+    stated, framework = set(filter(None, plan["overlap"].split(";"))), job.training.framework
+    groups = {"dp": plan["dp"] * plan["cp"] > 1, "tp": plan["tp"] > 1}
+    if not stated:
+        return True
+    if not any(groups.values()) or ("none" in stated and len(stated) > 1):
+        return False
+    usual = {"dp": framework.dp_overlap > 0, "tp": framework.tp_overlap > 0}
+    free = {"dp": framework.chosen_dp_overlap > 0, "tp": framework.chosen_tp_overlap > 0}
+    bare = _has(job, "overlap_of_tp") and plan["tp"] > 1 and "tp" in stated and not plan["sequence_parallel"]
+    return not bare and all(free[k] or not groups[k] or (k in stated) == usual[k] for k in groups)
+
+
 def _searched(job, plan):
     active = set(LAYOUT_COLUMNS)
+    active -= {"overlap"} if plan["tp"] == plan["dp"] * plan["cp"] == 1 else set()
     active -= {"sequence_parallel"} if plan["tp"] == 1 else set()
     active -= {"zero_stage"} if plan["dp"] * plan["cp"] == 1 else set()
     active -= {"stage_layers", "schedule"} if plan["pp"] == 1 else set()

@@ -1,0 +1,75 @@
+"""The rack-scale paper's sweeps over GPU counts and sizes as ordinary jobs: one block, forward and backward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+import jointopt
+from jointopt.core.errors import JointOptError
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import load_job
+from jointopt.studies.blocks import DOMAIN, GPU, THREADS, UNIT_FLOPS
+from jointopt.studies.figure import publish
+
+HERE = Path(__file__).parent
+COUNTS, SIZES = (4, 8, 16, 32), (64, 128, 256, 512, 1024)
+BLOCKS = ("feed-forward", "attention")
+PLANS = {"dp": "dp={n} zero_stage=0 overlap=none", "tp": "tp={n} sequence_parallel=true overlap=none"}
+
+
+def rows() -> pd.DataFrame:
+    """A row for each block, mode and GPU count, and for each size of 4 GPUs."""
+    found = []
+    for block in BLOCKS:
+        for mode in PLANS:
+            found += [_row("GPUs", block, mode, count, THREADS) for count in COUNTS]
+            found += [_row("size", block, mode, COUNTS[0], threads) for threads in SIZES]
+    return pd.DataFrame(found)
+
+
+def job_of(block: str, gpus: int, threads: int) -> Job:
+    """The job file of a block on so many GPUs of so many compute units."""
+    gpu = {"name": f"timeloop-{threads}", "like": GPU, "peak_tflops": {"bf16": UNIT_FLOPS * threads / 1e12}}
+    sizes = {"cluster.nodes": max(gpus // DOMAIN, 1), "cluster.gpus_per_node": min(gpus, DOMAIN), "cluster.gpu": gpu}
+    return load_job(HERE / f"{block}.yaml", sizes)
+
+
+def _row(sweep: str, block: str, mode: str, gpus: int, threads: int) -> dict[str, object]:
+    row: dict[str, object] = {"sweep": sweep, "block": block, "mode": mode, "GPUs": gpus, "threads": threads}
+    plan = PLANS[mode].format(n=gpus)
+    try:
+        explained = jointopt.explain(job_of(block, gpus, threads), plan, surrogate="none").to_dict()
+    except JointOptError as error:
+        return row | {"refused": str(error).split(": ")[-1]}
+    time_s, energy_j = explained["time_s"], explained["energy_by_part_j"]
+    return row | {
+        "iteration s": explained["iteration_time_s"], "compute s": time_s["compute"],
+        "comm s": time_s.get("tp_comm", 0.0) + time_s.get("dp_comm", 0.0),
+        "memory J": energy_j["memory"], "links J": energy_j["communication"], "refused": "",
+    }  # fmt: skip
+
+
+def draw(found: pd.DataFrame, file: Path) -> None:
+    """Draw the iteration over counts and over sizes, a panel for each block."""
+    figure, axes = plt.subplots(1, 4, figsize=(14.0, 3.6), dpi=80)
+    panels = [(sweep, block) for sweep in ("GPUs", "size") for block in BLOCKS]
+    for axis, (sweep, block) in zip(axes, panels, strict=True):
+        over = "GPUs" if sweep == "GPUs" else "threads"
+        for mode in PLANS:
+            part = found[(found["sweep"] == sweep) & (found["block"] == block) & (found["mode"] == mode)]
+            axis.plot(part[over], part["iteration s"], "o-", label=mode)
+        ticks = sorted(set(found.loc[found["sweep"] == sweep, over]))
+        axis.set(xscale="log", yscale="log", xlabel=over, ylabel="s, forward and backward", title=block)
+        axis.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=8)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    publish(HERE, rows, draw)
