@@ -38,15 +38,11 @@ class _Sweep:
             return
         clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
         every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
-        # with all slack used, by layout and clock; one more row, as a range ends before the next one begins
-        relaxed = np.pad(self.stage_clocks(*every, np.ones(len(every[0])))[:, :depth], ((0, 1), (0, 0)))
+        relaxed = self.stage_clocks(*every, np.ones(len(every[0])))[:, :depth].reshape(-1, clocks, depth)
+        place, least = _of_halves(relaxed)
 
         def slowest(row: Ints, low: Ints, high: Ints) -> Floats:
-            order = np.argsort(row * clocks + low)  # what lies between two ranges is reduced in vain
-            ends = np.stack([row * clocks + low, row * clocks + high + 1], axis=1)[order]
-            out = np.empty((len(row), depth))
-            out[order] = np.minimum.reduceat(relaxed, ends.ravel(), axis=0)[::2]
-            return out
+            return np.asarray(least[place[low, high], row])
 
         found = list(open_clocks(self.problem, lambda: self.front, layouts, fastest_s, slowest))
         layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
@@ -76,6 +72,24 @@ class _Sweep:
             np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
             known_s = np.where(slack[left] > LITTLE, least_s[of[left]], 0.0)
             bounds[:, left] = self.problem.raised(layout[left], bounds[0, left], bounds[1, left], known_s)
+
+
+def _of_halves(clocks: Floats) -> tuple[Ints, Floats]:
+    """(place[low, high], least[place] (n, S)): of clocks (n, C, S) the least of every range that halving C leads to.
+
+    Halved as `open_clocks` does.
+    """
+    count = clocks.shape[1]
+    place, least = np.zeros((count, count), np.int64), np.empty((2 * count - 1, len(clocks), clocks.shape[2]))
+    ranges = [(0, count - 1)]
+    for low, high in ranges:  # which grows
+        middle = (low + high) // 2
+        ranges += [(low, middle), (middle + 1, high)] * (low < high)
+    for at, (low, high) in reversed(list(enumerate(ranges))):
+        place[low, high], middle = at, (low + high) // 2
+        halves = (clocks[:, low],) * 2 if low == high else (least[place[low, middle]], least[place[middle + 1, high]])
+        np.minimum(*halves, out=least[at])
+    return place, least
 
 
 def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = None) -> ExactFront:

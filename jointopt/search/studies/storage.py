@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.runs.database import TABLES, database_errors, in_turn, now_s, open_database, private_file
+from jointopt.runs.database import TABLES, database_errors, file_of, in_turn, now_s, open_database, private_file
 
 LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
 
@@ -155,22 +155,24 @@ class Storage:
 
 def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
+    is_new = (file := file_of(url)) is not None and not file.exists()
     private_file(url)
     shared = _parsed(url).get_backend_name() == "postgresql"
     with in_turn(open_database(url), TABLES) if shared else nullcontext():
-        return _opened(url, engine_kwargs)
+        return _opened(url, engine_kwargs, is_new)
 
 
-def _opened(url: str, engine_kwargs: dict[str, Any] | None) -> RDBStorage:
+def _opened(url: str, engine_kwargs: dict[str, Any] | None, is_new: bool) -> RDBStorage:
     """The storage, tried for again while another program (Optuna's dashboard) makes its tables.
 
+    Of one that ``is_new`` Optuna need not look up whether its version of the tables is this one's.
     Optuna looks whether a table or its version is there and makes it, which is not one step; on a loaded machine its
     maker may be seconds between two of them.
     """
     until = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            return RDBStorage(url, engine_kwargs)
+            return RDBStorage(url, engine_kwargs, skip_compatibility_check=is_new)
         except (SQLAlchemyError, optuna.exceptions.StorageInternalError, AssertionError) as error:
             if not _made_meanwhile(error):
                 raise

@@ -207,11 +207,11 @@ def test_two_processes_may_make_one_new_database_at_once(tmp_path):
 def test_tables_that_another_process_makes_meanwhile_are_tried_again(plans, url, monkeypatch):
     get, calls = optuna.storages.RDBStorage, []
 
-    def late(url, *more):
+    def late(url, *more, **options):
         calls.append(url)
         if len(calls) < 3:
             raise sa.exc.OperationalError("CREATE", {}, sqlite3.OperationalError("table studies already exists"))
-        return get(url, *more)
+        return get(url, *more, **options)
 
     monkeypatch.setattr("jointopt.search.studies.storage.RDBStorage", late)
     assert prepare_storage(url)
