@@ -87,8 +87,10 @@ def _of_halves(clocks: Floats) -> tuple[Ints, Floats]:
         ranges += [(low, middle), (middle + 1, high)] * (low < high)
     for at, (low, high) in reversed(list(enumerate(ranges))):
         place[low, high], middle = at, (low + high) // 2
-        halves = (clocks[:, low],) * 2 if low == high else (least[place[low, middle]], least[place[middle + 1, high]])
-        np.minimum(*halves, out=least[at])
+        if low == high:
+            least[at] = clocks[:, low]
+        else:
+            np.minimum(least[place[low, middle]], least[place[middle + 1, high]], out=least[at])
     return place, least
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.campaign.kills import Field
 
+pytestmark = pytest.mark.services  # they need a C compiler, and seconds of waiting each
+
 PROGRAM = ("exec", "--plan", "plan.json", "--", "sh", "-c", "touch begun; sleep 3.5")
 CLOCK = Path(__file__).parents[1] / "stand_in" / "wall_clock.c"
 
