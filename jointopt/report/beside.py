@@ -46,7 +46,8 @@ class Beside:
         if self.source:
             time_s = self.published_time_s
             published = f"; published {result('iteration_time_s', time_s)}" if time_s else ""
-            why = f"; not in the space: {' '.join(self.violations)}" if self.violations else ""
+            broken = ", ".join(text.rstrip(".") for text in self.violations)
+            why = f"; not in the space: {broken}" if broken else ""
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
             return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"

@@ -42,6 +42,11 @@ def test_a_gain_that_may_be_none_puts_the_conventional_plan_first() -> None:
     assert "take it first" not in " ".join(beside_lines([sure], 100))
 
 
+def test_all_that_keeps_a_published_plan_out_of_the_space_is_one_list() -> None:
+    plan = Beside("a paper", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.02, violations=("No tp 8.", "No cp."))
+    assert " ".join(" ".join(beside_lines([plan], 100)).split()).endswith("not in the space: No tp 8, No cp.")
+
+
 def test_a_published_plan_far_behind_says_where_it_differs() -> None:
     job = job_from_options("bloom-176b", "a100-sxm4-80gb", 384, 2048, 2048, framework="megatron-deepspeed")
     published = next(plan for plan in propose(job).beside if plan.source)
