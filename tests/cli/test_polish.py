@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
@@ -23,6 +24,7 @@ def test_it_prints_the_saving_of_a_plan() -> None:
 
 
 def test_lowtime_is_the_solver_unless_another_is_asked_for() -> None:
+    pytest.importorskip("lowtime")
     result = run("--json", "--seconds", "0.5")
     assert json.loads(result.stdout)["solver"] == "lowtime"
     assert "in units of" in result.stderr

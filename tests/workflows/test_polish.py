@@ -89,6 +89,7 @@ def test_the_linear_programme_uses_the_time_that_is_left_beside_the_schedule() -
 
 
 def test_lowtime_comes_near_the_linear_programme() -> None:
+    pytest.importorskip("lowtime")
     linear, lowtime = (polish(JOB, PLAN, solver=solver, slowdown=0.01, seconds=0.7) for solver in ("linear", "lowtime"))
     assert lowtime.unit_s is not None
     assert lowtime.unit_s < 0.2 * lowtime.shortest_pass_s
@@ -111,6 +112,7 @@ def test_the_unit_of_time_is_what_the_seconds_allow_and_no_finer_than_a_64th_of_
 
 @pytest.mark.parametrize("solver", ["linear", "lowtime"])
 def test_many_micro_batches_are_solved_by_a_few_and_still_save(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lowtime")
     monkeypatch.setitem(polishing._MOST_INSTRUCTIONS, solver, 64)
     polished = polish(JOB, "dp=8 pp=4 mbs=4 clock=1980", solver=solver, seconds=0.3)
     assert polished.solved_micro_batches < polished.graph.num_micro_batches == 32
@@ -183,6 +185,7 @@ def test_of_a_window_s_schedules_all_or_of_48_every_second_are_tried_as_ends(
 
 
 def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_plan() -> None:
+    pytest.importorskip("lowtime")
     schedule = schedule_of("dp=8 pp=4 mbs=32 clock=1500")
     problem = schedule.problem
     unit_s = (problem.makespan_s(problem.slowest()) - problem.makespan_s(schedule.plan_choice(problem))) / 8

@@ -141,7 +141,7 @@ def test_a_result_before_a_crash_does_not_count(job: Job) -> None:
         ("pass", "failed", "wrote no result file"),
         ("sys.exit('torch.OutOfMemoryError: CUDA out of memory.')", "oom", "CUDA out of memory"),
         (writing("{") + "; sys.exit('CUDA out of memory')", "oom", "out of memory"),
-        ("open('/dev/full', 'w').write('x' * 99999)", "failed", "the disk is full"),
+        ("open('/dev/full', 'w').write('x' * 999999)", "failed", "the disk is full"),
         ("import os; os.abort()", "failed", "exit code -6"),
     ],
 )

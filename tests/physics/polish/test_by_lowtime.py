@@ -16,6 +16,8 @@ from jointopt.physics.polish.options import Options, Problem
 
 from .conftest import problems
 
+pytest.importorskip("lowtime")
+
 
 def test_without_lowtime_one_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lowtime", None)
