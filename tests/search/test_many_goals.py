@@ -9,7 +9,8 @@ import pytest
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.search.genome import CLOCK, SLACK, Genome
-from jointopt.search.many_goals import _apart, _first_that_beats, _some, _swept, sharpened
+from jointopt.search.many_goals import _apart, _first_that_beats, _some, _swept, search_goals, sharpened
+from jointopt.search.nsga2 import search
 from jointopt.search.pareto import front_of, is_beaten, stacked
 from jointopt.search.problem import Problem
 from tests.fake_problem import fake_problem
@@ -53,6 +54,25 @@ def test_no_more_plans_are_evaluated_than_allowed(problem: Problem, drawn: Colum
     front, spent = sharpened(problem, drawn, evaluations=most)
     assert 0 <= spent <= most
     assert is_beaten(stacked(front, GOALS), stacked(drawn, GOALS) * (1 + 1e-12)).all()
+
+
+def test_plans_evaluated_are_those_of_the_search_and_of_the_moves(problem: Problem) -> None:
+    found = search(problem, trials=60, seed=1, local_evaluations=0)
+    moves = sharpened(problem, found.front)[1]
+    assert moves > 0
+    assert search_goals(problem, trials=60, seed=1).evaluated == found.evaluated + moves
+
+
+def test_moves_that_are_feasible_are_counted(problem: Problem, drawn: Columns) -> None:
+    counts = []
+
+    def evaluate(layouts: Ints, clocks: Floats) -> Columns:
+        found = problem.evaluate(layouts, clocks)
+        counts.append(int((found["violation"] <= 0.0).sum()))
+        return found
+
+    _, spent = sharpened(replace(problem, evaluate=evaluate), drawn)
+    assert spent == sum(counts)
 
 
 def test_a_sweep_has_each_clock_and_share_of_slack_of_the_fronts_layouts_once(problem: Problem) -> None:
