@@ -63,6 +63,14 @@ def test_no_part_of_an_explanation_is_negative(make_explanation: Explanations) -
     assert "-0.0" not in explanation.text()
 
 
+def test_blocks_come_in_the_order_of_time_energy_memory_and_stages(make_explanation: Explanations) -> None:
+    text = make_explanation().text()
+    heads = ("Time on the critical path", "Energy of the site", "Memory of the fullest GPU", "stage")
+    places = [text.find(f"\n{head}") for head in heads]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
 def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) -> None:
     text = make_explanation(feasible=False, violations=("Out of memory by 3.1 GiB on stage 2.",)).text()
     assert "Not feasible:\n- Out of memory by 3.1 GiB on stage 2." in text

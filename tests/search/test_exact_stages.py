@@ -83,6 +83,13 @@ def test_the_front_under_factors_of_its_own_on_each_layout_is_that_of_evaluating
     assert found.evaluated < 0.5 * found.covered
 
 
+def test_all_clocks_of_every_layout_are_covered_and_those_of_pipelines_with_ten_shares_more():
+    problem = fake_problem(2, 8, 5)
+    found, pipelines = exact_front_of_profiles(problem), int((problem.layouts["pp"] > 1).sum())
+    assert found.covered == 5 * problem.num_layouts + 10 * 5 * pipelines
+    assert found.covered == found.evaluated + found.pruned
+
+
 def halves(low, high):
     """Ranges that halving leads to, down to single places."""
     middle = (low + high) // 2
