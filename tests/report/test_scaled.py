@@ -32,6 +32,12 @@ def test_a_cluster_s_line_is_its_fastest_plan_and_what_least_energy_changes(job:
     assert cells[-2:] == ["-20.0", "+30.0"]
 
 
+@pytest.mark.parametrize("missing", ["iteration_time_s_low", "iteration_time_s_high"])
+def test_a_plan_without_both_ends_of_its_interval_shows_none(job: Job, missing: str) -> None:
+    plan = {name: value for name, value in FASTEST.items() if name != missing}
+    assert "20" not in size_table([Size(job, (plan,))])[-1].split()
+
+
 def test_shares_of_the_time_are_percents_of_their_sum_the_largest_first(job: Job) -> None:
     one = Size(job, time_s={"compute": 3.0, "bubble": 0.9, "host": 0.099, "small": 0.001})
     other = Size(job, time_s={"compute": 1.0, "tp_comm": 1.0})

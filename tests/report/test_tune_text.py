@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jointopt.core.budget import Spent
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.spec.job import Job
@@ -47,6 +48,20 @@ def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Call
     (best,) = [line for line in lines if line.startswith("* ") and line.endswith("0.0")]
     assert " 1200 " in best
     assert any(line.endswith(" 8.4") for line in lines)
+
+
+@pytest.mark.parametrize(("spent", "numbers"), [(3, ["1", "2", "3"]), (5, ["3", "4", "5"]), (0, ["1", "2", "3"])])
+def test_runs_are_numbered_on_from_those_of_the_same_budget_before(
+    make_tuned: Callable[..., Tuned], spent: int, numbers: list[str]
+) -> None:
+    lines = make_tuned(front=(), spent=Spent(runs=spent)).text().splitlines()
+    assert [line.split()[0] for line in lines if " 128 " in line] == numbers
+
+
+def test_runs_that_were_measured_before_have_no_number(make_tuned: Callable[..., Tuned]) -> None:
+    first, *others = make_tuned().runs
+    lines = make_tuned(runs=(replace(first, round=0), *others), front=(), spent=Spent(runs=2)).text().splitlines()
+    assert [line.split()[0] for line in lines if " 128 " in line] == ["-", "1", "2"]
 
 
 def test_energy_that_no_run_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
