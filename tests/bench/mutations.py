@@ -21,7 +21,7 @@ SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep"
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
     r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|maxsize|maxiter|indent|stacklevel)"
-    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|ROWS_PER_STATEMENT|ROWS_READ|LONGEST|LARGEST_RESULT)$"
+    r"|^overwrite_[a-z]$|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|ROWS_PER_STATEMENT|ROWS_READ|LONGEST|LARGEST_RESULT)$"
     r"|^_?(?:PAIRED|MOST_(?:BYTES|INSTRUCTIONS|SAMPLES|AT_ONCE))$"
 )
 SILENT_FIELDS = {"annotation", "returns", "decorator_list", "bases", "type_params", "format_spec"}

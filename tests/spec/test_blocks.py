@@ -56,6 +56,7 @@ def test_a_block_has_no_ends_and_positions_only_where_its_attention_turns_them(b
     model, learned = (block_of(load_model(name), block) for name in ("llama-3-8b", "opt-350m"))
     for one in (model, learned):
         assert one.vocab_size == one.max_position_embeddings == one.embedding_size == one.mtp_num_layers == 0
+        assert one.num_layers == 1
     assert (model.position_embedding, learned.position_embedding) == (positions, "alibi")
 
 
