@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from jointopt.core.budget import Spent
 from jointopt.report.plans import differing, plan_words
+from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.spec.job import Job
 
@@ -99,3 +101,13 @@ def test_no_text_and_no_document_has_the_password_of_a_storage(make_tuned: Calla
     tuned = make_tuned(storage="postgresql+psycopg://me:secret@host/runs", study_name="a-study")
     assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in tuned.text()
     assert "secret" not in tuned.text() + str(tuned.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("gain", "objectives", "said"),
+    [(0.0325, 1, "be faster by 3.2%"), (0.1, 2, "widen the front by 10.0%"), (math.nan, 1, "is not known yet")],
+)
+def test_what_is_left_makes_one_objective_faster_and_the_front_of_two_wider(
+    gain: float, objectives: int, said: str
+) -> None:
+    assert said in gain_words(gain, objectives, "The plans that are left")

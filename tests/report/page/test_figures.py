@@ -35,6 +35,16 @@ def made(proposal: Proposal) -> Reported:
     return proposal.report()
 
 
+def test_axes_are_in_units_that_show_the_least_of_a_front() -> None:
+    ends = [{"iteration_time_s": time_s, "energy_j": joules} for time_s, joules in ((0.02, 8e5), (50.0, 2e9))]
+    axes = figures.Axes(ends)
+    assert axes.time == table.unit_of(0.02, table.TIME_UNITS) != table.unit_of(50.0, table.TIME_UNITS)
+    assert axes.energy == table.unit_of(8e5, table.ENERGY_UNITS) != table.unit_of(2e9, table.ENERGY_UNITS)
+    x, y = axes.xy(ends)
+    assert x == pytest.approx([0.02 / axes.time[0], 50.0 / axes.time[0]])
+    assert y == pytest.approx([8e5 / axes.energy[0], 2e9 / axes.energy[0]])
+
+
 def test_every_colour_of_the_page_is_used_in_turn() -> None:
     style = Path(figures.__file__).with_name("page.css").read_text(encoding="utf-8")
     named = sorted({f"var({name})" for name in re.findall(r"--c\d+", style)})
