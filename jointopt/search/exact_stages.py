@@ -38,7 +38,7 @@ class _Sweep:
             return
         clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
         every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
-        relaxed = self.stage_clocks(*every, np.ones(len(every[0])))[:, :depth].reshape(-1, clocks, depth)
+        relaxed = self.stage_clocks(*every, np.ones(len(layouts) * clocks))[:, :depth].reshape(-1, clocks, depth)
         place, least = _of_halves(relaxed)
 
         def slowest(row: Ints, low: Ints, high: Ints) -> Floats:

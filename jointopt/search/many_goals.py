@@ -67,9 +67,8 @@ def _swept(genome: Genome, front: Columns) -> Ints:
     each = np.repeat(layouts, levels)
     level = np.arange(len(each)) - np.repeat(np.cumsum(levels) - levels, levels)
     clocks = np.arange(genome.sizes[CLOCK])
-    rows = np.pad(genome.layout_genes[np.repeat(each, len(clocks))], ((0, 0), (0, 2)))
-    rows[:, CLOCK], rows[:, SLACK] = np.tile(clocks, len(each)), np.repeat(level, len(clocks))
-    return rows
+    layout_genes = genome.layout_genes[np.repeat(each, len(clocks))]
+    return np.column_stack([layout_genes, np.tile(clocks, len(each)), np.repeat(level, len(clocks))])
 
 
 def _some(genome: Genome, genes: Ints, most: int) -> Columns:

@@ -27,8 +27,13 @@ def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
     usual = usual_share(framework, kind)
     if not codes.any():
         return usual
-    on = np.where((codes & OVERLAP.bit(kind)) > 0, chosen_share(framework, kind) or usual, 0.0)
+    on = np.where(_has(codes, kind), chosen_share(framework, kind) or usual, 0.0)
     return np.asarray(np.where(codes > 0, on, usual))
+
+
+def _has(codes: Ints, name: str) -> Bools:
+    """Whether ``name`` is among the choices of ``overlap`` codes."""
+    return (codes & OVERLAP.bit(name)).astype(bool)
 
 
 def is_on(framework: Framework, kind: str, text: str) -> bool:
@@ -44,11 +49,11 @@ def has_effect(layouts: Mapping[str, Ints], kind: str = "") -> Bools:
 
 def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     """Where a choice contradicts itself, or turns on or off what the framework leaves no choice of."""
-    codes, none = layouts["overlap"], OVERLAP.bit("none")
+    codes = layouts["overlap"]
     if not codes.any():
         return np.zeros(codes.shape, bool)
-    wrong = ((codes & none) > 0) & (codes != none)
+    wrong = _has(codes, "none") & (codes != OVERLAP.bit("none"))
     for kind in KINDS:
-        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
+        turned = _has(codes, kind) != (usual_share(framework, kind) > 0.0)
         wrong = wrong | (codes > 0) & has_effect(layouts, kind) & turned & (chosen_share(framework, kind) == 0.0)
     return np.asarray(wrong)

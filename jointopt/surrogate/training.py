@@ -305,7 +305,7 @@ def train(
     `Use` of each source (``use``), `OwnRuns` (``own``). TableError where fewer than 20 timed rows are left, or one
     source without a ``base``.
     """
-    alone = base is not None and not for_others and _origins(timed_runs(table)).nunique() == 1
+    alone = base is not None and _origins(timed_runs(table)).nunique() == 1
     data = training_set(table, OWN_BROKEN if alone else BROKEN)
     everything = np.arange(len(data.source)).astype(np.int64)
     names = set(data.source.tolist())

@@ -259,7 +259,7 @@ class _Loop(Campaign):
         # nothing has run yet: any run is evidence
         least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
         time_s = posterior.columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
-        gpu_s = self.job.cluster.num_gpus * (_START_S + _ITERATIONS * time_s)  # of a run of each plan
+        gpu_s = _gpu_s(self.job, time_s)
         return acquire(
             posterior.columns, measured, gpu_s, count, self._rng, objectives=objectives, allowed=left,
             least_chance=least, draws=posterior.draws, apart=posterior.apart,
@@ -373,6 +373,11 @@ class _Loop(Campaign):
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left
+
+
+def _gpu_s(job: Job, time_s: Floats) -> Floats:
+    """GPU-seconds of a run of plans with these seconds an iteration."""
+    return job.cluster.num_gpus * (_START_S + _ITERATIONS * time_s)
 
 
 def _predicted(columns: Columns, index: int) -> dict[str, float]:

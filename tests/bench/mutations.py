@@ -1,11 +1,12 @@
 """Small wrong changes of Python code: the mutants of bench_mutants.py, found in the syntax tree.
 
 A change replaces the bytes of one expression. Not changed, because no test can or should notice it: strings
-(docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a number),
-``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, methods of `SILENT_METHODS`, annotations and decorators,
-what is imported for types only, numbers of `SILENT_NAMES` (time limits, seeds, sizes of caches and blocks), lengths of
-lists of equal elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), seconds that a run is
-reported to have taken (``perf_counter``), and tolerances up to `ROUNDING`.
+(docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a
+number), ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, reports of progress, methods of
+`SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
+seeds, sizes of caches and blocks), lengths of lists of equal elements (one more is never read), digits of ``round``,
+how figures look (`LOOKS`), seconds that a run is reported to have taken (``perf_counter``), and tolerances up to
+`ROUNDING`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,22 @@ SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep"
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
     r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|maxsize|maxiter|indent|stacklevel)"
-    r"|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|ROWS_PER_STATEMENT|ROWS_READ|LONGEST|LARGEST_RESULT)$"
-    r"|^_?MOST_(?:BYTES|INSTRUCTIONS|SAMPLES)$"
+    r"|^overwrite_[a-z]$|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|ROWS_PER_STATEMENT|ROWS_READ|LONGEST|LARGEST_RESULT)$"
+    r"|^_?(?:PAIRED|MOST_(?:BYTES|INSTRUCTIONS|SAMPLES|AT_ONCE))$"
 )
 SILENT_FIELDS = {"annotation", "returns", "decorator_list", "bases", "type_params", "format_spec"}
-LOOKS = {"color", "symbol", "size", "opacity", "width", "height", "margin", "dash", "font"}  # keys of figures
+LOOKS = {
+    "color",
+    "symbol",
+    "size",
+    "opacity",
+    "width",
+    "height",
+    "margin",
+    "dash",
+    "font",
+    "thickness",
+}  # keys of figures
 ROUNDING = 1e-6  # tolerances: 1e-9 or 1.1e-9 is the same to every test
 
 _OPERATORS: dict[type[ast.operator], str] = {
@@ -199,7 +211,7 @@ def _silent(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     if isinstance(node, ast.Call):
-        return _called(node) in SILENT_CALLS
+        return _called(node) in SILENT_CALLS or ast.unparse(node.func) == "progress.report"
     if isinstance(node, ast.keyword):
         return bool(SILENT_NAMES.search(node.arg or ""))
     if isinstance(node, ast.Assign | ast.AnnAssign):

@@ -71,6 +71,14 @@ def test_equal_chunks_take_the_closed_form() -> None:
     np.testing.assert_allclose(chunked_time_s(chunks, 2 * chunks, 64), iteration_time_s(f, 2 * f, *plan), rtol=1e-9)
 
 
+@pytest.mark.parametrize("groups", [10**6, 10**9])
+def test_groups_that_only_repeat_are_not_walked_however_many(groups: int) -> None:
+    forward, backward = np.random.default_rng(5).uniform(1.0, 2.0, (2, 3, 4, 20))
+    few_s, more_s = (chunked_time_s(forward, backward, 4 * count) for count in (40, 41))
+    expected = few_s + (groups - 40) * (more_s - few_s)
+    np.testing.assert_allclose(chunked_time_s(forward, backward, 4 * groups), expected, rtol=1e-9)
+
+
 @pytest.fixture
 def uneven(make_job: Callable[..., Job], gpt_model: Callable[..., Model], price: Callable[..., CostModel]) -> CostModel:
     """pp 2, vpp 2: the same layers on each rank, in chunks of 3, 3, 1, 1 and of 2, 2, 2, 2."""

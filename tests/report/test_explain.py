@@ -39,6 +39,13 @@ def test_equal_neighbour_stages_share_a_line() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["1-3", "4"]
 
 
+def test_energies_of_stages_are_in_the_unit_of_the_largest_and_times_in_that_of_the_longest() -> None:
+    stages = [Stage(1410.0, 0.0009, 0.0002, 400.0, 21.5, 12), Stage(1400.0, 1.5, 0.25, 4_600_000.0, 21.5, 12)]
+    text = "\n".join(stage_table(stages))
+    assert {"1.500", "0.250", "4.600"} <= set(text.split())
+    assert "MJ" in text
+
+
 def test_stages_that_differ_in_memory_alone_share_a_line_with_its_range() -> None:
     stages = [Stage(1410.0, 0.9, 0.1, 4600.0, 21.5 - i, 12) for i in range(4)]
     (line,) = stage_table(stages)[2:]
@@ -61,6 +68,14 @@ def test_no_part_of_an_explanation_is_negative(make_explanation: Explanations) -
     assert document["time_s"]["host"] == 0.0
     assert "leakage" not in explanation.text()
     assert "-0.0" not in explanation.text()
+
+
+def test_blocks_come_in_the_order_of_time_energy_memory_and_stages(make_explanation: Explanations) -> None:
+    text = make_explanation().text()
+    heads = ("Time on the critical path", "Energy of the site", "Memory of the fullest GPU", "stage")
+    places = [text.find(f"\n{head}") for head in heads]
+    assert -1 not in places
+    assert places == sorted(places)
 
 
 def test_what_makes_a_plan_infeasible_is_listed(make_explanation: Explanations) -> None:

@@ -28,3 +28,8 @@ def test_a_figure_that_no_source_states_is_a_dash() -> None:
 def test_a_gpu_of_16_bit_halves_alone_shows_their_rate() -> None:
     volta = next(row for row in listing("gpus") if row["gpu"] == "v100-sxm2-32gb")
     assert (volta["bf16_tflops"], volta["fp16_tflops"]) == (None, 125)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(999_999, "999999"), (1_000_000, "1 M"), (7_241_000_000, "7,241 M")])
+def test_counts_are_in_millions_from_one_million_on(value: int, shown: str) -> None:
+    assert listing_text([{"model": "x", "parameters": value}]).splitlines()[-1].split(maxsplit=1)[1] == shown

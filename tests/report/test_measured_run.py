@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -30,3 +31,19 @@ def test_columns_in_which_runs_differ_are_listed_beside_the_usual_ones(change: d
 
 def test_a_run_beyond_a_bound_has_another_status() -> None:
     assert [line.split()[-1] for line in table({"dp": 8}, {}, broken=("energy_j",))[-2:]] == ["over", "over"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "inside"),
+    [(1.0, 3.0, True), (2.5, 3.0, False), (1.0, 1.5, False), (math.nan, math.nan, None), (2.0, 2.0, True)],
+)
+def test_a_measurement_is_inside_its_interval_outside_of_it_or_that_is_not_known(
+    low: float, high: float, inside: bool | None
+) -> None:
+    predicted = {"iteration_time_s": 2.5, "iteration_time_s_low": low, "iteration_time_s_high": high}
+    run = MeasuredRun(plan=PLAN, row={"status": "ok", "iteration_time_s": 2.0}, predicted=predicted)
+    assert run.inside("iteration_time_s") is inside
+    assert run.error("iteration_time_s") == pytest.approx(0.25)
+    failed = MeasuredRun(plan=PLAN, row={"status": "oom", "iteration_time_s": 2.0}, predicted=predicted)
+    assert failed.inside("iteration_time_s") is None
+    assert math.isnan(failed.error("iteration_time_s"))

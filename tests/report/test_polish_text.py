@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -41,3 +42,16 @@ def test_the_json_document_has_every_schedule_and_the_clocks_of_the_chosen_one()
         1 - document["chosen"]["energy_j"] / document["energy_j"]
     )
     assert [len(stage) for stage in document["chosen"]["stages"]] == [2 * document["num_micro_batches"]] * 4
+
+
+@pytest.mark.parametrize(
+    ("unit_s", "shortest_s", "said"),
+    [(None, 0.1, []), (0.04, 0.1, []), (0.06, 0.1, ["unit is coarse"]), (None, 0.04, ["40 ms; the time"])],
+)
+def test_coarse_units_and_passes_as_short_as_a_change_of_clock_are_remarked_on(
+    unit_s: float | None, shortest_s: float, said: list[str]
+) -> None:
+    found = replace(polished(), unit_s=unit_s, shortest_pass_s=shortest_s)
+    text = " ".join(found.text().split())
+    assert [words for words in ("unit is coarse", "40 ms; the time") if words in text] == said
+    assert ("in units of" in text) == (unit_s is not None)

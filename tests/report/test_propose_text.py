@@ -60,6 +60,13 @@ def test_thinning_keeps_both_ends_and_spreads_the_rest(make_front: Fronts) -> No
     assert np.diff(kept).max() <= 17
 
 
+@pytest.mark.parametrize(("span", "kept"), [(0.01, [0, 2, 4]), (1.0, [0, 2, 4]), (0.0, [0, 3, 4])])
+def test_thinning_goes_along_the_front_as_drawn_whatever_its_extents(span: float, kept: list[int]) -> None:
+    time_s, energy_j = np.exp([0.0, 1.0, 2.0, 4.0, 10.0]), np.exp(span * np.array([10.0, 4.0, 2.0, 1.0, 0.0]))
+    front = {"pp": np.ones(5, int), "iteration_time_s": time_s, "energy_j": energy_j}
+    assert spread_along(front, 3).tolist() == kept
+
+
 @pytest.mark.parametrize("n", [1, 2, 20, 21])
 def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
     kept = spread_along(make_front(n), ROWS_FOR_PEOPLE)

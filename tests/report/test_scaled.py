@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.report.scaled import Size, part_table, size_table
+from jointopt.report.scaled import Scaled, Size, part_table, size_table
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
 
@@ -32,6 +32,12 @@ def test_a_cluster_s_line_is_its_fastest_plan_and_what_least_energy_changes(job:
     assert cells[-2:] == ["-20.0", "+30.0"]
 
 
+@pytest.mark.parametrize("missing", ["iteration_time_s_low", "iteration_time_s_high"])
+def test_a_plan_without_both_ends_of_its_interval_shows_none(job: Job, missing: str) -> None:
+    plan = {name: value for name, value in FASTEST.items() if name != missing}
+    assert "20" not in size_table([Size(job, (plan,))])[-1].split()
+
+
 def test_shares_of_the_time_are_percents_of_their_sum_the_largest_first(job: Job) -> None:
     one = Size(job, time_s={"compute": 3.0, "bubble": 0.9, "host": 0.099, "small": 0.001})
     other = Size(job, time_s={"compute": 1.0, "tp_comm": 1.0})
@@ -39,3 +45,10 @@ def test_shares_of_the_time_are_percents_of_their_sum_the_largest_first(job: Job
     assert head.split()[-4:] == ["compute", "tp_comm", "bubble", "host"]
     assert [row.split()[-4:] for row in rows[-2:]] == [["75.0", "0.0", "22.5", "2.5"], ["50.0", "50.0", "0.0", "0.0"]]
     assert part_table([Size(job)]) == size_table([]) == []
+
+
+def test_one_cluster_alone_is_a_document_with_its_job_and_the_front_of_its_plans(job: Job) -> None:
+    document = Scaled(sizes=(Size(job, (FASTEST, THRIFTY)),), front=((0, FASTEST), (0, THRIFTY))).document()
+    assert document["job"] == job.model.name
+    assert document["front"] == [{"size": 0, **FASTEST}, {"size": 0, **THRIFTY}]
+    assert (document["weak"], document["pick"]) == (False, None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from jointopt.core.budget import Spent
 from jointopt.report.plans import differing, plan_words
+from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.spec.job import Job
 
@@ -49,6 +52,20 @@ def test_the_best_run_is_marked_and_the_others_stand_against_it(make_tuned: Call
     assert any(line.endswith(" 8.4") for line in lines)
 
 
+@pytest.mark.parametrize(("spent", "numbers"), [(3, ["1", "2", "3"]), (5, ["3", "4", "5"]), (0, ["1", "2", "3"])])
+def test_runs_are_numbered_on_from_those_of_the_same_budget_before(
+    make_tuned: Callable[..., Tuned], spent: int, numbers: list[str]
+) -> None:
+    lines = make_tuned(front=(), spent=Spent(runs=spent)).text().splitlines()
+    assert [line.split()[0] for line in lines if " 128 " in line] == numbers
+
+
+def test_runs_that_were_measured_before_have_no_number(make_tuned: Callable[..., Tuned]) -> None:
+    first, *others = make_tuned().runs
+    lines = make_tuned(runs=(replace(first, round=0), *others), front=(), spent=Spent(runs=2)).text().splitlines()
+    assert [line.split()[0] for line in lines if " 128 " in line] == ["-", "1", "2"]
+
+
 def test_energy_that_no_run_measured_has_no_column(make_tuned: Callable[..., Tuned]) -> None:
     runs = make_tuned().runs
     timed = tuple(replace(r, row={**r.row, "energy_j": None}) for r in runs)
@@ -84,3 +101,13 @@ def test_no_text_and_no_document_has_the_password_of_a_storage(make_tuned: Calla
     tuned = make_tuned(storage="postgresql+psycopg://me:secret@host/runs", study_name="a-study")
     assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in tuned.text()
     assert "secret" not in tuned.text() + str(tuned.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("gain", "objectives", "said"),
+    [(0.0325, 1, "be faster by 3.2%"), (0.1, 2, "widen the front by 10.0%"), (math.nan, 1, "is not known yet")],
+)
+def test_what_is_left_makes_one_objective_faster_and_the_front_of_two_wider(
+    gain: float, objectives: int, said: str
+) -> None:
+    assert said in gain_words(gain, objectives, "The plans that are left")

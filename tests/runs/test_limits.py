@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
+from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES, _attention_flop
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
 from tests.places import DATA
 
@@ -139,3 +140,10 @@ def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:
 def test_no_recorded_run_is_beyond_its_gpu(path: Path) -> None:
     assert read_measurements(path, MEASUREMENT_RULES)[1] == []
     assert doubtful_lines(read_table(path)) == []
+
+
+def test_causal_attention_takes_six_flop_for_each_layer_width_and_pair_of_tokens_shared_by_the_gpus() -> None:
+    run = {"num_layers": 2, "hidden_size": 64, "global_batch_size": 12, "seq_length": 100, "num_gpus": 8}
+    runs = pd.DataFrame([run, run | {"num_gpus": 2}, run | {"block": "feed_forward"}, run | {"hidden_size": np.nan}])
+    per_sequence = 6 * 2 * 64 * 100**2
+    assert _attention_flop(runs).tolist() == [12 * per_sequence / 8, 12 * per_sequence / 2, 0.0, 0.0]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact import exact_front
-from jointopt.search.exact_stages import SLACKS, exact_front_of_profiles
+from jointopt.search.exact_stages import SLACKS, _of_halves, exact_front_of_profiles
 from jointopt.search.pareto import front_of, is_covered, objectives
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.space import enumerate_layouts
@@ -81,6 +81,28 @@ def test_the_front_under_factors_of_its_own_on_each_layout_is_that_of_evaluating
     found = exact_front_of_profiles(problem)
     assert_same(found.front, everything(problem))
     assert found.evaluated < 0.5 * found.covered
+
+
+def test_all_clocks_of_every_layout_are_covered_and_those_of_pipelines_with_ten_shares_more():
+    problem = fake_problem(2, 8, 5)
+    found, pipelines = exact_front_of_profiles(problem), int((problem.layouts["pp"] > 1).sum())
+    assert found.covered == 5 * problem.num_layouts + 10 * 5 * pipelines
+    assert found.covered == found.evaluated + found.pruned
+
+
+def halves(low, high):
+    """Ranges that halving leads to, down to single places."""
+    middle = (low + high) // 2
+    return [(low, high), *(halves(low, middle) + halves(middle + 1, high) if low < high else [])]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12])
+def test_the_least_clock_of_every_half_is_that_of_its_clocks(count):
+    clocks = np.random.default_rng(count).permuted(np.arange(5 * count * 3.0)).reshape(5, count, 3)
+    place, least = _of_halves(clocks)
+    for low, high in halves(0, count - 1):
+        np.testing.assert_array_equal(least[place[low, high]], clocks[:, low : high + 1].min(axis=1))
+    assert len(least) == len(halves(0, count - 1))
 
 
 @pytest.mark.parametrize("job", ["opt-350m-2x4-a100", "mixtral-8x22b-8x8-h100", "llama-3-405b-2048x8-h100"])

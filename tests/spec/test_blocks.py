@@ -51,6 +51,15 @@ def test_blocks_of_every_model_survive_being_saved_and_have_no_more_than_a_layer
     assert (job.model.parameters == layer) == (block == "layer")
 
 
+@pytest.mark.parametrize(("block", "positions"), [("layer", "rope"), ("attention", "rope"), ("feed_forward", "alibi")])
+def test_a_block_has_no_ends_and_positions_only_where_its_attention_turns_them(block: str, positions: str) -> None:
+    model, learned = (block_of(load_model(name), block) for name in ("llama-3-8b", "opt-350m"))
+    for one in (model, learned):
+        assert one.vocab_size == one.max_position_embeddings == one.embedding_size == one.mtp_num_layers == 0
+        assert one.num_layers == 1
+    assert (model.position_embedding, learned.position_embedding) == (positions, "alibi")
+
+
 @pytest.mark.parametrize("name", model_names())
 def test_attention_and_mlp_have_the_parameters_of_a_layer_together(name: str) -> None:
     one, two, both = (block_of(load_model(name), block).parameters for block in ("attention", "feed_forward", "layer"))

@@ -70,6 +70,14 @@ def test_pairs_are_of_one_source_and_group_and_of_each_pair_of_runs_once() -> No
     assert sorted(zip(first.tolist(), second.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 3)]
 
 
+def test_of_the_pairs_of_a_large_group_four_hundred_are_drawn_and_all_of_a_small_one() -> None:
+    group = np.repeat(["large", "small"], [40, 6])  # 780 pairs and 15
+    first, second = pairs(Runs(np.zeros((46, 2)), {}, np.full(46, "a"), group), np.arange(46))
+    assert np.bincount((first >= 40).astype(int)).tolist() == [400, 15]
+    assert len(set(zip(first.tolist(), second.tolist(), strict=True))) == 415
+    assert (group[first] == group[second]).all()
+
+
 def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None:
     off = HeldOut(np.linspace(0.0, 1.0, 11), np.zeros(11), np.full(11, 0.3), np.arange(11))
     unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +20,7 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import CatalogError, LauncherError
 from jointopt.measure.devices.machine import FoundGpu, found_machine
 from jointopt.report.diagnosis import Feature
+from jointopt.runs.store import Store
 from jointopt.spec.jobfile import parse_job, parse_yaml
 from jointopt.spec.machine import Machine, load_machine
 from jointopt.workflows.doctor import diagnose, probe
@@ -81,6 +83,8 @@ def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(tm
     assert list(tmp_path.iterdir()) == []
     assert not feature(diagnose("sqlite:////nowhere/at/all.db", speeds=False), "database").works
     assert not feature(diagnose("nonsense", speeds=False), "database").works
+    Store(url).add(pd.DataFrame({"num_gpus": [1, 2], "iteration_time_s": [2.0, 1.0]}), origin="here")
+    assert feature(diagnose(url, speeds=False), "database").what.endswith("runs.db, 2 measurements")
 
 
 @pytest.mark.usefixtures("torch")

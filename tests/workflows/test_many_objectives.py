@@ -98,6 +98,12 @@ def test_the_front_of_time_and_energy_is_part_of_that_with_memory(stored: tuple[
     assert len(non_dominated(stacked(wide, MEMORY))) == len(wide["dp"])
 
 
+def test_layouts_shown_are_those_of_the_front_of_time_and_energy_and_the_fastest(stored: tuple[Proposal, str]) -> None:
+    wide, usual = stored[0], propose(JOB)
+    assert [layout.on_front for layout in wide.best_layouts].count(True) < len(wide.front["dp"]) / 2
+    assert [layout.rank for layout in wide.best_layouts] == [layout.rank for layout in usual.best_layouts]
+
+
 def test_the_methods_say_what_they_added_to_a_front_of_three(stored: tuple[Proposal, str]) -> None:
     searched = stored[0].searched
     assert list(searched) == ["exact", "local", "nsga2"]

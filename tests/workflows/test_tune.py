@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.schema import LAYOUT_COLUMNS
@@ -21,7 +22,7 @@ from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import Outlook
 from jointopt.workflows.campaign.volumes import front, volumes
-from jointopt.workflows.tune import tune
+from jointopt.workflows.tune import _gpu_s, tune
 
 SMALL = {
     "model": "llama-3-8b",
@@ -96,6 +97,26 @@ def test_a_run_that_was_ended_early_is_no_result_and_tells_what_is_slow_and_what
     told, untold = (outlook.after(timed.objectives, np.array([0]), [row]) for row in (behind, {"status": "timeout"}))
     assert (told.columns["iteration_time_s"] > 1.2 * untold.columns["iteration_time_s"]).all()
     assert told.columns["probability_fits"].sum() > untold.columns["probability_fits"].sum()
+
+
+def test_a_plan_fits_as_probably_as_in_memory_and_within_each_bound_of_the_job(make_runs, timed: Job) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
+    bound_s = float(np.median(candidates.predicted["iteration_time_s"]))
+    bounded = replace(timed, constraints=replace(timed.constraints, iteration_time_s=bound_s))
+    free, held = (
+        Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0)).after(timed.objectives, none, [])
+        for job, none in ((timed, np.array([], int)), (bounded, np.array([], int)))
+    )
+    time_s, high_s = (held.columns[f"iteration_time_s{end}"] for end in ("", "_high"))
+    kept = ndtr(np.log(bound_s / time_s) / (np.log(high_s / time_s) / 1.6448536))
+    assert held.columns["probability_fits"] == pytest.approx(free.columns["probability_fits"] * kept)
+    assert held.columns["iteration_time_s_low"] * high_s == pytest.approx(time_s**2)
+    assert held.draws["fits"].mean(axis=1) == pytest.approx(held.columns["probability_fits"], abs=0.15)
+
+
+def test_a_run_costs_two_minutes_and_twenty_iterations_of_all_gpus(timed: Job) -> None:
+    gpus = timed.cluster.num_gpus
+    assert _gpu_s(timed, np.array([0.5, 6.0])).tolist() == [gpus * 130.0, gpus * 240.0]
 
 
 def test_every_run_is_another_plan_and_the_first_is_expected_to_fit(make_runs, timed: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,17 @@ def test_minutes_and_gpu_hours_end_a_tune_too(make_runs, timed: Job) -> None:
     assert len(tune(timed, "replay", Budget(minutes=1e-9), table=make_runs()).runs) == 1
     tuned = tune(timed, "replay", Budget(gpu_hours=1e-12), table=make_runs())
     assert (tuned.stopped, tuned.spent.runs) == ("budget", 1)
+
+
+def test_a_tune_that_goes_on_counts_the_minutes_before(
+    make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minute = iter(range(0, 10**9, 60))
+    with monkeypatch.context() as slow:
+        slow.setattr(time, "monotonic", lambda: float(next(minute)))
+        tune(timed, Ending(make_runs(), 2, KeyboardInterrupt()), Budget(runs=3, minutes=1e6), storage=url)
+    tuned = tune(timed, "replay", Budget(runs=3, minutes=1e6), table=make_runs(), storage=url)
+    assert tuned.spent.minutes >= 2.0
 
 
 def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: Job, url: str) -> None:

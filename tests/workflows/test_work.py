@@ -94,6 +94,8 @@ def test_real_runs_answer_and_a_plan_that_fails_ends_no_search(url, tmp_path):
     ("options", "words"),
     [
         ({"launcher": "command", "command": COMMAND, "evaluate": "a_simulator:run"}, "both evaluate plans; give one"),
+        ({"launcher": "command", "command": COMMAND, "workers": 2}, "share out what --evaluate"),
+        ({"dask": "tcp://127.0.0.1:1"}, "share out what --evaluate"),
         ({"iterations": 3}, "iterations belong to a launcher, and none is given"),
     ],
 )

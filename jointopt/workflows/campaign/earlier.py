@@ -104,8 +104,9 @@ def _remembered(model: JobModel) -> int:
 
 def _learned(plans: Runs, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> OtherJobs | None:
     """A model of the runs of other jobs where all plans are of one source, None where they are too few."""
-    known = evidence[str(plans.source[0])].known if str(plans.source[0]) in evidence else None
-    if known is None or len(known[1]) < LEAST_RUNS or len(np.unique(plans.source)) > 1:
+    source, *others = set(plans.source.tolist())
+    known = evidence[source].known if source in evidence and not others else None
+    if known is None or len(known[1]) < LEAST_RUNS:
         return None
     from jointopt.surrogate.other_jobs import from_other_jobs
 

@@ -12,7 +12,7 @@ import pytest
 import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
-from jointopt.measure.launchers.early import behind_row
+from jointopt.measure.launchers.early import Early, behind_row
 from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, megatron_arguments
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
@@ -195,6 +195,22 @@ def test_a_log_tells_that_a_run_is_behind_only_once_three_measured_iterations_ar
         log.write_text(text)
         judged.append(behind_row(program, llama, log) is not None)
     assert judged == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "third_s", "least_s"), [(0.7, 0.8, 0.8), (0.7, 0.6, None), (0.8, 0.8, None), (0.0, 0.8, None)]
+)
+def test_a_run_is_behind_where_the_best_of_its_first_three_iterations_is_beyond_the_bound(
+    llama: Job, tmp_path: Path, behind_s: float, third_s: float, least_s: float | None
+) -> None:
+    program = MegatronProgram(HERE, iterations=9, warmup_iterations=1)
+    program.behind_s = behind_s
+    assert behind_row(program, llama, tmp_path / "log.txt") is None
+    times_ms = 100.0, 900.0, 950.0, 1000.0 * third_s, 300.0
+    (tmp_path / "log.txt").write_text("".join(LINE.format(n=n, ms=ms) for n, ms in enumerate(times_ms, 1)))
+    early = Early(program, llama, tmp_path / "log.txt")
+    assert early.over() == (least_s is not None)
+    assert (early.row or {}).get("iteration_time_s") == least_s
 
 
 def test_a_checkout_may_be_named_from_where_one_stands(small: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from jointopt.report import table
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Chosen
 from jointopt.report.page.made import Reported, _drift
+from jointopt.report.page.pictured import _letter
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import propose
@@ -28,6 +33,31 @@ def proposal() -> Proposal:
 @pytest.fixture(scope="module")
 def made(proposal: Proposal) -> Reported:
     return proposal.report()
+
+
+def test_axes_are_in_units_that_show_the_least_of_a_front() -> None:
+    ends = [{"iteration_time_s": time_s, "energy_j": joules} for time_s, joules in ((0.02, 8e5), (50.0, 2e9))]
+    axes = figures.Axes(ends)
+    assert axes.time == table.unit_of(0.02, table.TIME_UNITS) != table.unit_of(50.0, table.TIME_UNITS)
+    assert axes.energy == table.unit_of(8e5, table.ENERGY_UNITS) != table.unit_of(2e9, table.ENERGY_UNITS)
+    x, y = axes.xy(ends)
+    assert x == pytest.approx([0.02 / axes.time[0], 50.0 / axes.time[0]])
+    assert y == pytest.approx([8e5 / axes.energy[0], 2e9 / axes.energy[0]])
+
+
+def test_every_colour_of_the_page_is_used_in_turn() -> None:
+    style = Path(figures.__file__).with_name("page.css").read_text(encoding="utf-8")
+    named = sorted({f"var({name})" for name in re.findall(r"--c\d+", style)})
+    assert [figures.colour(number) for number in range(len(named))] == named
+    assert figures.colour(len(named)) == named[0]
+
+
+def test_a_letter_of_each_kind_of_pass_is_its_own_and_stands_in_a_page_as_it_is() -> None:
+    letters = [_letter(number) for number in range(80)]
+    assert len(set(letters)) == 80
+    assert all(len(letter) == 1 and letter.isprintable() and not letter.isspace() for letter in letters)
+    text = "".join(letters)
+    assert html.escape(json.dumps(text, ensure_ascii=False), quote=False) == f'"{text}"'
 
 
 def test_clocks_and_powers_of_stages_are_those_of_the_plan(made: Reported) -> None:

@@ -105,3 +105,10 @@ def test_runs_that_all_failed_make_a_page_without_pictures(tuned: Tuned, job: Jo
     html = found.report().html()
     assert data(html) == {}
     assert "No run succeeded." in html
+
+
+@pytest.mark.parametrize(("rounds", "step"), [(2, 1), (30, 2)])
+def test_rounds_are_marked_one_by_one_or_about_twelve_of_them(tuned: Tuned, rounds: int, step: int) -> None:
+    runs = tuple(replace(tuned.runs[0], round=number + 1) for number in range(rounds))
+    many = replace(tuned, runs=runs, front=(0,), hypervolume=(0.1,) * rounds)
+    assert data(many.report().html())["rounds"]["layout"]["xaxis"]["dtick"] == step

@@ -10,7 +10,7 @@ import pytest
 import jointopt
 from jointopt.runs.workloads import workloads
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.workflows.campaign.candidates import measurement_columns
+from jointopt.workflows.campaign.candidates import measurement_columns, searched
 
 
 @pytest.mark.parametrize("offered", [25.0, 6.25])
@@ -25,3 +25,12 @@ def test_rows_of_a_job_are_priced_under_its_own_fabric(offered: float) -> None:
     assert np.isnan(rows["inter_node_gbytes_per_s"]).tolist() == [
         offered == job.cluster.gpu.usual_inter_node_gbytes_per_s
     ]
+
+
+def test_candidates_keep_the_bounds_of_the_job_as_its_model_predicts() -> None:
+    job = jointopt.load_job("opt-350m-2x4-a100")
+    job = replace(job, search=replace(job.search, pp=(1,)))
+    least_s = searched(job).predicted["iteration_time_s"].min()
+    bound = replace(job.constraints, iteration_time_s=1.1 * least_s)
+    kept = searched(replace(job, constraints=bound)).predicted["iteration_time_s"]
+    assert least_s <= kept.min() < kept.max() <= 1.1 * least_s

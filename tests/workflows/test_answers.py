@@ -1,0 +1,35 @@
+"""What an answer had to assume about a job's cluster and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.machine import Machine
+from jointopt.workflows.answers import assumptions
+
+
+def assumed(job: Job) -> set[str]:
+    return {one.key for one in assumptions(job)}
+
+
+def test_kernels_that_no_source_measures_are_assumed_until_the_machine_measures_them() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    assert assumed(job) >= {"gemm", "collectives", "network", "cooling", "pue"}
+    measured = Machine("a100-sxm4-40gb", 4, {"intra_node_gbytes_per_s": 250.0, "inter_node_gbytes_per_s": 5.0})
+    cluster = replace(job.cluster, machine=measured, stated=frozenset())
+    gpu = replace(cluster.gpu, product_time_factor={"bf16": 1.1})
+    assert assumed(job) - assumed(replace(job, cluster=replace(cluster, gpu=gpu))) >= {"gemm", "collectives", "network"}
+    assert "gemm" in assumed(
+        replace(job, cluster=replace(cluster, gpu=replace(gpu, product_time_factor={"fp32": 1.1})))
+    )
+
+
+def test_products_of_fp32_are_assumed_to_run_without_tf32_unless_the_framework_allows_it() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    single = replace(job, training=replace(job.training, dtype="fp32"))
+    allowed = replace(
+        single, training=replace(single.training, framework=replace(single.training.framework, tf32=True))
+    )
+    assert ["dtype" in assumed(one) for one in (job, single, allowed)] == [False, True, False]
