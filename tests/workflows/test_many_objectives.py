@@ -165,3 +165,15 @@ def test_runs_are_chosen_by_time_and_energy_where_memory_is_an_objective_too() -
     assert priced("[gpu_cost, cost]", "{price_per_kwh: 1, price_per_gpu_hour: 1}").measured_objectives == (
         "iteration_time_s", "energy_j",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", ["avg_power_w", "carbon_kg"])
+def test_the_best_plan_in_one_objective_is_named_as_such_among_methods_and_costs(objective: str) -> None:
+    proposal = propose(priced(f"[{objective}]"))
+    text = " ".join(proposal.text().split())
+    goals = " and ".join(proposal.job.goals)
+    assert len(proposal.front["pp"]) == 1
+    assert f"Plans of the front of {goals}, of which these are the best, by method: " in text
+    costs = text.split("At the site's meter")[1].split("Joint space")[0]
+    assert " front " in costs
+    assert "least energy" not in costs
