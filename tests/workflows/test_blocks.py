@@ -88,6 +88,19 @@ def test_a_time_of_a_block_is_held_against_the_weights_of_the_block(block: str, 
     assert full == pytest.approx(6 * weights * 16 * 2048 / 8 / (989.4e12 * 1.1), rel=1e-3)
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3"])
+def test_a_row_that_names_a_model_and_a_block_has_one_layer_of_it_as_a_job_has(model: str, block: str) -> None:
+    job = with_changes(job_of(block), {"model": {"catalog": model, "block": block}})
+    told = jointopt.explain(job, PLAN, surrogate="none").to_dict()
+    full = row_of(job)
+    named = full.drop(columns=[name for name in full if name in job.model.__dataclass_fields__ and name != "block"])
+    for rows in (full, named.assign(model=model), named.assign(model=model, num_layers=1)):
+        found = jointopt.predict(rows, surrogate="none").iloc[0]
+        assert found["predicted_iteration_time_s"] == pytest.approx(told["iteration_time_s"], rel=1e-6)
+        assert found["predicted_peak_memory_gib"] == pytest.approx(told["peak_memory_gib"], rel=1e-6)
+
+
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
 def test_experts_without_attention_are_split_by_any_degree_of_tensor_parallelism(model: str) -> None:
     job = job_of("feed_forward")
