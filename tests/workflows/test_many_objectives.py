@@ -12,6 +12,7 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import Columns, Floats
+from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
 from jointopt.search.many_goals import search_goals
 from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
@@ -131,6 +132,15 @@ def test_a_report_of_many_objectives_names_them(stored: tuple[Proposal, str], tm
     stored[0].report().write(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "iteration_time_s and energy_j and peak_memory_gib" in page
+
+
+def test_the_plan_of_least_energy_in_a_report_of_many_objectives_has_the_least(stored: tuple[Proposal, str]) -> None:
+    front, document = stored[0].front["energy_j"], stored[0].to_dict()
+    chosen = {plan.name: plan.entry for plan in chosen_plans(document["front"], document["reference"])}
+    assert chosen["least energy"]["energy_j"] == pytest.approx(front.min())
+    assert front[-1] > 1.1 * front.min()  # the slowest is the best in memory
+    cards = {label: value for label, value, _ in stored[0].report().page.content.cards}
+    assert cards["Least energy"] == f"{front.min() / front[0] - 1:+.1%}"
 
 
 def priced(objectives: str, rates: str = "{price_per_kwh: 0.1, carbon_kg_per_kwh: 0.4}") -> Job:
