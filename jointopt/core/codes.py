@@ -43,16 +43,23 @@ class Names:
 
 
 class Sets:
-    """A set of a few words, ``mlp;moe_act``; the number has a bit for each. Blank or ``-`` is the empty set."""
+    """A set of a few words, ``mlp;moe_act``; the number has a bit for each. Blank or ``-`` is the empty set.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self.expected = f"some of {', '.join(names)}, separated by semicolons"
+    The word ``alone`` goes with no other.
+    """
+
+    def __init__(self, names: Sequence[str], alone: str = "") -> None:
+        self.names, self._alone = tuple(names), alone
+        several = f"some of {', '.join(name for name in names if name != alone)}, separated by semicolons"
+        self.expected = f"{alone}, or {several}" if alone else several
 
     def code(self, value: object) -> int:
-        """The bits of the words, in any order."""
+        """The bits of the words, in any order; ValueError for others, and for more beside the one that stands alone."""
         words = value if isinstance(value, list | tuple) else _SEPARATORS.split(str(value).strip("[] "))
-        return sum({1 << self.names.index(word.strip("'\"").lower()) for word in map(str, words) if word.strip("-")})
+        found = {word.strip("'\"").lower() for word in map(str, words) if word.strip("-")}
+        if self._alone in found and len(found) > 1:
+            raise ValueError(f"{self._alone} stands alone")
+        return sum(1 << self.names.index(word) for word in found)
 
     def text(self, code: int) -> str:
         """The words of the bits, in the column's order."""

@@ -30,7 +30,7 @@ OFFLOAD = Names(("none", "optimizer", "activations"), {"": "none", "-": "none", 
 # 1f1b is interleaved where vpp > 1; the others are PyTorch's ScheduleZBV..., and zb-h1 of arXiv:2401.10241
 SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleaved": "1f1b", "interleaved1f1b": "1f1b"})
 # collectives that hide under kernels: of gradients and sharded weights, of tensor parallelism; none of them
-OVERLAP = Sets(("none", "dp", "tp"))
+OVERLAP = Sets(("none", "dp", "tp"), alone="none")
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")

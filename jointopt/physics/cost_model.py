@@ -20,7 +20,7 @@ from jointopt.physics import makespan as ms
 from jointopt.physics.cooling import cooler, kernel_limits_w, power_limit_w, stages_in_exhaust
 from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth
-from jointopt.physics.limits import bounded
+from jointopt.physics.limits import bounded, broken_bounds
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
@@ -388,11 +388,7 @@ class CostModel:
 
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
         """One sentence for each bound that the first plan of ``out`` exceeds."""
-        return tuple(
-            f"{name} is {values[0]:.4g}, over the limit of {bound:.4g}."
-            for name, (values, bound) in self.limits(out).items()
-            if values[0] > bound
-        )
+        return broken_bounds(self.job, out, self.memory_reach)
 
 
 _NAN = float("nan")

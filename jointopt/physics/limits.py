@@ -31,3 +31,14 @@ def bounded(job: Job, out: Columns, memory_reach: float = 1.0) -> dict[str, tupl
         site = facility.cluster_power_kw(cluster, out["avg_power_w"])
         found["cluster_power_kw"] = (site, limits.cluster_power_kw)
     return found
+
+
+def broken_bounds(job: Job, out: Columns, memory_reach: float = 1.0) -> tuple[str, ...]:
+    """One sentence for each bound that the first plan of ``out`` exceeds; memory's limit is that of the GPU."""
+    stated, sentences = bounded(job, out), []
+    for name, (values, bound) in bounded(job, out, memory_reach).items():
+        limit = min(bound, stated[name][1])
+        surely = f" by more than predictions err (a factor of {bound / limit:.2f})" if bound > limit else ""
+        if values[0] > bound:
+            sentences.append(f"{name} is {values[0]:.4g}, over the limit of {limit:.4g}{surely}.")
+    return tuple(sentences)

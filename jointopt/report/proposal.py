@@ -13,7 +13,7 @@ import numpy as np
 from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS, Columns, Ints
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines
@@ -109,13 +109,14 @@ class Proposal(Result):
         return plan_frame(with_rates(self.job, self.front))
 
     def markdown(self) -> str:
-        """The front as a table in Markdown: the columns of the plan in which its plans differ, and the predictions."""
+        """The front as a table in Markdown: what its plans differ in or have that is not usual, and the predictions."""
         return markdown(self._shown_frame())
 
     def _shown_frame(self) -> pd.DataFrame:
         frame = self.to_frame()
         wanted = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j")
-        telling = {name for name in LAYOUT_COLUMNS if name in frame and frame[name].nunique() > 1} | {*DEGREES}
+        usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
+        telling = {n for n in LAYOUT_COLUMNS if n in frame and (frame[n] != usual.get(n)).any()} | {*DEGREES}
         return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in telling)]]
 
     def _repr_html_(self) -> str:
@@ -282,10 +283,10 @@ def _site(proposal: Proposal) -> list[str]:
     job, front = proposal.job, proposal.front
     if not has_site_costs(job) or not np.isfinite(front["energy_j"]).any():
         return []
-    rows = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
-    references = plan_entries(proposal.reference)
-    if _among(plan_entries(front, [0])[0], references):
-        del rows["fastest"]  # which the line of = is
+    ends = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
+    ends = ends if len(front["pp"]) > 1 else {"front": 0}  # the best in one objective, whichever that is
+    references = plan_entries(proposal.reference)  # which the line of = is
+    rows = {name: row for name, row in ends.items() if not _among(plan_entries(front, [row])[0], references)}
     time_s, energy_j = (
         np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
         for name in ("iteration_time_s", "energy_j")
@@ -299,7 +300,7 @@ def _summary(proposal: Proposal) -> list[str]:
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip
-    lines += paragraphs([_methods(proposal.searched)])
+    lines += paragraphs([_methods(proposal)])
     if idle := following_words(proposal.job.objectives):
         lines += paragraphs([idle])
     lines += proposal.joint.lines() if proposal.joint else []
@@ -319,11 +320,14 @@ def _summary(proposal: Proposal) -> list[str]:
 METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsga2": "NSGA-II"}
 
 
-def _methods(searched: Mapping[str, Mapping[str, float]]) -> str:
-    """The methods that searched with what each added, in a sentence."""
+def _methods(proposal: Proposal) -> str:
+    """The methods that searched with what each added, in a sentence; the search has more goals than one objective."""
+    searched = proposal.searched
     added = [
         f"{METHODS[method]} {gain['added']:,}"
         + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
         for method, gain in searched.items()
     ]
-    return f"Plans of the front by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."
+    whole = sum(gain["added"] for gain in searched.values()) == len(proposal.front["pp"])
+    of = "" if whole else f" of {' and '.join(proposal.job.goals)}, of which these are the best,"
+    return f"Plans of the front{of} by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."

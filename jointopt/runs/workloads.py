@@ -16,6 +16,7 @@ from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS,
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
+from jointopt.runs.shapes import FROM_CATALOGUE, SHAPE, whole_name, with_catalogue_shapes
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
 from jointopt.spec.block import NOT_IN, block_of
@@ -23,7 +24,7 @@ from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import known_model, load_model, model_names
+from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework
@@ -39,17 +40,10 @@ _WORKLOAD = (
     "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
-_FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
 _PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
-_SHAPE = [
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
-    "vocab_size", "num_experts", "moe_router_topk",
-]  # fmt: skip
-# shape columns that few tables have; a row that states one lets the catalogue speak for what no table states
-_FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers"]
 _LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
@@ -98,14 +92,14 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = clean_runs(table)
-    runs = _with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
+    runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
-        hint = _shape_hint(runs) if missing[0] in _SHAPE else ""
+        hint = _shape_hint(runs) if missing[0] in SHAPE else ""
         raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
     runs = _with_degrees(runs)
     if lacks_heads(runs):
-        runs = with_heads_of_kin(runs, None if kin is None else _with_catalogue_shapes(clean_runs(kin)))
+        runs = with_heads_of_kin(runs, None if kin is None else with_catalogue_shapes(clean_runs(kin)))
     reasons = _impossible(runs)
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
@@ -134,24 +128,6 @@ def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
     order = np.argsort(codes, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
         yield runs.iloc[rows]
-
-
-def _with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
-    for name in runs["model"].dropna().unique() if "model" in runs else ():
-        model = known_model(str(name))
-        if model is None:
-            continue
-        shape = pd.Series({column: float(getattr(model, column)) for column in [*_SHAPE, *_FINER_SHAPE]})
-        rows = runs["model"] == name
-        given = runs.reindex(columns=shape.index)[rows].astype(float)
-        # the columns of a model with experts never say all of it: latent attention, groups of experts
-        finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)
-        wanted = given[_SHAPE].isna().any(axis=1) | finer | model.is_moe
-        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted]
-        runs = runs.reindex(columns=list(dict.fromkeys([*runs, *_SHAPE, _FROM_CATALOGUE])))
-        runs.loc[agree, [*_SHAPE, _FROM_CATALOGUE]] = [*shape[_SHAPE], 1.0]
-    return runs
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
@@ -324,8 +300,10 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 
 
 def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
-    if row.get(_FROM_CATALOGUE):
-        return replace(load_model(str(row["model"])), mtp_num_layers=int(row.get("mtp_num_layers", 0)))
+    if row.get(FROM_CATALOGUE):
+        return replace(
+            load_model(whole_name(row["model"], row.get("block"))), mtp_num_layers=int(row.get("mtp_num_layers", 0))
+        )
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     experts = int(row.get("num_experts", 0))

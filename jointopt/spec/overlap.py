@@ -48,11 +48,11 @@ def has_effect(layouts: Mapping[str, Ints], kind: str = "") -> Bools:
 
 
 def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
-    """Where a choice contradicts itself, or turns on or off what the framework leaves no choice of."""
+    """Where a choice turns on or off what the framework leaves no choice of."""
     codes = layouts["overlap"]
+    wrong = np.zeros(codes.shape, bool)
     if not codes.any():
-        return np.zeros(codes.shape, bool)
-    wrong = _has(codes, "none") & (codes != OVERLAP.bit("none"))
+        return wrong
     for kind in KINDS:
         turned = _has(codes, kind) != (usual_share(framework, kind) > 0.0)
         wrong = wrong | (codes > 0) & has_effect(layouts, kind) & turned & (chosen_share(framework, kind) == 0.0)

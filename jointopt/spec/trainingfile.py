@@ -24,6 +24,7 @@ from jointopt.spec.job import (
     TOKEN_DISPATCHERS,
     Training,
 )
+from jointopt.spec.model import Model
 
 TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
@@ -129,3 +130,14 @@ def assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assum
         if section.section("training", TRAINING_KEYS).has("dtype") or training.dtype == "bf16":
             return ()
     return (Assumption("dtype", training.dtype, reason),)
+
+
+def check_adapters(model: Model, training: Training) -> None:
+    """JobError where no layer of the model has a linear that adapters are wanted for, so that nothing is trained."""
+    there = LORA_TARGETS[:2] * model.has_attention + LORA_TARGETS[2:] * model.has_mlp
+    if training.frozen and not set(training.adapted) & set(there):
+        wanted = ", ".join(training.adapted)
+        raise JobError(
+            f"training.lora_target_modules: {model.name} has no {wanted}, and nothing would be trained; "
+            f"expected some of {', '.join(there)}."
+        )

@@ -24,13 +24,13 @@ def physics_errors() -> dict[str, Any]:
 # Why recorded runs do not support a plan, in the words of an answer.
 DOUBTS: Mapping[str, str] = {
     "framework": "no recorded runs of the framework",
-    "gpu": "none on this GPU",
-    "model": "few of mixtures of experts",
-    "precision": "none in this precision",
-    "block": "none of blocks without a model around them",
-    "adapters": "none of adapters beside frozen weights (LoRA)",
-    "size": "none of this size (GPUs, sequence or width)",
-    "layout": "none of such degrees",
+    "gpu": "no recorded runs on this GPU",
+    "model": "few recorded runs of mixtures of experts",
+    "precision": "no recorded runs in this precision",
+    "block": "no recorded runs of blocks without a model around them",
+    "adapters": "no recorded runs of adapters beside frozen weights (LoRA)",
+    "size": "no recorded runs of this size (GPUs, sequence or width)",
+    "layout": "no recorded runs of such degrees",
     "clock": "clock response not measured on this GPU",
 }
 # Of what a time gains by a clock, 0.6-0.9 was measured on A100's stages and 0.35-0.65 on A40's (`physics.clock_law`):

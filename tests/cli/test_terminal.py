@@ -33,7 +33,7 @@ def test_csv_has_a_row_and_markdown_a_line_for_each_plan_of_the_front(document: 
     assert [float(row["energy_j"]) for row in rows] == [plan["energy_j"] for plan in document["front"]]
     lines = run(*words, "markdown").stdout.splitlines()
     assert len(lines) == 2 + len(rows)
-    assert lines[0].startswith("| dp | tp | pp | cp | stage_clock_mhz | iteration_time_s |")
+    assert lines[0].startswith("| dp | tp | pp | cp | micro_batch_size | sequence_parallel | recompute | zero_stage | ")
 
 
 def test_format_json_is_what_json_prints(document: dict) -> None:

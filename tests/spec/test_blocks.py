@@ -14,7 +14,7 @@ from jointopt.spec.block import block_of
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.job import Job
-from jointopt.spec.jobfile import dump_job, parse_job
+from jointopt.spec.jobfile import dump_job, parse_job, with_changes
 from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 
@@ -105,3 +105,20 @@ def test_without_attention_selective_recompute_is_the_same_plan_as_none() -> Non
     assert check_plan(job, stated) == ["selective recompute with no attention is the same plan as none."]
     whole = replace(job, model=replace(job.model, block="layer", num_attention_heads=16, num_query_groups=16))
     assert check_plan(whole, stated) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "targets", "wanting"),
+    [
+        ("attention", ["linear_fc1"], "linear_qkv, linear_proj"),
+        ("feed_forward", ["linear_qkv"], "linear_fc1, linear_fc2"),
+    ],
+)
+def test_adapters_beside_nothing_of_a_block_are_refused(block: str, targets: list[str], wanting: str) -> None:
+    change = {"training.framework": "generic", "training.lora_dim": 16}
+    job = with_changes(job_of(catalog="llama-3-8b", block=block), change)  # all targets: those that are there
+    with pytest.raises(
+        UsageError, match=f"has no {targets[0]}, and nothing would be trained; expected some of {wanting}"
+    ):
+        with_changes(job, {"training.lora_target_modules": targets})
+    assert with_changes(job, {"training.lora_target_modules": ["linear_qkv", "linear_fc1"]}).training.frozen

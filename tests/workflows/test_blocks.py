@@ -15,7 +15,7 @@ from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.torchrun import check_model
 from jointopt.runs.rules import least_time_s
 from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
+from jointopt.spec.jobfile import parse_job, with_changes
 from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan
 from jointopt.workflows.campaign.candidates import measurement_columns
 
@@ -59,7 +59,7 @@ def test_the_front_has_the_figures_that_explain_tells_of_its_plans() -> None:
 
 def test_no_recorded_run_supports_a_block() -> None:
     told = jointopt.explain(job_of("feed_forward"), PLAN)
-    assert "none of blocks without a model around them" in told.text()
+    assert "no recorded runs of blocks without a model around them" in told.text()
     assert not told.to_dict()["in_domain"]
 
 
@@ -86,3 +86,27 @@ def test_a_time_of_a_block_is_held_against_the_weights_of_the_block(block: str, 
     row = row_of(job_of(block)).assign(iteration_time_s=1.0)
     full = least_time_s(row.assign(dtype="bf16"))[0]
     assert full == pytest.approx(6 * weights * 16 * 2048 / 8 / (989.4e12 * 1.1), rel=1e-3)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3"])
+def test_a_row_that_names_a_model_and_a_block_has_one_layer_of_it_as_a_job_has(model: str, block: str) -> None:
+    job = with_changes(job_of(block), {"model": {"catalog": model, "block": block}})
+    told = jointopt.explain(job, PLAN, surrogate="none").to_dict()
+    full = row_of(job)
+    named = full.drop(columns=[name for name in full if name in job.model.__dataclass_fields__ and name != "block"])
+    for rows in (full, named.assign(model=model), named.assign(model=model, num_layers=1)):
+        found = jointopt.predict(rows, surrogate="none").iloc[0]
+        assert found["predicted_iteration_time_s"] == pytest.approx(told["iteration_time_s"], rel=1e-6)
+        assert found["predicted_peak_memory_gib"] == pytest.approx(told["peak_memory_gib"], rel=1e-6)
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
+def test_experts_without_attention_are_split_by_any_degree_of_tensor_parallelism(model: str) -> None:
+    job = job_of("feed_forward")
+    job = with_changes(job, {"model": {"catalog": model, "block": "feed_forward"}, "search.etp": [1, 2]})
+    told = jointopt.explain(job, "dp=4 tp=2 ep=4 etp=2 zero_stage=1 sequence_parallel=true")
+    assert told.violations == ()
+    assert told.feasible
+    proposal = jointopt.propose(with_changes(job, {"search.dp": [4]}), storage=None)
+    assert set(proposal.front["tp"]) <= {1, 2}

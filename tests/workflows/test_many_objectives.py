@@ -12,6 +12,7 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import Columns, Floats
+from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
 from jointopt.search.many_goals import search_goals
 from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
@@ -139,6 +140,15 @@ def test_a_report_of_many_objectives_names_them(stored: tuple[Proposal, str], tm
     assert "iteration_time_s and energy_j and peak_memory_gib" in page
 
 
+def test_the_plan_of_least_energy_in_a_report_of_many_objectives_has_the_least(stored: tuple[Proposal, str]) -> None:
+    front, document = stored[0].front["energy_j"], stored[0].to_dict()
+    chosen = {plan.name: plan.entry for plan in chosen_plans(document["front"], document["reference"])}
+    assert chosen["least energy"]["energy_j"] == pytest.approx(front.min())
+    assert front[-1] > 1.1 * front.min()  # the slowest is the best in memory
+    cards = {label: value for label, value, _ in stored[0].report().page.content.cards}
+    assert cards["Least energy"] == f"{front.min() / front[0] - 1:+.1%}"
+
+
 def priced(objectives: str, rates: str = "{price_per_kwh: 0.1, carbon_kg_per_kwh: 0.4}") -> Job:
     document = parse_yaml(dump_job(JOB)) | {"objectives": parse_yaml(f"o: {objectives}")["o"]}
     return parse_job({**document, "cluster": {**document["cluster"], **parse_yaml(f"o: {rates}")["o"]}}, "priced", ".")
@@ -171,3 +181,15 @@ def test_runs_are_chosen_by_time_and_energy_where_memory_is_an_objective_too() -
     assert priced("[gpu_cost, cost]", "{price_per_kwh: 1, price_per_gpu_hour: 1}").measured_objectives == (
         "iteration_time_s", "energy_j",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", ["avg_power_w", "carbon_kg"])
+def test_the_best_plan_in_one_objective_is_named_as_such_among_methods_and_costs(objective: str) -> None:
+    proposal = propose(priced(f"[{objective}]"))
+    text = " ".join(proposal.text().split())
+    goals = " and ".join(proposal.job.goals)
+    assert len(proposal.front["pp"]) == 1
+    assert f"Plans of the front of {goals}, of which these are the best, by method: " in text
+    costs = text.split("At the site's meter")[1].split("Joint space")[0]
+    assert " front " in costs
+    assert "least energy" not in costs

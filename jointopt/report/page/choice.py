@@ -47,7 +47,8 @@ def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str 
     rows = dict.fromkeys([0], "fastest")
     if energies := _known(front, "energy_j"):
         knee = int(below_chord(np.array(_known(front, "iteration_time_s")), np.array(energies)).argmax())
-        rows |= {len(front) - 1: "least energy"} if len(front) > 1 else {}
+        least = int(np.argmin(energies))  # the slowest, unless there are objectives beside time and energy
+        rows |= {least: "least energy"} if least else {}
         rows.setdefault(knee, "knee")
     shown = {layout_key(front[row]) for row in rows}
     for row, entry in enumerate(front):

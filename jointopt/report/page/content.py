@@ -93,8 +93,8 @@ def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[st
         return cards
     cards.append(("Energy of its iteration", table.result("energy_j", first["energy_j"]),
                   f"{first['avg_power_w']:.0f} W per GPU"))  # fmt: skip
-    last = front[-1]
-    less, more = (1.0 - last["energy_j"] / first["energy_j"]), last["iteration_time_s"] / first["iteration_time_s"] - 1
+    least = min(front, key=lambda entry: float(entry["energy_j"]))
+    less, more = 1.0 - least["energy_j"] / first["energy_j"], least["iteration_time_s"] / first["iteration_time_s"] - 1
     cards.append(("Least energy", f"{-less:+.1%}", f"for {more:+.1%} of time"))
     if joint := document.get("joint"):
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:.1%}",
@@ -229,7 +229,9 @@ def _front_layouts(front: Sequence[Entry]) -> Table:
 
 
 def _between(group: Sequence[Entry], name: str) -> str:
-    return table.span(_result(group[0], name), _result(group[-1], name), " to ")
+    """The figure of the fastest plan to the slowest, in order also where other objectives make plans slower."""
+    ordered = sorted(group, key=lambda entry: float(entry.get(name) or 0.0), reverse=name == "energy_j")
+    return table.span(_result(ordered[0], name), _result(ordered[-1], name), " to ")
 
 
 def _joint(joint: Mapping[str, Any] | None) -> str:

@@ -231,7 +231,7 @@ def sharing_rules(job: Job) -> list[Rule]:
         *_without_effect("overlap", ("dp", "cp", "tp"), has_effect, "dp*cp > 1 or tp > 1"),
         Rule("overlap_offered", ("dp", "cp", "tp", "overlap"), lambda c: not_offered(framework, c),
              f"{framework.name} has no such choice of overlap",
-             f"overlap {{overlap}}: {framework.name} {_overlaps(framework)}; the word none stands alone."),
+             f"overlap {{overlap}}: {framework.name} {_overlaps(framework)}."),
     ]  # fmt: skip
 
 

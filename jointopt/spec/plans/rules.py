@@ -65,7 +65,8 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
         columns["etp"] = np.where(columns["etp"] > 1, columns["etp"], 0)
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
     broken.sort(key=lambda rule: rule.of_search)
-    figures, most = {**plan, **_plan_figures(job, plan)}, job.cluster.power_limit_w
+    stated = {name: "blank" if value == "" else value for name, value in plan.items()}
+    figures, most = {**stated, **_plan_figures(job, plan)}, job.cluster.power_limit_w
     limits = {"power_limit_w": [plan.get("power_limit_w")], "stage_power_limit_w": plan.get("stage_power_limit_w", [])}
     return [rule.sentence.format(**figures) for rule in broken] + [
         f"{key} is above the {most:g} W that a GPU of the cluster may draw (cluster.power_limit_w)."

@@ -178,7 +178,7 @@ def _stated(listed: list[int], chunks: int) -> list[int]:
 def _usual(job: Job, column: str) -> list[int]:
     """The values of a column that most plans do without, where the job lists none."""
     if column == "etp" and job.model.is_moe:
-        return divisors(job.model.num_attention_heads)  # tp is one of them
+        return divisors(job.model.num_attention_heads or job.cluster.num_gpus)  # tp is one of them
     if column == "dp_replicate" and job.training.framework.replicates:  # a scale-up domain each
         return divisors(max(job.cluster.num_gpus // even_domain(job.cluster), 1))
     if column == "schedule":

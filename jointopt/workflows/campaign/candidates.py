@@ -28,6 +28,7 @@ _OF_MODEL = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk",
 )  # fmt: skip
+_OF_EXPERTS = ("moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers")
 _OF_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "fused_norm")
 _CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid look the same in a run
 
@@ -135,7 +136,7 @@ def peeled(first: Floats, second: Floats, count: int) -> Ints:
 def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     """Plans of a job as rows of a measurement table without results, the job's own columns included."""
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
-    own = job.model.cells(_OF_MODEL)
+    own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
     return table.assign(
         stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=job.model.name, **own,

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.core.errors import PlanError
+from jointopt.core.errors import JobError, PlanError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.spec.framework import Framework
+from jointopt.spec.jobfile import shipped_job, with_changes
 from jointopt.spec.plans.parse import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import enumerate_layouts
@@ -170,3 +171,18 @@ def test_an_absent_key_is_assumed_with_its_value(make_job):
     first, *_, last = plan_assumptions(parsed)
     assert (first.key, first.value, str(first)) == ("dp", 2, "dp is not given; 2 is assumed")
     assert (last.key, str(last)) == ("stage_clock_mhz", "stage_clock_mhz is not given; 1410 is assumed")
+
+
+def test_no_overlap_beside_some_overlap_is_refused_in_a_plan_and_in_a_search(make_job):
+    expected = "must be none, or some of dp, tp, separated by semicolons; got 'none;dp'"
+    with pytest.raises(PlanError, match=f"The overlap of a plan {expected}"):
+        parse_plan("dp=8 overlap=none;dp", make_job())
+    with pytest.raises(JobError, match=f"search.overlap {expected}"):
+        with_changes(shipped_job("opt-350m-2x4-a100"), {"search.overlap": ["dp", "none;dp"]})
+
+
+def test_a_blank_value_outside_of_a_search_is_called_blank(make_job):
+    job = make_job()
+    job = replace(job, search=replace(job.search, overlap=("dp",)))
+    plan = record(parse_plan("dp=8 zero_stage=1", job))
+    assert "overlap blank is outside the job's search.overlap (dp)." in check_plan(job, plan)

@@ -1,0 +1,54 @@
+"""Shapes of the models that rows of tables name: what the catalogue knows of them, and how many layers a block has."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from jointopt.spec.catalog.models import known_model
+
+FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
+SHAPE = [
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+    "vocab_size", "num_experts", "moe_router_topk",
+]  # fmt: skip
+# shape columns that few tables have; a row that states one lets the catalogue speak for what no table states
+_FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers"]
+
+
+def with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it.
+
+    A block has as many layers as its row states, whatever the model has, and one where that is blank, as in a job.
+    """
+    if "block" not in runs:
+        return _filled(runs)
+    block, stated = runs["block"].notna(), runs.reindex(columns=["num_layers"])["num_layers"].astype(float)
+    found = _filled(runs.assign(num_layers=stated.mask(block)))
+    return found.assign(num_layers=found["num_layers"].mask(block, stated.fillna(1.0)))
+
+
+def whole_name(model: object, block: object) -> str:
+    """The name of the model of which a row's block is: a job calls one layer of llama-3-8b ``llama-3-8b-layer``."""
+    return str(model).removesuffix(f"-{block}")
+
+
+def _filled(runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
+    if "model" not in runs:
+        return runs
+    blocks = runs["block"] if "block" in runs else [None] * len(runs)
+    wholes = pd.Series(list(map(whole_name, runs["model"], blocks)), runs.index).where(runs["model"].notna())
+    for name in wholes.dropna().unique():
+        model = known_model(name)
+        if model is None:
+            continue
+        shape = pd.Series({column: float(getattr(model, column)) for column in [*SHAPE, *_FINER_SHAPE]})
+        rows = wholes == name
+        given = runs.reindex(columns=shape.index)[rows].astype(float)
+        # the columns of a model with experts never say all of it: latent attention, groups of experts
+        finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)
+        wanted = given[SHAPE].isna().any(axis=1) | finer | model.is_moe
+        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted]
+        runs = runs.reindex(columns=list(dict.fromkeys([*runs, *SHAPE, FROM_CATALOGUE])))
+        runs.loc[agree, [*SHAPE, FROM_CATALOGUE]] = [*shape[SHAPE], 1.0]
+    return runs
