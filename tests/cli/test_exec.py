@@ -145,6 +145,8 @@ def killed_mid_run(driver, plan: str, with_guardians: bool) -> tuple[int, int]:
     program = subprocess.Popen(command, env=driver.environment, stdout=subprocess.PIPE, text=True)
     pid = int(program.stdout.readline())
     guardians = psutil.Process(program.pid).children() if with_guardians else []
+    for one in guardians:
+        one.suspend()  # or they would put the clocks back between the two
     program.kill()
     for one in guardians:
         one.kill()
