@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Ints
 from jointopt.spec.job import OBJECTIVES
-from jointopt.spec.objectives import telling
+from jointopt.spec.objectives import telling, words
 
 
 def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
@@ -31,6 +31,6 @@ def following_words(objectives: Sequence[str]) -> str:
     idle = [name for name in objectives if name not in telling(objectives)]
     if not idle:
         return ""
-    others = " and ".join(name for name in objectives if name in OBJECTIVES) or telling(objectives)[0]
+    others = words([name for name in objectives if name in OBJECTIVES] or telling(objectives)[:1])
     rises = "rises" if len(idle) == 1 else "rise"
-    return f"{' and '.join(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."
+    return f"{words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."

@@ -17,6 +17,13 @@ SHORT = {
 _FOLLOWS = dict.fromkeys(PAID, SITE_ENERGY) | {"gpu_cost": "iteration_time_s"}
 
 
+def words(objectives: Sequence[str]) -> str:
+    """The objectives as people name them: "time, energy and peak memory"."""
+    known = {column: name.replace("_", " ") for name, column in SHORT.items()}
+    *most, last = (known.get(name, name) for name in objectives)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def goals_of(objectives: Sequence[str]) -> tuple[str, ...]:
     """The columns to search by: time and energy, on whose front lies the best of all that follows, and further ones."""
     return (*OBJECTIVES, *(name for name in FURTHER if name in objectives))

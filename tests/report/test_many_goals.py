@@ -37,9 +37,9 @@ def test_the_best_in_each_goal_comes_first_then_what_is_farthest_from_them_over_
     ("objectives", "said"),
     [
         ((TIME, ENERGY), ""),
-        ((TIME, ENERGY, "cost"), f"cost rises with {TIME} and {ENERGY}: "),
-        ((TIME, "gpu_cost", "peak_memory_gib"), f"gpu_cost rises with {TIME}: "),
-        (("carbon_kg", "cost", "facility_energy_j"), "cost and facility_energy_j rise with carbon_kg: "),
+        ((TIME, ENERGY, "cost"), "cost rises with time and energy: "),
+        ((TIME, "gpu_cost", "peak_memory_gib"), "gpu cost rises with time: "),
+        (("carbon_kg", "cost", "facility_energy_j"), "cost and site energy rise with carbon: "),
     ],
 )
 def test_objectives_that_follow_are_named_with_what_they_follow(objectives: tuple[str, ...], said: str) -> None:

@@ -19,6 +19,7 @@ from jointopt.report.page.choice import Entry
 from jointopt.report.page.pictured import Pictured, encoded
 from jointopt.report.plans import differing, has_site_costs, plan_words, rate_words, short_clocks
 from jointopt.spec.job import Job
+from jointopt.spec.objectives import words
 
 Cells = Sequence[str]
 
@@ -80,7 +81,7 @@ def _lead(job: Job, front: Sequence[Entry], document: Mapping[str, Any]) -> str:
         f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
         f"{training.dtype} with {training.framework.name}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
-        f"layout{'s' * (layouts != 1)} that no other plan beats in {' and '.join(job.objectives)}."
+        f"layout{'s' * (layouts != 1)} that no other plan beats in {words(job.objectives)}."
     )
 
 
@@ -198,11 +199,11 @@ def _layout_table(document: Mapping[str, Any]) -> Table:
     varied = differing([layout.plans[0] for layout in layouts]) - {"stage_clock_mhz"}
     head = ("rank", "layout", "fastest", "knee", "least energy", "than the one above", "on front", "near")
     rows = []
-    for layout, words in zip(layouts, steps(layouts), strict=True):
+    for layout, why in zip(layouts, steps(layouts), strict=True):
         ends = [_point(plan) for plan in (layout.plans[0], layout.plans[len(layout.plans) // 2], layout.plans[-1])]
         near = f"{layout.near} within {NEAR:.0%}" if layout.near else "-"
         name = _layout_words(layout.plans[0], varied)
-        rows.append([str(layout.rank), name, *ends, words or "-", str(layout.on_front or "-"), near])
+        rows.append([str(layout.rank), name, *ends, why or "-", str(layout.on_front or "-"), near])
     return Table("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", head, rows)
 
 
