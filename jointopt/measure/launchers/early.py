@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,31 @@ from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.launchers.process import whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import failed_row
+from jointopt.measure.trainer.spec import JUDGED_ON
 from jointopt.spec.job import Job
 
-JUDGED_ON = 3  # measured iterations
+
+class OfProgram:
+    """A launcher of one ``program``, which knows the bound of `EndsEarly`."""
+
+    program: Program
+
+    @property
+    def behind_s(self) -> float:
+        """As of `EndsEarly`."""
+        return self.program.behind_s
+
+    @behind_s.setter
+    def behind_s(self, seconds: float) -> None:
+        """Set it."""
+        self.program.behind_s = seconds
+
+
+def row_of_bound(seconds: Sequence[float], behind_s: float) -> dict[str, Any]:
+    """The result columns of a run that was ended after iterations of these seconds: the least of them is its time."""
+    least = min(seconds)
+    words = f"ended early: each of {len(seconds)} iterations took {least:.4g} s or more, beyond {behind_s:.4g}"
+    return failed_row(Failure(FailureKind.BEHIND, words)) | {"iteration_time_s": least}
 
 
 def behind_row(program: Program, job: Job, log: Path) -> dict[str, Any] | None:
@@ -25,9 +48,7 @@ def behind_row(program: Program, job: Job, log: Path) -> dict[str, Any] | None:
     seconds = program.iteration_s(job, text)[:JUDGED_ON]
     if len(seconds) < JUDGED_ON or min(seconds) <= program.behind_s:
         return None
-    words = f"ended early: each of {len(seconds)} iterations took {min(seconds):.4g} s or more, beyond"
-    failure = Failure(FailureKind.BEHIND, f"{words} {program.behind_s:.4g}")
-    return failed_row(failure) | {"iteration_time_s": min(seconds)}
+    return row_of_bound(seconds, program.behind_s)
 
 
 class Early:

@@ -13,7 +13,7 @@ from jointopt.core.schema import Columns
 from jointopt.measure.devices.conditions import Conditions, under_plan, unmetered
 from jointopt.measure.devices.identity import check_devices
 from jointopt.measure.guard.scratch import scratch_folder
-from jointopt.measure.launchers.early import Early
+from jointopt.measure.launchers.early import Early, OfProgram
 from jointopt.measure.launchers.failures import failure_of, is_full
 from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
 from jointopt.measure.launchers.program import Program
@@ -21,7 +21,7 @@ from jointopt.measure.launchers.rows import WINDOW, failed_row, new_log, outcome
 from jointopt.spec.job import Job
 
 
-class LocalLauncher:
+class LocalLauncher(OfProgram):
     """Runs ``program`` for at most ``limit_s`` on this machine's GPUs, or on its cores where the job's GPU is cpu-core.
 
     Logs stay in the folder ``logs`` where one is given. GPUs run at the clock of their stage, or at what the driver
@@ -34,16 +34,6 @@ class LocalLauncher:
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.program, self.limit_s, self.logs = program, limit_s, logs
         self.default_clocks = default_clocks
-
-    @property
-    def behind_s(self) -> float:
-        """As of `EndsEarly`."""
-        return self.program.behind_s
-
-    @behind_s.setter
-    def behind_s(self, seconds: float) -> None:
-        """Set it."""
-        self.program.behind_s = seconds
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where the job needs more than this machine, or the program cannot run it."""

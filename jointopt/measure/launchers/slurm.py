@@ -18,7 +18,7 @@ from jointopt.measure.devices import node_meters
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.command import CommandProgram, word
-from jointopt.measure.launchers.early import behind_row
+from jointopt.measure.launchers.early import OfProgram, behind_row
 from jointopt.measure.launchers.framework import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.launchers.process import tail_of, whole_log
 from jointopt.measure.launchers.program import Program
@@ -41,7 +41,7 @@ _WHERE = ("python", "setup", "gpu_request", "exclusive", "partition", "constrain
 _CONTENT = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 
 
-class SlurmLauncher:
+class SlurmLauncher(OfProgram):
     """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` says how.
 
     ``program`` is torchrun (the project's trainer), a framework (options as of `FrameworkProgram`; in the job file's
@@ -66,16 +66,6 @@ class SlurmLauncher:
         self._delivered: Iterator[Ended] | None = None
         if "\n" in str(self.folder) or '"' in str(self.folder):
             raise UsageError(f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold.")
-
-    @property
-    def behind_s(self) -> float:
-        """As of `EndsEarly`."""
-        return self.program.behind_s
-
-    @behind_s.setter
-    def behind_s(self, seconds: float) -> None:
-        """Set it."""
-        self.program.behind_s = seconds
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where nothing can be submitted from here, or the program cannot run the job."""

@@ -15,6 +15,7 @@ from typing import Any
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
+from jointopt.measure.launchers.early import row_of_bound
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, refuse, without
 from jointopt.measure.launchers.rows import failed_row, is_blank, result_row
@@ -115,7 +116,7 @@ def read_result(path: Path, model: Model) -> dict[str, Any] | None:
 def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """The result columns of a run that ended well; the spread of its iterations stands in ``notes``."""
     if found.get("behind_s"):
-        return _behind(found)
+        return row_of_bound(found["iteration_s"], found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]}
     seconds, losses = found["iteration_s"], found["loss"]
     middle = statistics.median(seconds)
     spread = (max(seconds) - min(seconds)) / middle
@@ -127,14 +128,6 @@ def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
         *map(str, found.get("remarks", [])),
     )
     return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
-
-
-def _behind(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The result columns of a run that was ended early, whose time is a lower bound."""
-    seconds, least = found["iteration_s"], min(found["iteration_s"])
-    words = f"ended early: each of {len(seconds)} iterations took {least:.4g} s or more, beyond {found['behind_s']:.4g}"
-    known = {"iteration_time_s": least, "peak_memory_gib": found["peak_memory_gib"]}
-    return failed_row(Failure(FailureKind.BEHIND, words)) | known
 
 
 def _not_built(model: Model) -> list[str]:

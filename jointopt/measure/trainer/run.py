@@ -20,9 +20,8 @@ from jointopt.measure.devices.identity import remarks, wrong_device
 from jointopt.measure.trainer.device import device_name, now_s, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
-from jointopt.measure.trainer.spec import TrainSpec
+from jointopt.measure.trainer.spec import JUDGED_ON, TrainSpec
 
-JUDGED_ON = 3  # measured iterations: the least of them is taken for what the others would need at least
 Step = Callable[[], Tensor]  # one iteration's passes: this rank's mean loss (0 where it has none)
 
 
