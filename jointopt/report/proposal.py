@@ -34,7 +34,7 @@ from jointopt.report.plans import (
 from jointopt.report.table import blocks_text, paragraphs, study_lines
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.objectives import telling
+from jointopt.spec.objectives import telling, words
 from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.intervals import RESULTS
 
@@ -254,7 +254,7 @@ def _title(proposal: Proposal) -> list[str]:
         f"{job.name}: {job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens "
         f"in {training.precision}, {training.framework.name}, on {cluster.nodes} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. "
-        f"Plans that no other beats in {' and '.join(job.objectives)}: {len(proposal.front['pp']):,}."
+        f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}."
     ])  # fmt: skip
 
 
@@ -329,5 +329,5 @@ def _methods(proposal: Proposal) -> str:
         for method, gain in searched.items()
     ]
     whole = sum(gain["added"] for gain in searched.values()) == len(proposal.front["pp"])
-    of = "" if whole else f" of {' and '.join(proposal.job.goals)}, of which these are the best,"
+    of = "" if whole else f" of {words(proposal.job.goals)}, of which these are the best,"
     return f"Plans of the front{of} by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."

@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.core.schema import MODULES, RECOMPUTE_CODES, Bools, Columns, inside
 from jointopt.spec.job import Job, Training
 
-SEARCHED, DUPLICATE = "outside the job's search.", "is the same plan"  # in reasons that call for no change
+SEARCHED, DUPLICATE = "outside the job's search", "is the same plan"  # in reasons that call for no change
 SEARCH = "search."  # begins the names of the rules that the job itself sets
 
 
@@ -61,7 +61,7 @@ def searched(job: Job, column: str, where: Callable[[Columns], Any] | None = Non
     columns = _EFFECT.get(column, ())
     names = ", ".join(map(str, listed))
     sentence = f"{column} {{{column}}} is outside the job's search.{column} ({names})."
-    return (Rule(SEARCH + column, (*columns, column), outside, SEARCHED + column, sentence),)
+    return (Rule(SEARCH + column, (*columns, column), outside, f"{SEARCHED}.{column}", sentence),)
 
 
 def not_in(column: str, values: list[int], where: Callable[[Columns], Any] | None = None) -> Callable[[Columns], Any]:
