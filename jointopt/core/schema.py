@@ -63,6 +63,11 @@ class Column:
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
 
     @property
+    def head(self) -> str:
+        """The name by which printed tables and short texts know the column."""
+        return self.short or self.name
+
+    @property
     def array_dtype(self) -> type[np.generic]:
         """Type of the arrays of a layout column."""
         return {"bool": np.bool_, "str": np.int32}.get(self.dtype, np.int64)

@@ -30,10 +30,7 @@ MOST_LINES = 8  # of assumptions
 TIGHT = 0.8  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
-_HEADS = {name: name for name in LAYOUT_COLUMNS} | {
-    "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
-    "stage_clock_mhz": "clock",
-} | {name: COLUMNS[name].short or name for name in NEUTRAL}  # fmt: skip
+_HEADS = {name: COLUMNS[name].head for name in LAYOUT_COLUMNS} | {"stage_clock_mhz": "clock"}
 _NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
@@ -78,8 +75,8 @@ def _shown(name: str, plan: Row) -> Any:
 
 def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
-    shown = [name for name in _HEADS if name in _IN_WORDS or name in differing]
-    shown = [name for name in shown if not is_neutral(name, plan.get(name, _NEUTRAL.get(name)))]
+    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
+    shown = [name for name in shown if not is_neutral(name, plan[name])]
     return " ".join(f"{_HEADS[name]}={_word(_shown(name, plan))}" for name in shown)
 
 

@@ -78,7 +78,7 @@ def with_log(row: Mapping[str, Any], log: Path, kept: bool) -> dict[str, Any]:
 
 def label(plan: Mapping[str, Any]) -> str:
     """A plan's layout as the beginning of a file's name: ``dp4-tp1-pp2-...-mbs1-zero1-none-``."""
-    degrees = "".join(f"{COLUMNS[name].short or name}{plan[name]}-" for name in DOUBLINGS)
+    degrees = "".join(f"{COLUMNS[name].head}{plan[name]}-" for name in DOUBLINGS)
     return f"{degrees}zero{plan['zero_stage']}-{plan['recompute']}-"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.report.plans import differing, plan_words
 from jointopt.search.pareto import OBJECTIVES, below_chord
 from jointopt.spec.plans.parse import PLAN_KEYS
 
@@ -37,9 +38,13 @@ def plan_of(entry: Entry) -> dict[str, Any]:
     return {name: entry[name] for name in PLAN_KEYS if name in entry}
 
 
+def _layout_of(entry: Entry) -> dict[str, Any]:
+    return {name: entry[name] for name in LAYOUT_COLUMNS if name in entry}
+
+
 def layout_key(entry: Entry) -> tuple[Any, ...]:
     """The same for entries that differ in clocks and power limits alone."""
-    return tuple(entry.get(name) for name in LAYOUT_COLUMNS)
+    return tuple(_layout_of(entry).items())
 
 
 def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str = "") -> list[Chosen]:
@@ -54,8 +59,13 @@ def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str 
     for row, entry in enumerate(front):
         if layout_key(entry) not in shown and len(rows) < MOST - 1:
             shown.add(layout_key(entry))
-            rows[row] = f"fastest with {_short(entry)}"
-    found = [Chosen(rows[row], front[row], row) for row in sorted(rows)]
+            rows[row] = ""
+    varied = differing(_layout_of(front[row]) for row in rows)
+    telling = {row: {name: front[row].get(name) for name in varied} for row in sorted(rows)}
+    found = [
+        Chosen(rows[row] or f"fastest with {plan_words(layout, varied)}", front[row], row)
+        for row, layout in telling.items()
+    ]
     if reference is None:
         return found
     if not baseline and _alike(reference, front[0]):
@@ -74,8 +84,3 @@ def _known(entries: Sequence[Entry], name: str) -> list[float]:
     """A figure of all entries; none where one lacks it."""
     values = [entry.get(name) for entry in entries]
     return [] if None in values else [float(value) for value in values if value is not None]
-
-
-def _short(entry: Entry) -> str:
-    degrees = (f"{name}={entry[name]}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp") if entry.get(name, 1) != 1)
-    return " ".join(degrees) or "one GPU"
