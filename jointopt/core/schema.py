@@ -173,6 +173,7 @@ COLUMNS = {
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+POWER_LIMIT = "power_limit_w"  # a number of a layout where plans have limits of their own; most have none
 CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
 DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
 SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, outside
 from jointopt.physics.facility import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
@@ -32,7 +32,7 @@ _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: name for name in LAYOUT_COLUMNS} | {
     "micro_batch_size": "mbs", "sequence_parallel": "sp", "recompute": "rc", "zero_stage": "ZeRO",
-    "stage_clock_mhz": "clock",
+    "stage_clock_mhz": "clock", POWER_LIMIT: "limit",
 } | {name: COLUMNS[name].short or name for name in NEUTRAL}  # fmt: skip
 _NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
@@ -86,6 +86,8 @@ def plan_words(plan: Row, differing: Collection[str]) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "y" if value else "n"
+    if isinstance(value, float):
+        return f"{value:g} W"
     return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz" if isinstance(value, list | tuple) else str(value)
 
 
@@ -108,6 +110,9 @@ def plan_table(
             columns.append(TextColumn(_HEADS[name], cells))
         else:
             equal.append(f"{_HEADS[name]}={_word(values[0])}")
+    if any(plan.get(POWER_LIMIT) for plan in plans):
+        limits = [plan.get(POWER_LIMIT) for plan in plans]
+        columns.append(TextColumn("limit\nW", [f"{watts:g}" if watts else "-" for watts in limits]))
     left_over = table.room() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
     right = table.fitting(right, left_over, " ")
     room = max(_SHORTEST_CLOCKS, table.room() - table.table_width([*columns, *right], " ") - 1)

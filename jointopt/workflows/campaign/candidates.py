@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, outside
 from jointopt.runs.workloads import workloads
 from jointopt.search.pareto import front_order
 from jointopt.spec.calibration import Calibration
@@ -138,6 +138,8 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
     own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
+    if POWER_LIMIT in columns:
+        table[POWER_LIMIT] = columns[POWER_LIMIT]
     return table.assign(
         stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=job.model.name, **own,
         framework=job.training.framework.name, gpu=job.cluster.gpu.id, gpus_per_node=job.cluster.gpus_per_node,
