@@ -115,7 +115,7 @@ COLUMNS = {
         Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
                layout=True, codes=OVERLAP, neutral=0),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
-        Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
+        Column("power_limit_w", "float", "W", "plan", "power limit per GPU", 0, MOST_GPU_POWER_W, "limit"),
         Column("source", "str", "", "workload", "where the row came from"),
         Column("group", "str", "", "workload", "rows of one group are comparable"),
         Column("model", "str", "", "workload", "name of the model"),

@@ -276,13 +276,6 @@ class CostModel:
         """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""
         return np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
 
-    def clocks_reached(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
-        """Clocks (n, S) in MHz that plans reach of these, (n, S), within their power limits; NaN beyond their pp."""
-        out = np.full_like(stage_clock_mhz, np.nan)
-        for g, at, rows, depth in self.parts(index):
-            out[at, :depth] = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
-        return out
-
     def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> ms.Stages:
         costs = self.groups[g]
         clock = self.reached_mhz(g, rows, clock_mhz)

@@ -60,13 +60,15 @@ def under_limits(layouts: Columns, limits_w: tuple[float, ...] | None) -> Column
 
 
 def without_limits(layouts: Columns) -> tuple[Columns, Ints]:
-    """(the layouts that `under_limits` repeats, each once; which of them each one is, (n,))."""
-    count = len(layouts["pp"])
-    if POWER_LIMIT not in layouts:
-        return layouts, np.arange(count)
-    cells = np.stack([values.astype(float) for name, values in layouts.items() if name != POWER_LIMIT], axis=1)
-    _, first, of = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-    return {name: values[first] for name, values in layouts.items() if name != POWER_LIMIT}, of.reshape(-1)
+    """(the layouts that `under_limits` repeats, each once; which of them each one is, (n,)), or all as they are."""
+    count = each = len(layouts["pp"])
+    bare = {name: values for name, values in layouts.items() if name != POWER_LIMIT}
+    if POWER_LIMIT in layouts and count:
+        each = int((layouts[POWER_LIMIT] == layouts[POWER_LIMIT][0]).sum())
+    of = np.arange(count) % max(each, 1)
+    if not all(np.array_equal(values, values[of]) for values in bare.values()):
+        return bare, np.arange(count)
+    return {name: values[:each] for name, values in bare.items()}, of
 
 
 def repeated(values: Floats, count: int) -> Floats:

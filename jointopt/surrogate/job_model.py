@@ -21,7 +21,7 @@ from jointopt.spec.power_limits import without_limits
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
-from jointopt.surrogate.features import runs_of, watts_at
+from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import add_intervals
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.residual_gp import Runs
@@ -186,8 +186,8 @@ class JobModel:
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""
-        physics = CostModel(self._moved, {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}, lazily=True)
-        clocks = physics.clocks_reached(np.arange(len(columns["pp"])), columns["stage_clock_mhz"])
+        physics = CostModel(self._moved, {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)})
+        clocks = clocks_reached(physics, columns["stage_clock_mhz"])
         return {name: values for name, values in columns.items() if name != POWER_LIMIT} | {"stage_clock_mhz": clocks}
 
     def differences(self, columns: Columns, first: int) -> Columns:

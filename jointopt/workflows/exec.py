@@ -61,7 +61,8 @@ def execute(
     stated = [] if default_clocks else stated_by(command, Path.cwd())
     order = check_order(order) if order else next((one.usual for one in stated), DEFAULT_ORDER)
     settings, ranks = _settings(plan, count, node, gpus_per_node, default_clocks, order)
-    by_stage = bool(settings) and len(set(map(_asked, plan_settings(plan, default_clocks=default_clocks)))) > 1
+    every = plan_settings(plan, default_clocks=default_clocks)
+    by_stage = bool(settings) and len({(s.clock_mhz, s.power_limit_w) for s in every}) > 1
     check_stated(plan, order, stated, by_stage)
     _log.info(_setting_words(settings, len(ranks)) if settings else "Clocks are left to the driver.")
     waits = by_stage and check_s > 0 and starts_ranks(command, Path.cwd())
@@ -136,10 +137,6 @@ def _node(given: int | None, several: bool) -> int | None:
         return given or 0
     slurm = os.environ.get("SLURM_NODEID", "")
     return int(slurm) if slurm.isdigit() else None
-
-
-def _asked(setting: Setting) -> tuple[float | None, float | None]:
-    return setting.clock_mhz, setting.power_limit_w
 
 
 def _setting_words(settings: Sequence[Setting], local: int) -> str:

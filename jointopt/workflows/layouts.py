@@ -85,7 +85,7 @@ def _near(time_s: Floats, own: Bools) -> int:
 def _curves(
     job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints
 ) -> list[tuple[Mapping[str, Any], ...]]:
-    """Of each layout, under all its limits, the fastest plan, the knee and that of least energy; none is feasible: ()."""
+    """Of each layout, under all its limits, the fastest plan, the knee and that of least energy, if any is feasible."""
     priced, of = sweeps
     found: list[tuple[Mapping[str, Any], ...]] = []
     for family in families:

@@ -89,7 +89,6 @@ def propose(
     front, reference = take(front, rows), _reference(problem, physics, fitting)
     shown = answered(model, physics, concat([front, reference]))
     answer = take(shown, slice(0, -1))
-    # how far a limit holds clocks down is not known as clocks are that are set
     apart = {} if today or job.search.power_limit_w else take(model.differences(shown, len(rows)), slice(0, -1))
     chosen = _wanted(job, answer)
     proposal = Proposal(

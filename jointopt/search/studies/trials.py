@@ -38,8 +38,9 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     named = [name for name in LAYOUT_COLUMNS if name in plans and name not in OPEN]
     made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in named}
     made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
-    if POWER_LIMIT in plans:
-        made[POWER_LIMIT] = FloatDistribution(float(plans[POWER_LIMIT].min()), float(plans[POWER_LIMIT].max()))
+    if POWER_LIMIT in plans and np.isfinite(plans[POWER_LIMIT]).any():
+        limits = plans[POWER_LIMIT][np.isfinite(plans[POWER_LIMIT])]
+        made[POWER_LIMIT] = FloatDistribution(float(limits.min()), float(limits.max()))
     if "slack" in plans:
         made["slack"] = FloatDistribution(0.0, 1.0)
     return made

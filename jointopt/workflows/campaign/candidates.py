@@ -70,6 +70,8 @@ def listed(
     table = table.iloc[np.concatenate([work.rows for work in found])].reset_index(drop=True)
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
+    if POWER_LIMIT in table:
+        plans[POWER_LIMIT] = table[POWER_LIMIT].to_numpy(float)
     plans["stage_clock_mhz"] = np.concatenate([widened(work.stage_clock_mhz, width) for work in found])
     limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
     has, allowed = np.concatenate(limits).T
