@@ -21,7 +21,7 @@ from jointopt.cli.plan import PlanType
               "such as tp-cp-ep-dp-pp.")  # fmt: skip
 @click.option("--check-s", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="Wait for ranks that do not show their stage, in seconds; 0 sets clocks at once.")  # fmt: skip
-@click.option("--default-clocks", is_flag=True, help="Leave clocks and power limits alone, only measure.")
+@click.option("--default-clocks", is_flag=True, help="Leave clocks to the driver; power limits are set.")
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
 @click.option("--reading", type=common.PATH, help="File for the meter's samples.")

@@ -120,7 +120,7 @@ COLUMNS = {
         Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
                layout=True, codes=OVERLAP, neutral=0),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
-        Column("power_limit_w", "float", "W", "plan", "power limit per GPU", low=0, high=MOST_GPU_POWER_W),
+        Column("power_limit_w", "float", "W", "plan", "power limit per GPU", 0, MOST_GPU_POWER_W, "limit"),
         Column("source", "str", "", "workload", "where the row came from"),
         Column("group", "str", "", "workload", "rows of one group are comparable"),
         Column("model", "str", "", "workload", "name of the model"),
@@ -178,6 +178,7 @@ COLUMNS = {
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+POWER_LIMIT = "power_limit_w"  # a number of a layout where plans have limits of their own; most have none
 CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
 DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
 SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are

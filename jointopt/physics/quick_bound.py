@@ -24,6 +24,7 @@ from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 from jointopt.spec.job import Job
 from jointopt.spec.plans.placement import even_domain, placement
+from jointopt.spec.power_limits import without_limits
 
 _AT_ONCE = 16_384  # layouts: each array then takes 128 KiB of the cache
 
@@ -56,9 +57,10 @@ def quick_bound(
     ZeRO-3's gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same
     work at the lowest voltage, and of GPUs that idle for that time: `slack.energy_floor_j` with fewer parts.
     """
+    layouts, of = without_limits(layouts)
     blocks = (slice(start, start + _AT_ONCE) for start in range(0, max(len(layouts["pp"]), 1), _AT_ONCE))
     found = [_of_block(job, hw, {n: values[b] for n, values in layouts.items()}, power, cooler) for b in blocks]
-    time_s, energy_j = (np.concatenate(values) for values in zip(*found, strict=True))
+    time_s, energy_j = (np.concatenate(values)[of] for values in zip(*found, strict=True))
     return time_s, energy_j
 
 

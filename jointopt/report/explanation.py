@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jointopt.core.facts import Assumption
+from jointopt.core.schema import POWER_LIMIT
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
@@ -190,8 +191,9 @@ def _tight(found: Explanation) -> str:
 def _totals(found: Explanation) -> list[str]:
     """Job, plan, totals with their 90 % intervals, and whether it can be run."""
     job, cluster, plan = found.job, found.job.cluster, found.plan
-    watts = plan.get("stage_power_limit_w") or [plan[name] for name in ("power_limit_w",) if name in plan]
+    watts = plan.get("stage_power_limit_w") or [plan[name] for name in (POWER_LIMIT,) if name in plan]
     limits = f" power_limit_w={';'.join(f'{limit:g}' for limit in watts)}" if watts else ""
+    plan = {name: value for name, value in plan.items() if name != POWER_LIMIT}
     totals = []
     for name in ("iteration_time_s", "energy_j"):
         if math.isfinite(value := getattr(found, name)):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, Columns, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, outside
 from jointopt.physics.facility import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
@@ -30,7 +30,7 @@ MOST_LINES = 8  # of assumptions
 TIGHT = 0.8  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
-_HEADS = {name: COLUMNS[name].head for name in LAYOUT_COLUMNS} | {"stage_clock_mhz": "clock"}
+_HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {"stage_clock_mhz": "clock"}
 _NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
@@ -83,6 +83,8 @@ def plan_words(plan: Row, differing: Collection[str]) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "y" if value else "n"
+    if isinstance(value, float):
+        return f"{value:g} W"
     return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz" if isinstance(value, list | tuple) else str(value)
 
 
@@ -105,6 +107,9 @@ def plan_table(
             columns.append(TextColumn(_HEADS[name], cells))
         else:
             equal.append(f"{_HEADS[name]}={_word(values[0])}")
+    if any(plan.get(POWER_LIMIT) for plan in plans):
+        limits = [plan.get(POWER_LIMIT) for plan in plans]
+        columns.append(TextColumn("limit\nW", [f"{watts:g}" if watts else "-" for watts in limits]))
     left_over = table.room() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
     right = table.fitting(right, left_over, " ")
     room = max(_SHORTEST_CLOCKS, table.room() - table.table_width([*columns, *right], " ") - 1)

@@ -13,7 +13,7 @@ import numpy as np
 from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, Columns, Ints
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines
@@ -114,7 +114,15 @@ class Proposal(Result):
 
     def _shown_frame(self) -> pd.DataFrame:
         frame = self.to_frame()
-        wanted = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j")
+        wanted = (
+            *LAYOUT_COLUMNS,
+            "stage_clock_mhz",
+            POWER_LIMIT,
+            *RESULTS,
+            "tokens_per_s_per_gpu",
+            "mfu",
+            "tokens_per_j",
+        )
         usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
         telling = {n for n in LAYOUT_COLUMNS if n in frame and (frame[n] != usual.get(n)).any()} | {*DEGREES}
         return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in telling)]]

@@ -68,10 +68,15 @@ class MeasuredRun:
         value = self.result(name)
         return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
 
+    @property
+    def _foreseen(self) -> list[str]:
+        """Results that were predicted."""
+        return [name for name in self.predicted if not name.endswith(("_low", "_high"))]
+
     def document(self) -> dict[str, Any]:
         """Plan, measurement and prediction under the keys of a measurement table."""
         predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
-        results = {name: self.result(name) for name in RESULTS}
+        results = {name: self.result(name) for name in dict.fromkeys([*RESULTS, *self._foreseen])}
         return {**self.plan, "status": self.status, **results, **predicted, **pick(self, self.keys)}
 
 
@@ -158,7 +163,7 @@ def run_table(
     """
     columns = [TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)]
     for name, beside in results.items():
-        (head, units), values = table.RESULT_UNITS[name], [run.result(name) for run in runs]
+        (head, units), values = table.OBJECTIVE_UNITS[name], [run.result(name) for run in runs]
         if math.isfinite(least := table.least_of(values)):
             predicted = [run.predicted.get(name, math.nan) for run in runs]
             columns.append(table.measured(head, values, units, least))
@@ -197,7 +202,7 @@ class Tuned(MeasuredResult):
         ]
         kept = [math.nan if run.broken else run.result(first) for run in self.runs]
         slower = table.percent_of(kept, table.least_of(kept), ".1f")
-        shown: Any = dict.fromkeys(("iteration_time_s", "energy_j"), ())
+        shown: Any = dict.fromkeys(("iteration_time_s", "energy_j", *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
         return self.page(title, rows, legend if self.front else "", [f"{gain}."] if self.front else [])
 

@@ -29,6 +29,7 @@ RESULT_UNITS = {  # of the result columns, with the short name of each
     "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
     "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
 }  # fmt: skip
+OBJECTIVE_UNITS = RESULT_UNITS | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def quantity(value: float, units: Units) -> str:
 
 def result(name: str, value: float) -> str:
     """A figure of a result column with its unit."""
-    return quantity(value, RESULT_UNITS[name][1])
+    return quantity(value, OBJECTIVE_UNITS[name][1])
 
 
 def study_lines(name: str, storage: str) -> list[str]:

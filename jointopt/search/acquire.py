@@ -1,4 +1,4 @@
-"""Which plan to run next: expected gain in (hyper)volume per GPU-second, in one objective or two.
+"""Which plan to run next: expected gain in (hyper)volume per GPU-second, in one objective or more.
 
 Everything is judged in logarithms, so that one per cent counts the same at every scale; minimised throughout.
 """
@@ -9,8 +9,9 @@ import numpy as np
 from scipy.special import gammaln, stdtr
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.search.pareto import front_order, hypervolume, nadir
+from jointopt.search.pareto import front_order, hypervolume, is_beaten, nadir, non_dominated
 
+_DRAWN, _AT_ONCE = 512, 8192  # points that stand for a volume of three objectives, and plans compared with them at once
 SAMPLES = 256  # draws per plan where two objectives or a batch leave no closed form
 _ALONE = 1e-6  # weight of what a plan gains alone: decides where the batch leaves nothing to gain in any draw
 _TWICE_AS_GOOD, _TWICE_AS_WIDE = 0.5, 1.0  # share by which a value falls, or a volume grows
@@ -45,7 +46,7 @@ def acquire(
         values, fits = _drawn(predicted, objectives, draws, rng)
         known = _known(predicted, measured, objectives)
         both = np.concatenate([known, _log_normal(predicted, objectives)[0]])
-        batch = _Batch(known, values, fits, nadir(both[:, 0], both[:, -1]))
+        batch = _Batch(known, values, fits, both)
         while len(chosen) < min(k, len(eligible)):
             batch.add(chosen[-1])
             left = np.setdiff1d(eligible, chosen)
@@ -57,14 +58,14 @@ def acquire(
 class _Batch:
     """Mean gain of plans over joint draws, beside what is measured and the plans already in the batch."""
 
-    def __init__(self, known: Floats, values: Floats, fits: Bools, reference: tuple[float, float]) -> None:
-        self._values, self._fits, self._reference = values, fits, reference  # logs (n, s, objectives), (n, s)
+    def __init__(self, known: Floats, values: Floats, fits: Bools, everything: Floats) -> None:
+        self._values, self._fits, self._everything = values, fits, everything  # logs (n, s, objectives), (n, s)
         self._fronts = [known] * values.shape[1]
 
     def add(self, plan: int) -> None:
         for draw in np.flatnonzero(self._fits[plan]):
             points = np.vstack([self._fronts[draw], self._values[plan, draw]])
-            self._fronts[draw] = points[front_order(points[:, 0], points[:, -1])]
+            self._fronts[draw] = points[non_dominated(points)]
 
     def gain(self, plans: Ints) -> Floats:
         """Expected gain (m,) in log-volume."""
@@ -74,7 +75,7 @@ class _Batch:
             if points.shape[1] == 1:
                 added = np.maximum(front.min() - points[:, 0], 0.0)
             else:
-                added = added_area(front, points, self._reference)
+                added = added_volume(front, points, self._everything)
             total += np.where(self._fits[plans, draw], added, 0.0)
         return total / len(self._fronts)
 
@@ -98,7 +99,7 @@ def _known(predicted: Columns, measured: Columns, objectives: tuple[str, ...]) -
         known, _ = _log_normal(predicted, objectives)
         likely = predicted["probability_fits"] >= 0.5
         known = known[likely] if np.isfinite(known[likely]).all(axis=1).any() else known
-    return np.asarray(known[front_order(known[:, 0], known[:, -1])])
+    return np.asarray(known[non_dominated(known)])
 
 
 def expected_gain(
@@ -108,7 +109,7 @@ def expected_gain(
     """(expected gain in log-volume (n,), probability of a plan better by 1 % (n,)); both count a failure as no gain.
 
     One objective: expected improvement in closed form (Jones, Schonlau and Welch 1998, equation 15), of Student's
-    errors. Two: mean gain in hypervolume of such draws, independent. Before the first run the incumbents are the best
+    errors. More: mean gain in hypervolume of such draws, independent. Before the first run the incumbents are the best
     predictions that are likely to fit, and what all plans err by (see ``apart``) moves these as well.
     """
     mean, deviation = _log_normal(predicted, objectives)
@@ -141,13 +142,40 @@ def _improvement(mean: Floats, deviation: Floats, incumbent: float) -> tuple[Flo
 def _hypervolume_gain(
     mean: Floats, deviation: Floats, known: Floats, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Two objectives: the draws are common to all plans, so that plans differ by what is predicted alone."""
-    everything = np.concatenate([known, mean])
-    reference = nadir(everything[:, 0], everything[:, 1])
-    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, 2))
-    gain = added_area(known, draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
-    ahead = added_area(known + np.log(0.99), draws.reshape(-1, 2), reference).reshape(len(mean), SAMPLES)
+    """Two objectives and more: the draws are common to all plans, so that plans differ by what is predicted alone."""
+    everything, count = np.concatenate([known, mean]), mean.shape[1]
+    draws = mean[:, None, :] + deviation[:, None, :] * rng.standard_t(_TAIL, (1, SAMPLES, count))
+    points = draws.reshape(-1, count)
+    gain = added_volume(known, points, everything).reshape(len(mean), SAMPLES)
+    ahead = added_volume(known + np.log(0.99), points, everything).reshape(len(mean), SAMPLES)
     return gain.mean(axis=1), (ahead > 0).mean(axis=1)
+
+
+def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:
+    """Volume (n,) that each point (n, k) alone adds to that of ``front`` (f, k) below the `nadir` of ``everything``.
+
+    Of three columns and more by counting points drawn in that box, in its own units.
+    """
+    if points.shape[1] == 2:
+        return added_area(front, points, nadir(everything[:, 0], everything[:, 1]))
+    low, high = _box(everything)
+    drawn = low + (high - low) * np.random.default_rng(0).random((_DRAWN, points.shape[1]))
+    open_ = drawn[~is_beaten(front, drawn)]
+    found = np.empty(len(points))
+    for start in range(0, len(points), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        covers = np.ones((len(points[some]), len(open_)), bool)
+        for own, place in zip(points[some].T, open_.T, strict=True):
+            covers &= own[:, None] <= place[None, :]
+        found[some] = covers.sum(axis=1)
+    return found / _DRAWN
+
+
+def _box(everything: Floats) -> tuple[Floats, Floats]:
+    """A tenth beyond the least and the worst of each column."""
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    beyond = 0.1 * np.maximum(high - low, 1e-3)
+    return low - beyond, high + beyond
 
 
 def added_area(front: Floats, points: Floats, reference: tuple[float, float]) -> Floats:
@@ -166,7 +194,7 @@ def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], le
 
     That is before the first run that succeeded, and where twice as much as was measured seems to be left: that says how
     little the runs so far show. ``draws`` (n, s) are joint draws of the objectives, and ``fits``; ``measured`` (m) the
-    objectives of the runs that succeeded. One objective: by how much the best value falls. Two: by how much the volume
+    objectives of the runs that succeeded. One objective: by how much the best value falls. More: by how much the volume
     under the front grows, in logarithms.
     """
     known = np.log(np.stack([measured[name] for name in objectives], axis=1))
@@ -187,9 +215,21 @@ def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], le
 def _volume_gain(known: Floats, values: Floats) -> float:
     middle = np.median(values, axis=1)
     everything = np.concatenate([known, middle[np.isfinite(middle).all(axis=1)]])
+    if known.shape[1] > 2:
+        return _counted_gain(known, values, everything)
     reference = nadir(everything[:, 0], everything[:, 1])
     front = known[front_order(known[:, 0], known[:, 1])]
     before = hypervolume(front[:, 0], front[:, 1], reference)
     draws = (np.concatenate([front, values[:, draw]]).T for draw in range(values.shape[1]))
     after = np.mean([hypervolume(points[0], points[1], reference) for points in draws])
     return float(after / before - 1.0) if before > 0 else float("nan")
+
+
+def _counted_gain(known: Floats, values: Floats, everything: Floats) -> float:
+    """`_volume_gain` of three objectives and more, by points drawn in the box of all."""
+    low, high = _box(everything)
+    drawn = low + (high - low) * np.random.default_rng(0).random((_DRAWN, known.shape[1]))
+    covered = is_beaten(known, drawn)
+    left = drawn[~covered]
+    after = np.mean([is_beaten(values[:, draw], left).sum() for draw in range(values.shape[1])])
+    return float(after / covered.sum()) if covered.any() else float("nan")

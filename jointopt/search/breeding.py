@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
+from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import evenly, front_order, objectives, stacked, take
 
 TRIALS = 1000  # of a search that is given no number of them
@@ -18,7 +18,7 @@ LOCAL_AFTER = 0.3  # of a search: from here on half of the new plans are local m
 FRONT_AFTER = 0.6  # of a search: from here on these start from the front
 PROFILE_STEPS = np.array([(c, s) for c in (-2, -1, 0, 1, 2) for s in (-1, 0, 1) if (c, s) != (0, 0)])
 CLIMBERS = 48  # of the best combinations of tp, pp and cp, each with a local search of its own
-COMBINATION = np.array([1, 1_000, 1_000_000] + [0] * (len(PRIORITY) - 3))  # one number per tp, pp and cp
+COMBINATION = np.array([1, 1_000, 1_000_000])  # one number per tp, pp and cp, the first genes
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _unseen_moves(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Genera
 
 def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
     """Of each combination of tp, pp and cp the feasible plan with the least time x energy; the best ones only."""
-    combination = genome.layout_genes[plans["layout_index"]] @ COMBINATION
+    combination = genome.layout_genes[plans["layout_index"], : len(COMBINATION)] @ COMBINATION
     time_s, energy_j = objectives(plans)
     product = np.where(plans["violation"] <= 0.0, time_s * energy_j, np.inf)
     order = np.argsort(product, kind="stable")

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.search.problem import Problem
 
 _FIRST = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "recompute", "zero_stage", "vpp", "sequence_parallel")
 PRIORITY = tuple(dict.fromkeys((*_FIRST, *LAYOUT_COLUMNS)))
 DERIVED = PRIORITY.index("dp")
-CLOCK, SLACK = len(PRIORITY), len(PRIORITY) + 1
-NUM_GENES = len(PRIORITY) + 2
+CLOCK, SLACK = -2, -1  # behind the genes of the layout
 SLACK_LEVELS = 11  # slack is searched in steps of 0.1: finer ones decode to the same clocks
 RESET_SHARE = 0.2  # of layout mutations: any value instead of a neighbouring one
 BLOCK_SHARE = 0.5  # of crossovers: a layout is inherited whole, only clock and slack mix
@@ -30,8 +29,8 @@ class Genome:
     """The feasible layouts as a sorted table of genes; built once per search."""
 
     problem: Problem
-    sizes: Ints  # (NUM_GENES,) number of values per gene
-    layout_genes: Ints  # (num_layouts, len(PRIORITY)), in the problem's order
+    sizes: Ints  # (genes,) number of values per gene
+    layout_genes: Ints  # (num_layouts, genes - 2), in the problem's order
     order: Ints  # layouts in lexicographic order of their genes
     prefixes: tuple[Ints, ...]  # per column, the codes of all genes up to it, in that order
 
@@ -39,13 +38,15 @@ class Genome:
     def of(cls, problem: Problem) -> Genome:
         """The genome of a problem."""
         none = np.zeros(problem.num_layouts, np.int64)
-        coded = [np.unique(problem.layouts.get(name, none), return_inverse=True) for name in PRIORITY]
+        columns = [problem.layouts.get(name, none) for name in PRIORITY]
+        columns += [problem.layouts[name] for name in (POWER_LIMIT,) if name in problem.layouts]
+        coded = [np.unique(values, return_inverse=True) for values in columns]
         genes = np.stack([inverse for _, inverse in coded], axis=1).astype(np.int64)
         slack_levels = 1 if problem.stage_clocks is None else SLACK_LEVELS
         sizes = np.array([len(values) for values, _ in coded] + [problem.num_clocks, slack_levels])
         order = np.lexsort(genes.T[::-1]).astype(np.int64)
         code, prefixes = np.zeros(len(genes), dtype=np.int64), []
-        for column in range(len(PRIORITY)):
+        for column in range(len(columns)):
             code = code * sizes[column] + genes[order, column]
             prefixes.append(code)
         return cls(problem, sizes, genes, order, tuple(prefixes))
@@ -72,7 +73,7 @@ class Genome:
         return layout, genes[:, CLOCK].copy(), slack
 
     def encode(self, plans: Columns) -> Ints:
-        """The canonical genes (n, NUM_GENES) of plans."""
+        """The canonical genes (n, genes) of plans."""
         slack = np.nan_to_num(plans["slack"]) * (self.sizes[SLACK] - 1)
         layout = self.layout_genes[plans["layout_index"]]
         return np.column_stack([layout, plans["clock_index"], slack.round().astype(np.int64)])
@@ -100,7 +101,7 @@ class Genome:
         return np.where(chosen, self._moved(genes, rng), genes)
 
     def _moved(self, genes: Ints, rng: np.random.Generator) -> Ints:
-        reach = np.ones(NUM_GENES)
+        reach = np.ones(len(self.sizes))
         reach[CLOCK] = max(1.0, self.sizes[CLOCK] / 16.0)
         step = np.ceil(rng.exponential(reach, genes.shape)).astype(np.int64)
         step[:, :CLOCK] = 1
@@ -110,12 +111,12 @@ class Genome:
 
     def neighbours(self, genes: Ints, *, paired: bool = False) -> Ints:
         """Rows with one layout gene one step up or down; ``paired``: with two of them moved at once."""
-        bred = [g for g in range(len(PRIORITY)) if self.sizes[g] > 1 and g != DERIVED]
+        bred = [g for g in range(len(self.sizes) - 2) if self.sizes[g] > 1 and g != DERIVED]
         moves = [{g: a} for g in bred for a in (-1, 1)]
         if paired:
             signs = list(itertools.product((-1, 1), repeat=2))
             moves = [{g: a, h: b} for g, h in itertools.combinations(bred, 2) for a, b in signs]
-        offsets = np.zeros((len(moves), NUM_GENES), dtype=np.int64)
+        offsets = np.zeros((len(moves), len(self.sizes)), dtype=np.int64)
         for row, move in enumerate(moves):
             offsets[row, list(move)] = list(move.values())
         steps = genes[:, None, :] + offsets[None, :, :]

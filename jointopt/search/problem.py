@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.search.pareto import OBJECTIVES, objectives
 
 Evaluate = Callable[[Ints, Floats], Columns]
@@ -26,7 +26,8 @@ Progress = Callable[[int, int, int], None]
 class Problem:
     """The space of a search. A plan is a layout and one clock per pipeline stage.
 
-    ``layouts``: equal-length arrays named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only.
+    ``layouts``: equal-length arrays named as in `jointopt.core.schema.LAYOUT_COLUMNS`, feasible layouts only. Under
+    power limits a layout is there once per limit, in the column `POWER_LIMIT`.
     ``clocks_mhz``: ascending grid.
     ``evaluate(layout_index (n,), stage_clock_mhz (n, S))``: columns (n,) with at least ``iteration_time_s``,
     ``energy_j`` and ``violation`` (<= 0 is feasible, else a distance); S is at least the largest pp of these layouts,
@@ -79,6 +80,11 @@ class Problem:
     def max_pp(self) -> int:
         """Deepest pipeline of any layout."""
         return int(self.layouts["pp"].max()) if self.num_layouts else 1
+
+    def under_all_limits(self, layout: int) -> Ints:
+        """The rows of a layout under each of its power limits; itself alone where plans have none."""
+        same = [values == values[layout] for name, values in self.layouts.items() if name != POWER_LIMIT]
+        return np.flatnonzero(np.logical_and.reduce(same)).astype(np.int64)
 
     def of_layouts(self, rows: Ints) -> Problem:
         """The problem of some of the layouts, (n,); their ``layout_index`` is the position in ``rows``."""
@@ -161,5 +167,6 @@ class Problem:
 
     def describe(self, plans: Columns) -> Columns:
         """The same plans with their layouts' columns and the bottleneck's clock, for a table or a study."""
-        layouts = {name: self.layouts[name][plans["layout_index"]] for name in LAYOUT_COLUMNS if name in self.layouts}
+        columns = (name for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in self.layouts)
+        layouts = {name: self.layouts[name][plans["layout_index"]] for name in columns}
         return layouts | {"clock_mhz": self.clocks_mhz[plans["clock_index"]]} | plans

@@ -25,15 +25,18 @@ class Saving:
 def two_step_front(problem: Problem, evaluations: int) -> Columns:
     """The front of the layout that is fastest at the highest clock: one clock, slack, then clocks of single stages.
 
+    And power limits, where plans have them.
+
     As the joint search does with all layouts. No plans where that layout breaks a constraint at every clock.
     ``layout_index`` is of the whole problem, which has bounds. ``evaluations`` as for `move_stages`.
     """
     best = fastest(problem, np.arange(problem.num_layouts))
-    alone = problem.of_layouts(np.array([best]))
+    rows = problem.under_all_limits(best)
+    alone = problem.of_layouts(rows)
     front, _ = move_stages(alone, exact_front_of_profiles(alone).front, evaluations)
     beyond = (0, 0), (0, problem.max_pp - front["stage_clock_mhz"].shape[1])
     clocks = np.pad(front["stage_clock_mhz"], beyond, constant_values=np.nan)
-    return front | {"layout_index": np.full(len(front["layout_index"]), best), "stage_clock_mhz": clocks}
+    return front | {"layout_index": rows[front["layout_index"]], "stage_clock_mhz": clocks}
 
 
 def energy_saving(front: Columns, other: Columns) -> Saving | None:

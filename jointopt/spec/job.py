@@ -181,6 +181,7 @@ class Search:
     overlap: tuple[str, ...] | None = None
     clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
     per_stage_clocks: bool = True
+    power_limit_w: tuple[float, ...] | None = None  # descending, of every GPU; None = the cluster's alone
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from jointopt.spec.machine import load_machine
 from jointopt.spec.model import Model
 from jointopt.spec.objectives import FURTHER, PAID
 from jointopt.spec.plans.rules import check_abilities
+from jointopt.spec.power_limits import read_power_limits
 from jointopt.spec.shape import BLOCK_KEYS, block_name, inline_model, size
 from jointopt.spec.slurm import Slurm, read_slurm
 from jointopt.spec.trainingfile import TRAINING_KEYS, assumed_dtype, check_adapters, read_training
@@ -107,7 +108,10 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     assumed += assumed_dtype(section, training, cluster.gpu)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
-    search = Search(**values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True))
+    search = Search(
+        **values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True),
+        power_limit_w=read_power_limits(allowed, cluster),
+    )  # fmt: skip
     check_abilities(search, training)
     return Job(
         name=name,

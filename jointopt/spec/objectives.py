@@ -43,7 +43,11 @@ def telling(objectives: Sequence[str]) -> tuple[str, ...]:
 
 
 def measured(objectives: Sequence[str]) -> tuple[str, ...]:
-    """The objectives that runs are chosen by: time, and the GPUs' energy, which stands for the site's and its cost."""
+    """The objectives that runs are chosen by: time, the GPUs' energy, which stands for the site's and its cost.
+
+    Behind one of these at least memory and powers.
+    """
     stand = {name: "energy_j" if of == SITE_ENERGY else of for name, of in _FOLLOWS.items()}
     found = dict.fromkeys(stand.get(name, name) for name in objectives)
-    return tuple(name for name in found if name not in FURTHER) or TIME_ALONE
+    first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
+    return (*first, *(name for name in found if name in FURTHER))

@@ -49,6 +49,14 @@ def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str) -> Ru
     return Runs(slopes, features, np.full(count, source), np.full(count, group_key(physics.job)))
 
 
+def clocks_reached(physics: CostModel, stage_clock_mhz: Floats) -> Floats:
+    """Of clocks (n, S) of all layouts of the physics those that they reach within their power limits, in MHz."""
+    out = np.full_like(stage_clock_mhz, np.nan)
+    for g, at, rows, depth in physics.parts(np.arange(len(out))):
+        out[at, :depth] = physics.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
+    return out
+
+
 def group_key(job: Job) -> str:
     """Model, batch, GPUs and sequence length, which runs of one group share."""
     return f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"

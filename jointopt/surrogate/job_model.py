@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
@@ -17,10 +17,11 @@ from jointopt.spec.calibration import Calibration, calibrated
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine, on_machine
 from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.spec.power_limits import without_limits
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
-from jointopt.surrogate.features import runs_of, watts_at
+from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import add_intervals
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.residual_gp import Runs
@@ -137,7 +138,8 @@ class JobModel:
             same = memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0)
             ones = np.ones(len(layouts["pp"]))
             return physics if same else physics.corrected(ones, memory, power.factor, power.offset_w)
-        log_time, factor, offset_w = self._moves(layouts)
+        bare, of = without_limits(layouts)  # what was learned is of the layout, whatever its limit
+        log_time, factor, offset_w = self._moves(bare)[:, of]
         return physics.corrected(np.exp(log_time), memory, factor, offset_w)
 
     def log_time_factor(self, layouts: Columns) -> Floats:
@@ -173,11 +175,20 @@ class JobModel:
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
+        if POWER_LIMIT in columns:
+            held = self.intervals(self._held(columns))
+            return held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
         if self._correction is None:
             return add_intervals(self.job, columns)
         physics, layout, runs = self._as_runs(columns)
         watts = _watts(self._correction, physics, layout)
         return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+
+    def _held(self, columns: Columns) -> Columns:
+        """Plans under power limits as plans at the clocks that these leave them."""
+        physics = CostModel(self._moved, {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)})
+        clocks = clocks_reached(physics, columns["stage_clock_mhz"])
+        return {name: values for name, values in columns.items() if name != POWER_LIMIT} | {"stage_clock_mhz": clocks}
 
     def differences(self, columns: Columns, first: int) -> Columns:
         """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`."""

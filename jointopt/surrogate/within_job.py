@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, log_ndtr
 
-from jointopt.core.schema import DOUBLINGS, SWITCHES, Bools, Columns, Floats, Ints
+from jointopt.core.schema import DOUBLINGS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
 
 # A factor common to all plans, and one per doubling of each degree. With as few runs of one job the Gaussian process
 # of `residual_gp` makes the order of plans worse (bench_replay.py models: 3.9 runs in the mean instead of 2.3).
@@ -35,14 +35,18 @@ _ROUNDS = 20  # of reweighting; the weights settle to a few per cent in ten
 
 
 def plan_features(plans: Columns) -> Floats:
-    """Plans as points (n, 11) in which a doubling of any degree is a step of 1, around their mean.
+    """Plans as points (n, 11), 12 with power limits, in which a doubling of any degree is a step of 1, around the mean.
 
     ``plans`` holds the layout columns and ``stage_clock_mhz``; a switch is half a doubling, an octave of clock two.
     """
     doublings = [np.log2(plans[name].astype(float)) for name in DOUBLINGS]
     switches = [plans[name].astype(float) / 2 for name in SWITCHES[::-1]]
     clock = 2 * np.log2(np.nanmean(plans["stage_clock_mhz"], axis=1))
-    points = np.stack([*doublings, *switches, clock], axis=1)
+    limits = []
+    if POWER_LIMIT in plans and np.isfinite(plans[POWER_LIMIT]).any():  # no limit is as much as the highest of them
+        watts = plans[POWER_LIMIT]
+        limits = [2 * np.log2(np.where(np.isfinite(watts), watts, np.nanmax(watts)))]
+    points = np.stack([*doublings, *switches, clock, *limits], axis=1)
     centred: Floats = points - points.mean(axis=0)
     return centred
 

@@ -61,7 +61,8 @@ def execute(
     stated = [] if default_clocks else stated_by(command, Path.cwd())
     order = check_order(order) if order else next((one.usual for one in stated), DEFAULT_ORDER)
     settings, ranks = _settings(plan, count, node, gpus_per_node, default_clocks, order)
-    by_stage = bool(settings) and len({(s.clock_mhz, s.power_limit_w) for s in plan_settings(plan)}) > 1
+    every = plan_settings(plan, default_clocks=default_clocks)
+    by_stage = bool(settings) and len({(s.clock_mhz, s.power_limit_w) for s in every}) > 1
     check_stated(plan, order, stated, by_stage)
     _log.info(_setting_words(settings, len(ranks)) if settings else "Clocks are left to the driver.")
     waits = by_stage and check_s > 0 and starts_ranks(command, Path.cwd())
@@ -127,8 +128,8 @@ def _settings(
             f"The plan uses {used} GPUs and this machine has {here}; say with --node which of its nodes this is (0, 1, "
             "...)."
         )
-    settings = plan_settings(plan, place, per_node, order)
-    return ([] if default_clocks else settings), ranks_of_node(plan, place, per_node)
+    settings = plan_settings(plan, place, per_node, order, default_clocks=default_clocks)
+    return settings, ranks_of_node(plan, place, per_node)
 
 
 def _node(given: int | None, several: bool) -> int | None:

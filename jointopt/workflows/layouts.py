@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.makespan import least_makespan_s
@@ -45,7 +45,8 @@ def best_layouts(
     of_front = _places(order, layout_index, group)
     kept = np.union1d(np.arange(min(SHOWN, int(group.max()) + 1)), of_front)
     best = [_best(order, group, number, layout_index) for number in kept.tolist()]
-    curves = _curves(job, _priced(problem, physics, fitting, np.array(best)), np.array(best), answer, layout_index)
+    families = [problem.under_all_limits(layout) for layout in best]
+    curves = _curves(job, _priced(problem, physics, fitting, np.concatenate(families)), families, answer, layout_index)
     found = [
         Layout(
             rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
@@ -82,13 +83,14 @@ def _near(time_s: Floats, own: Bools) -> int:
 
 
 def _curves(
-    job: Job, sweeps: tuple[Columns, Ints], best: Ints, answer: Columns, layout_index: Ints
+    job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints
 ) -> list[tuple[Mapping[str, Any], ...]]:
-    """Of each layout its fastest plan, its knee and that of least energy, as entries; none where none is feasible."""
+    """Of each layout, under all its limits, the fastest plan, the knee and that of least energy, if any is feasible."""
     priced, of = sweeps
     found: list[tuple[Mapping[str, Any], ...]] = []
-    for layout in best.tolist():
-        own = take(answer, np.flatnonzero(layout_index == layout)), take(priced, np.flatnonzero(of == layout))
+    for family in families:
+        on_front, swept = (np.flatnonzero(np.isin(layouts, family)) for layouts in (layout_index, of))
+        own = take(answer, on_front), take(priced, swept)
         known, rows = len(own[0]["pp"]), _condensed(concat([*own]))
         entries = [_entries(job, own[0], rows[rows < known]), _entries(job, own[1], rows[rows >= known] - known)]
         found.append(tuple(sorted((one for part in entries for one in part), key=lambda one: one["iteration_time_s"])))
@@ -107,7 +109,7 @@ def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints
     stage_clocks = problem.decode_clocks(layout, clock, slack)
     values = physics.evaluate(layout, stage_clocks)
     feasible = np.flatnonzero(values["violation"] <= 0.0)
-    plans: Columns = {name: physics.layouts[name][layout] for name in LAYOUT_COLUMNS if name in physics.layouts}
+    plans: Columns = {name: values[layout] for name, values in physics.layouts.items()}
     plans |= {name: values[name] for name in RESULTS} | {
         "stage_clock_mhz": stage_clocks,
         "fit_probability": fitting[layout],

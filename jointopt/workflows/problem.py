@@ -17,6 +17,7 @@ from jointopt.search.leanest import leanest
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Job
 from jointopt.spec.plans.space import Space, enumerate_layouts
+from jointopt.spec.power_limits import repeated, under_limits
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, cost_of_failing
 from jointopt.workflows.search_steps import Stopwatch, times
@@ -90,6 +91,8 @@ def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
     """The search problem of a job, of many layouts priced as far as is needed; InfeasibleError without any."""
     space, layouts, peak_bytes, dropped = feasible_layouts(model, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
+        layouts = under_limits(layouts, model.job.search.power_limit_w)
+        peak_bytes = repeated(peak_bytes, len(layouts["pp"]))
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
         problem = search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
@@ -106,7 +109,8 @@ def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
     model = job if isinstance(job, JobModel) else JobModel(job)
     need_power(model.job)
     space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch())
-    physics = model.cost_model(layouts, peak_bytes)
+    layouts = under_limits(layouts, model.job.search.power_limit_w)
+    physics = model.cost_model(layouts, repeated(peak_bytes, len(layouts["pp"])))
     fitting = model.fit_probability(physics)
     if not once:
         return search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))

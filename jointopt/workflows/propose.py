@@ -89,7 +89,7 @@ def propose(
     front, reference = take(front, rows), _reference(problem, physics, fitting)
     shown = answered(model, physics, concat([front, reference]))
     answer = take(shown, slice(0, -1))
-    apart = {} if today else take(model.differences(shown, len(rows)), slice(0, -1))
+    apart = {} if today or job.search.power_limit_w else take(model.differences(shown, len(rows)), slice(0, -1))
     chosen = _wanted(job, answer)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,

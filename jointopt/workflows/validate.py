@@ -21,6 +21,7 @@ from jointopt.search.pareto import front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
+from jointopt.spec.objectives import FURTHER
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
@@ -61,7 +62,7 @@ def validate(
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
-    wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
+    wanted = replace(narrowed(chosen, job), objectives=_of_two(job))
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
@@ -224,6 +225,11 @@ def _of_space(model: JobModel, top: int) -> _Chosen:
     return _best(candidates, columns, fits, model.job, top)
 
 
+def _of_two(job: Job) -> tuple[str, ...]:
+    """Of the objectives that runs are chosen by, time and energy: the front of both is spread over the runs."""
+    return tuple(name for name in job.measured_objectives if name not in FURTHER)
+
+
 def _of_list(candidates: Candidates, answers: pd.DataFrame, job: Job, top: int) -> _Chosen:
     """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
@@ -239,7 +245,7 @@ def _best(candidates: Candidates, columns: Columns, fits: Ints, job: Job, top: i
     if not known:
         raise InfeasibleError(f"No plan of job {job.name!r} is predicted to fit in the GPU's memory; nothing is run.")
     front = front_order(known[0], known[-1])
-    order = peeled(known[0], known[-1], max(top, 1))
+    order = peeled(np.stack([known[0], known[-1]], axis=1), max(top, 1))
     rows = fits[front[spread(len(front), top)] if len(front) > top else order[:top]]
     highest = np.nanmax(columns["stage_clock_mhz"][rows], axis=1)
     default = np.flatnonzero(highest >= np.nanmax(columns["stage_clock_mhz"]))

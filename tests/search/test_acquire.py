@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.acquire import acquire, added_area, expected_gain, gain_left
+from jointopt.search.acquire import acquire, added_area, added_volume, expected_gain, gain_left
 from jointopt.search.pareto import front_order, hypervolume, nadir
 
 TIME = ("iteration_time_s",)
@@ -187,3 +187,50 @@ def test_added_area_is_the_difference_of_hypervolumes(known, new):
     both = [np.vstack([known, point]) for point in new]
     after = [hypervolume(points[:, 0], points[:, 1], reference) for points in both]
     np.testing.assert_allclose(added_area(front, new, reference), np.array(after) - before, atol=1e-9)
+
+
+THREE = (*BOTH, "peak_memory_gib")
+
+
+def with_memory(columns, memory, spread=0.02):
+    values = np.array(memory, float)
+    ends = {
+        f"peak_memory_gib{end}": values * np.exp(sign * 1.645 * spread) for end, sign in (("_low", -1), ("_high", 1))
+    }
+    return columns | {"peak_memory_gib": values} | ends
+
+
+def of_three(time, energy, memory):
+    return measured(time, energy) | {"peak_memory_gib": np.array(memory, float)}
+
+
+def test_with_three_objectives_a_plan_is_worth_a_run_for_the_third_alone():
+    predicted = with_memory(outlook([1.05, 1.05], [1.05, 1.05], spread=0.01), [60.0, 20.0])
+    known = of_three([1.0], [1.0], [50.0])
+    assert chosen(predicted, known, objectives=THREE, least_chance=0.03) == [1]
+    assert chosen(predicted, known, objectives=BOTH, least_chance=0.03) == []
+
+
+def test_a_batch_of_three_objectives_takes_plans_that_do_not_stand_for_each_other():
+    predicted = with_memory(outlook([1.0, 1.001, 1.3], [1.0, 1.001, 1.0], spread=0.01), [50.0, 50.1, 20.0])
+    assert set(chosen(predicted, of_three([1.4], [1.4], [60.0]), k=2, objectives=THREE)) == {0, 2}
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 1000))
+def test_the_volume_that_a_point_of_three_adds_is_what_the_front_with_it_has_more(seed):
+    rng = np.random.default_rng(seed)
+    front, point = rng.random((4, 3)), rng.random((1, 3))
+    everything = np.concatenate([front, point])
+    added = added_volume(front, point, everything)[0]
+    both = added_volume(np.ones((1, 3)) * 9, np.vstack([everything, front]), everything)
+    assert 0.0 <= added <= both[4]
+    assert (added == 0.0) or not (front <= point).all(axis=1).any()
+
+
+def test_what_is_left_to_gain_of_three_objectives_falls_to_nothing_where_no_plan_is_better():
+    draws = {name: np.full((2, 4), 2.0) for name in THREE} | {"fits": np.ones((2, 4), bool)}
+    known = of_three([1.0, 1.2], [1.0, 0.9], [1.0, 0.8])
+    assert gain_left(draws, known, THREE, np.ones(2, bool)) == 0.0
+    better = draws | {"peak_memory_gib": np.full((2, 4), 0.7)}
+    assert gain_left(better, known, THREE, np.ones(2, bool)) > 0.0

@@ -53,17 +53,19 @@ def ranks_of_node(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | N
 
 
 def plan_settings(
-    plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None, order: str = DEFAULT_ORDER
-) -> list[Setting]:
+    plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None, order: str = DEFAULT_ORDER, *,
+    default_clocks: bool = False,
+) -> list[Setting]:  # fmt: skip
     """Settings of the GPUs of ``node`` under ``plan`` (plan columns), whose ranks are numbered in ``order``.
 
-    ``gpus_per_node`` is by default all that the plan uses. Raises PlanError where the plan has no such node, or not a
-    clock or power limit for each stage.
+    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits alone. Raises
+    PlanError where the plan has no such node, or not a clock or power limit for each stage.
     """
     pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
     clocks = _per_stage(plan, "stage_clock_mhz", "clock_mhz", pp)
     limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
     stages = stage_of_rank(plan, ranks, order).tolist()
+    clocks = [None] * pp if default_clocks else clocks
     settings = [Setting(i, clocks[stage], limits[stage]) for i, stage in enumerate(stages)]
     return [s for s in settings if s.clock_mhz is not None or s.power_limit_w is not None]
 

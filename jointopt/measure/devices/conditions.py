@@ -106,7 +106,7 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
         with unmetered(plan) as conditions:
             yield conditions
         return
-    settings = [] if default_clocks else plan_settings(plan)
+    settings = plan_settings(plan, default_clocks=default_clocks)
     with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
         ranks = range(int(num_gpus(plan)))
         meter.also = held.look

@@ -67,7 +67,7 @@ def with_readings(
     rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
     window = row.get("measured_s")
     reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
-    settings = [] if default_clocks else plan_settings(plan)
+    settings = plan_settings(plan, default_clocks=default_clocks)
     conditions = Conditions(plan, None, None, settings, default_clocks)
     found = conditions.with_reading(rest, reading, window, row.get("iterations", 1))
     return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
-from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import table
 from jointopt.report.beside import Beside
@@ -165,7 +165,8 @@ def _cost(value: float, units: table.Units, currency: str) -> str:
 
 
 def _layout_words(entry: Entry, varied: frozenset[str] | set[str]) -> str:
-    return plan_words({name: value for name, value in entry.items() if name in LAYOUT_COLUMNS}, varied)
+    wanted = (*LAYOUT_COLUMNS, POWER_LIMIT)
+    return plan_words({name: value for name, value in entry.items() if name in wanted}, varied)
 
 
 def _result(entry: Entry, name: str) -> str:

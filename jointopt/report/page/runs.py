@@ -18,7 +18,7 @@ from jointopt.report.real_runs import STOPPED, MeasuredResult, MeasuredRun, Tune
 from jointopt.spec.jobfile import dump_job
 
 Runs = Sequence[MeasuredRun]
-_SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+_SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "peak_power_w")
 _TITLES = {
     "iteration_time_s": "Iteration time", "energy_j": "Energy of all GPUs for one iteration",
     "avg_power_w": "Power per GPU", "peak_memory_gib": "Memory of the fullest GPU",
@@ -96,7 +96,7 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> list[tuple[str, str,
     for name in names:
         if errors := _judged(result.runs, name):
             inside = [i for run in result.runs if not _earlier(run) and (i := run.inside(name)) is not None]
-            cards.append((f"{table.RESULT_UNITS[name][0].capitalize()} off by", f"{statistics.median(errors):.1%}",
+            cards.append((f"{table.OBJECTIVE_UNITS[name][0].capitalize()} off by", f"{statistics.median(errors):.1%}",
                           f"median; {sum(inside)} of {len(inside)} in their 90 % interval"))  # fmt: skip
     if isinstance(result, Tuned) and math.isfinite(result.gain_left):
         cards.append(("Expected of the plans left", f"{result.gain_left:.1%}", "better than the best run"))
@@ -139,7 +139,7 @@ def _against(runs: Runs, name: str) -> Figure:
     """Measured over predicted, with the intervals and the line on which both are the same."""
     hints = _hint(runs)
     shown = [i for i, run in enumerate(runs) if math.isfinite(run.error(name))]
-    factor, unit = table.unit_of(min(runs[i].result(name) for i in shown), table.RESULT_UNITS[name][1])
+    factor, unit = table.unit_of(min(runs[i].result(name) for i in shown), table.OBJECTIVE_UNITS[name][1])
     predicted, low, high = ([_of(runs[i], f"{name}{end}") / factor for i in shown] for end in ("", "_low", "_high"))
     measured = [runs[i].result(name) / factor for i in shown]
     ends = [0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)]
@@ -181,7 +181,7 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
         errors = {of: _judged([run for run in result.runs if run.round == of], name) for of in rounds}
         known = [of for of in rounds if errors[of]]
         data.append({
-            "name": f"{table.RESULT_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
+            "name": f"{table.OBJECTIVE_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
             "y": rounded(100 * statistics.median(errors[of]) for of in known), "line": {"color": colour(number)},
             "hovertemplate": "round %{x}: %{y} %<extra>%{fullData.name}</extra>",
         })  # fmt: skip
@@ -206,7 +206,7 @@ def _progress(result: Tuned) -> Figure:
     """The first objective of each run in order, and the best up to it."""
     name = result.objectives[0]
     values = [math.nan if run.broken else run.result(name) for run in result.runs]
-    factor, unit = table.unit_of(table.least_of(values), table.RESULT_UNITS[name][1])
+    factor, unit = table.unit_of(table.least_of(values), table.OBJECTIVE_UNITS[name][1])
     best: list[float] = []
     for value in values:
         best.append(min([v for v in (value, *best[-1:]) if math.isfinite(v)], default=math.nan))
@@ -220,7 +220,7 @@ def _progress(result: Tuned) -> Figure:
     layout = {
         "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": "run"}, "dtick": max(1, len(values) // 12)},
-        "yaxis": {"title": {"text": f"{table.RESULT_UNITS[name][0]}, {unit}"}},
+        "yaxis": {"title": {"text": f"{table.OBJECTIVE_UNITS[name][0]}, {unit}"}},
     }  # fmt: skip
     return {"data": data, "layout": layout}
 
@@ -236,7 +236,7 @@ def _table(runs: Runs) -> Table:
     foreseen = {name for name in names if any(math.isfinite(_of(run, name)) for run in runs)}
     head = ["run", "plan", "status"]
     for name in names:
-        head += [table.RESULT_UNITS[name][0], *(["predicted", "off by"] if name in foreseen else [])]
+        head += [table.OBJECTIVE_UNITS[name][0], *(["predicted", "off by"] if name in foreseen else [])]
     rows = []
     for number, run in enumerate(runs, start=1):
         cells = [str(number), plan_words(run.plan, varied), _status(run)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
 from jointopt.spec.plans.parse import format_plan
@@ -25,7 +25,7 @@ FIT_NOTE = "peak_memory_gib", "avg_power_w"
 
 def plan_text(plans: Columns, row: int) -> str:
     """The plan as `jointopt explain --plan` takes it."""
-    layout = {name: plans[name] for name in LAYOUT_COLUMNS if name in plans}
+    layout = {name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
     return format_plan(layout, plans["stage_clock_mhz"], row)
 
 

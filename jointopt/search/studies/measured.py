@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.processes import may_live, this_process
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, plan_key
@@ -56,7 +56,7 @@ class MeasuredStudy:
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
         clock_mhz = np.nanmax(plans["stage_clock_mhz"], axis=1)
         self._distributions = distributions_of(
-            {name: plans[name] for name in LAYOUT_COLUMNS if name in plans} | {"clock_mhz": clock_mhz}
+            {name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans} | {"clock_mhz": clock_mhz}
         )
         self.objectives = objectives
         with study_errors(self._url):
@@ -202,7 +202,7 @@ class MeasuredStudy:
 
 
 def _parameters(plan: Mapping[str, Any]) -> dict[str, Any]:
-    params = {name: plan[name] for name in LAYOUT_COLUMNS if name in plan and name not in OPEN}
+    params = {name: plan[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plan and name not in OPEN}
     return params | {"clock_mhz": float(max(plan["stage_clock_mhz"]))}
 
 

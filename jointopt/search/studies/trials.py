@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Columns, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, outside
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.spec.plans.parse import plan_records
 
@@ -38,6 +38,9 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
     named = [name for name in LAYOUT_COLUMNS if name in plans and name not in OPEN]
     made: dict[str, BaseDistribution] = {name: _distribution(name, plans[name]) for name in named}
     made["clock_mhz"] = FloatDistribution(float(plans["clock_mhz"].min()), float(plans["clock_mhz"].max()))
+    if POWER_LIMIT in plans and np.isfinite(plans[POWER_LIMIT]).any():
+        limits = plans[POWER_LIMIT][np.isfinite(plans[POWER_LIMIT])]
+        made[POWER_LIMIT] = FloatDistribution(float(limits.min()), float(limits.max()))
     if "slack" in plans:
         made["slack"] = FloatDistribution(0.0, 1.0)
     return made

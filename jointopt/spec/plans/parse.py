@@ -105,7 +105,7 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         pairs = _json_pairs(plan)
     else:
         words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
-        pairs = [_pair(word) for word in words if word not in ("", "MHz")]  # as reports print clocks
+        pairs = [_pair(word) for word in words if word not in ("", "MHz", "W")]  # as reports print clocks
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
     given = dict(pairs)
     for key in given:

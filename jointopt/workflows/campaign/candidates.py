@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
-from jointopt.runs.workloads import workloads
-from jointopt.search.pareto import front_order
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, outside
+from jointopt.physics.cost_model import HEAT, CostModel
+from jointopt.runs.workloads import Workload, workloads
+from jointopt.search.pareto import front_order, non_dominated
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.machine import Machine
+from jointopt.spec.objectives import FURTHER
 from jointopt.spec.plans.clocks import stage_clocks_to_text
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
@@ -23,7 +25,7 @@ from jointopt.workflows.predict import predict
 from jointopt.workflows.problem import priced_problem
 
 MOST = 500  # plans of a job that are kept as candidates, the best by its model
-_PREDICTED = (*OBJECTIVES, "avg_power_w")
+_PREDICTED = (*OBJECTIVES, *FURTHER)
 _OF_MODEL = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk",
@@ -70,13 +72,23 @@ def listed(
     table = table.iloc[np.concatenate([work.rows for work in found])].reset_index(drop=True)
     width = max(work.stage_clock_mhz.shape[1] for work in found)
     plans = {name: np.concatenate([work.plans[name] for work in found]) for name in LAYOUT_COLUMNS}
+    if POWER_LIMIT in table:
+        plans[POWER_LIMIT] = table[POWER_LIMIT].to_numpy(float)
     plans["stage_clock_mhz"] = np.concatenate([widened(work.stage_clock_mhz, width) for work in found])
     limits = [np.full((len(work.rows), 2), _limits_gib(work.job, job)) for work in found]
     has, allowed = np.concatenate(limits).T
     answers = predict(table, calibration=calibration, machine=machine)
-    predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
+    predicted = {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED if name not in HEAT}
+    if "peak_power_w" in job.objectives:
+        predicted["peak_power_w"] = np.concatenate([_peak_power_w(work) for work in found])
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
     return Candidates(table, plans, predicted, load, np.log(allowed / has))
+
+
+def _peak_power_w(work: Workload) -> Floats:
+    """Peak power (n,) of the runs of a workload."""
+    physics = CostModel(work.job, work.plans)
+    return physics.heat(np.arange(len(work.rows)), work.stage_clock_mhz)["peak_power_w"]
 
 
 def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
@@ -108,12 +120,15 @@ def searched(job: Job | JobModel) -> Candidates:
     feasible = np.flatnonzero(plans["violation"] <= 0)
     if not len(feasible):
         raise InfeasibleError(f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why.")
-    # one objective is a front of one plan
-    goals = [plans[name][feasible] for name in (job.objectives * 2)[:2]]
-    best = feasible[peeled(goals[0], goals[1], MOST)]
+    if "peak_power_w" in job.objectives:
+        plans["peak_power_w"] = model.physics(problem.layouts).heat(plans["layout_index"], plans["stage_clock_mhz"])[
+            "peak_power_w"
+        ]
+    best = feasible[peeled(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]
-    physics = model.physics(columns).evaluate(np.arange(len(best)), clocks)
+    model_of, every = model.physics(columns), np.arange(len(best))
+    physics = model_of.evaluate(every, clocks) | model_of.heat(every, clocks)
     predicted = {name: physics[name] for name in _PREDICTED}
     has, allowed = _limits_gib(job, job)
     load = np.log(physics["peak_memory_gib"] / has)
@@ -121,11 +136,13 @@ def searched(job: Job | JobModel) -> Candidates:
     return Candidates(measurement_columns(job, columns), columns, predicted, load, room)
 
 
-def peeled(first: Floats, second: Floats, count: int) -> Ints:
-    """At most ``count`` points: the front, the front of the rest, and so on."""
-    left, chosen = np.arange(len(first)), np.empty(0, np.int64)
+def peeled(values: Floats, count: int) -> Ints:
+    """At most ``count`` of the points (n, k): the front, the front of the rest, and so on."""
+    left, chosen = np.arange(len(values)), np.empty(0, np.int64)
     while len(left) and len(chosen) < count:
-        front = left[front_order(first[left], second[left])]
+        of_left = values[left]  # one objective is a front of one plan, and two are quicker
+        flat = of_left.shape[1] <= 2
+        front = left[front_order(of_left[:, 0], of_left[:, -1]) if flat else non_dominated(of_left)]
         if not len(front):
             break
         chosen = np.concatenate([chosen, front])
@@ -138,6 +155,8 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
     own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
+    if POWER_LIMIT in columns:
+        table[POWER_LIMIT] = columns[POWER_LIMIT]
     return table.assign(
         stage_clock_mhz=stage_clocks_to_text(columns["stage_clock_mhz"]), group=job.name, model=job.model.name, **own,
         framework=job.training.framework.name, gpu=job.cluster.gpu.id, gpus_per_node=job.cluster.gpus_per_node,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import STATUSES, Columns, Floats, Ints
+from jointopt.core.schema import POWER_LIMIT, STATUSES, Columns, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import Correction
@@ -68,8 +68,10 @@ def earlier_runs(
     old = old[np.isin(priced.runs.source[old], priced.runs.source[new])]
     if not len(old) or len(new) < len(queried):
         return Earlier()
-    plan_of = {key: i for i, key in enumerate(_keys(priced, new))}
-    matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old)], np.int64)
+    # a limit that holds nothing down by the physics may do so in fact
+    limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
+    plan_of = {key: i for i, key in enumerate(_keys(priced, new, limit_w))}
+    matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old, limit_w)], np.int64)
     best = _fastest(table.loc[priced.rows[old]], matched)
     known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
     evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
@@ -123,10 +125,11 @@ def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
 
 
-def _keys(priced: Priced, at: Ints) -> list[bytes]:
-    """Features and predictions of each run as a key: equal for runs of one plan of one job."""
+def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
+    """Features, power limit (by row) and predictions of each run as a key: equal for runs of one plan of one job."""
     runs, physics = priced.runs, priced.physics
     seen = [runs.matrix(sorted(runs.features))[at]]
+    seen.append(np.nan_to_num(limit_w[priced.rows[at], None]))
     seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
     rounded = np.round(np.hstack(seen), _SAME) + 0.0  # no negative zeros
     return [row.tobytes() for row in rounded]

@@ -1,0 +1,105 @@
+"""Power limits as a dimension of the search, beside clocks and in their place."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.core.schema import POWER_LIMIT
+from jointopt.search.pareto import front_rows, objectives, take
+from jointopt.spec.jobfile import shipped_job, with_changes
+from jointopt.workflows.campaign.candidates import listed, searched
+from jointopt.workflows.campaign.earlier import earlier_runs
+from jointopt.workflows.explain import explain
+from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.propose import propose
+
+LIMITS = (400.0, 250.0, 200.0, 150.0)
+JOB = with_changes(
+    shipped_job("opt-350m-2x4-a100"),
+    {f"search.{POWER_LIMIT}": list(LIMITS), "search.clock_mhz": 1410, "search.tp": 1, "search.vpp": 1},
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return propose(JOB, surrogate="none")
+
+
+def test_the_front_is_that_of_every_layout_under_every_limit(found) -> None:
+    problem = priced_problem(JOB)
+    every = np.arange(problem.num_layouts)
+    plans = problem.plans(every, np.zeros_like(every), np.zeros(len(every)))
+    best = take(plans, front_rows(plans))
+    assert problem.num_layouts % len(LIMITS) == 0
+    assert len(found.front["pp"]) >= len(best["slack"]) - 1  # what only its probability of fitting kept is left out
+    times, energies = objectives(plans)
+    for time_s, energy_j in zip(*objectives(found.front), strict=True):
+        assert not ((times < time_s * (1 - 1e-9)) & (energies < energy_j * (1 - 1e-9))).any()
+
+
+def test_a_lower_limit_is_slower_leaner_and_draws_no_more_than_it(found) -> None:
+    front = found.front
+    limits = front[POWER_LIMIT][np.argsort(front["iteration_time_s"])]
+    assert len(set(limits.tolist())) > 1
+    assert (np.diff(limits) <= 0).all()
+    assert (front["avg_power_w"] <= front[POWER_LIMIT] * (1 + 1e-9)).all()
+
+
+def test_answers_of_one_plan_under_a_limit_agree(found) -> None:
+    document = json.loads(json.dumps(found.to_dict(), default=str))["front"][-1]
+    alone = explain(JOB, {name: document[name] for name in ("dp", "pp", "cp", "micro_batch_size", "zero_stage",
+        "dp_replicate", "stage_clock_mhz", POWER_LIMIT)}, surrogate="none")  # fmt: skip
+    assert alone.iteration_time_s == pytest.approx(document["iteration_time_s"])
+    assert alone.energy_j == pytest.approx(document["energy_j"])
+
+
+def test_a_limit_is_as_doubtful_as_the_clock_that_it_leaves() -> None:
+    llama = {f"search.{POWER_LIMIT}": [700, 350], "search.clock_mhz": 1980}
+    front = propose(with_changes(shipped_job("llama-3-8b-1x8-h100"), llama)).front
+    width = front["iteration_time_s_high"] / front["iteration_time_s_low"]
+    lowest, highest = front[POWER_LIMIT] == 350.0, front[POWER_LIMIT] == 700.0
+    assert width[lowest].min() > 1.02 * width[highest].max()
+    assert not front["in_domain"][lowest].any()
+    assert (front["stage_clock_mhz"][~np.isnan(front["stage_clock_mhz"])] == 1980.0).all()
+
+
+def test_how_far_plans_under_limits_are_apart_is_not_claimed(found) -> None:
+    assert not [name for name in found.front if "vs_first" in name]
+
+
+def test_tables_reports_and_the_study_say_the_limit(found, tmp_path) -> None:
+    assert "limit" in found.text(show_all=True)
+    assert found.to_frame()[POWER_LIMIT].isin(LIMITS).all()
+    stored = propose(JOB, surrogate="none", storage=f"sqlite:///{tmp_path}/s.db")
+    import optuna
+
+    trials = optuna.load_study(study_name=stored.study_name, storage=f"sqlite:///{tmp_path}/s.db").trials
+    assert {trial.params[POWER_LIMIT] for trial in trials} <= set(LIMITS)
+
+
+def test_nsga2_breeds_limits_too() -> None:
+    wide = with_changes(JOB, {"objectives": ["iteration_time_s", "energy_j", "peak_power_w"]})
+    front = propose(wide, surrogate="none", trials=200).front
+    assert set(front[POWER_LIMIT].tolist()) >= {250.0, 150.0}
+    assert (front["peak_power_w"] <= front[POWER_LIMIT] * (1 + 1e-9)).all()
+
+
+def test_tune_chooses_among_limits_and_knows_a_run_by_its_own() -> None:
+    candidates = searched(JOB)
+    rows = candidates.rows.assign(status="ok", iteration_time_s=3.0)
+    first = int(np.flatnonzero(rows[POWER_LIMIT] == 200.0)[0])
+    known = earlier_runs(candidates.rows, rows.iloc[[first]], None)
+    assert known.index == (first,)
+    assert candidates.record(first)[POWER_LIMIT] == candidates.question(first)[POWER_LIMIT] == 200.0
+    other = earlier_runs(candidates.rows, rows.iloc[[first]].assign(power_limit_w=399.0), None)
+    assert not other.index
+
+
+def test_runs_of_a_table_that_differ_in_their_limit_alone_are_plans_of_their_own() -> None:
+    rows = searched(JOB).rows
+    rows = pd.concat([rows.iloc[[0]].assign(power_limit_w=watts) for watts in (400.0, 200.0)])
+    found = listed(rows.to_dict("list"), JOB)
+    assert [found.record(i)[POWER_LIMIT] for i in range(2)] == [400.0, 200.0]
+    assert found.predicted["iteration_time_s"][0] < found.predicted["iteration_time_s"][1]
