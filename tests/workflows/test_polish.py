@@ -88,15 +88,6 @@ def test_the_linear_programme_uses_the_time_that_is_left_beside_the_schedule() -
     assert max(times_s) == pytest.approx(limit_s, rel=1e-3)
 
 
-@pytest.mark.parametrize(("share", "programmes"), [(0.5e-4, 1), (2e-4, 2)])
-def test_where_what_lies_beyond_the_schedule_depends_on_its_clocks_both_ends_are_tried(share, programmes) -> None:
-    schedule = schedule_of(plan_at([JOB.search.clock_mhz[20]] * 4))
-    ends = [schedule.beyond_s(c) for c in (schedule.plan_choice(schedule.problem), schedule.problem.fastest())]
-    limits = [schedule.limit_s(slowdown) for slowdown in (0.01, 0.1)]
-    schedule.plan_s = abs(ends[1] - ends[0]) / share  # of an iteration of which they are that share
-    assert len(list(_by_linear(schedule, schedule.problem, limits))) == 2 * programmes
-
-
 def test_a_gpu_whose_power_nobody_knows_is_refused_with_what_is_missing() -> None:
     gpu = replace(JOB.cluster.gpu, power=None, tdp_w=None)
     with pytest.raises(CatalogError, match=r"no tdp_w for GPU .*predict power and energy"):
