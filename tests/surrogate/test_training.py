@@ -21,6 +21,7 @@ from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
     TrainingSet,
+    _booster,
     cross_validate,
     fit,
     leave_group_out,
@@ -201,3 +202,12 @@ def test_scores_without_what_could_not_be_judged_are_blank():
 def test_a_source_counts_with_the_root_of_its_size_and_a_run_for_one_in_the_mean() -> None:
     # runs of the small source count twice those of one with four times as many: 2 and 1, over the mean 6 / 5
     assert source_weights(np.array(["b", "a", "b", "b", "b"])) == pytest.approx([5 / 6, 10 / 6, 5 / 6, 5 / 6, 5 / 6])
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None:
+    rows = data.of({"a100", "h100"})
+    shown = [np.where(np.arange(len(data.known_residual)) % 3, data.known_residual, sign * far) for far in (1.0, 3.0)]
+    of = [_booster(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
+    features = data.known.runs.take(rows).matrix(("log2_tp", "log2_pp"))
+    np.testing.assert_array_equal(of[0].predict(features), of[1].predict(features))
