@@ -4,11 +4,12 @@
     python tests/bench/bench_mutants.py --room physics --sample 40 --no-hand
     python tests/bench/bench_mutants.py --sample 0                               # wrong_formulas.yaml alone
 
-Each mutant is one change in a copy of the repository, judged by those tests of its room (`ROOMS`) that execute the line
-(mutant_tests.py), up to the first that fails; one that runs out of time counts as noticed. Tests that fail without any
-change are left out and named. What may be changed is in mutations.py; wrong_formulas.yaml lists formulas by hand, whose
-``before`` must stand in its file exactly once: else the bench says so at once and ends with 1. Tests run in forks of
-this process, which has the libraries loaded. Rooms that move: edit `ROOMS`, and ``file`` in wrong_formulas.yaml.
+Each mutant is one change in a copy of the repository, judged by those tests of its room (mutant_rooms.py) that execute
+the line (mutant_tests.py), up to the first that fails; one that runs out of time counts as noticed. Tests that fail
+without any change are left out and named. What may be changed is in mutations.py; wrong_formulas.yaml lists formulas by
+hand, whose ``before`` must stand in its file exactly once: else the bench says so at once and ends with 1. Tests run in
+forks of this process, which has the libraries loaded. Modules that move: edit mutant_rooms.py, and ``file`` in
+wrong_formulas.yaml.
 """
 
 from __future__ import annotations
@@ -31,44 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from mutant_rooms import ROOMS, is_of
 from mutant_tests import OUT_OF_TIME, ROOT, TestFile, files_of, judged, recorded
 from mutations import Change, changes, compiles
 
 HAND = Path(__file__).with_name("wrong_formulas.yaml")
-QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
-NOT_DRAWN = (
-    "launchers/process.py",  # it ends processes: a change in which may end those of others
-    "guard",  # so does a guardian, which outlives what started it
-    "trainer", "launchers/slurm.py", "launchers/slurm_control.py", "launchers/slurm_fleet.py",
-    "launchers/slurm_watch.py",  # tests of PyTorch and Slurm are those of services
-)  # fmt: skip
-# room: (its code, what of it is not drawn, its tests in the order in which they run)
-ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "physics": (
-        ("jointopt/physics",), ("jointopt/physics/polish",),
-        (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
-    ),
-    "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec/plans")),
-    "surrogate": (
-        ("jointopt/surrogate", "jointopt/core/units.py"), (),
-        (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),
-    ),
-    "polish": (
-        ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
-        (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
-    ),
-    "tables": (("jointopt/runs",), (), ("tests/runs", "tests/surrogate/test_dataset.py")),
-    "measure": (
-        ("jointopt/measure",), tuple(f"jointopt/measure/{name}" for name in NOT_DRAWN),
-        tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
-    ),
-    "search": (("jointopt/search",), (), ("tests/search", "tests/contracts/test_searchers.py", "tests/golden")),
-    "workflows": (
-        ("jointopt/workflows",), ("jointopt/workflows/polish.py",),
-        ("tests/workflows", "tests/golden", "tests/report"),
-    ),
-    "report": (("jointopt/report",), (), ("tests/report", "tests/workflows/test_layouts.py", "tests/golden")),
-}  # fmt: skip
 LOADED = (
     "numpy",
     "scipy.optimize",
@@ -127,7 +95,7 @@ def _drawn(room: str, options: argparse.Namespace) -> list[tuple[str, Change]]:
     """Changes of one room, its share of the sample, every possible one as likely."""
     found = []
     for file in (path.relative_to(ROOT) for path in files_of(ROOMS[room][0], "*.py")):
-        if _is_of(room, file):
+        if is_of(room, file):
             found += changes(file, (ROOT / file).read_bytes())
     count = len(range(options.room.index(room), options.sample, len(options.room)))
     random.Random(f"{options.seed} {room}").shuffle(found)
@@ -135,17 +103,12 @@ def _drawn(room: str, options: argparse.Namespace) -> list[tuple[str, Change]]:
     return [(room, one) for one, _ in zip(kept, range(count), strict=False)]
 
 
-def _is_of(room: str, file: Path) -> bool:
-    code, left_out, _ = ROOMS[room]
-    return str(file).startswith(code) and not str(file).startswith(left_out)
-
-
 def _hand_written(rooms: Sequence[str], formulas: Path = HAND) -> tuple[list[tuple[str, Change]], list[str]]:
     """(room, change) of the file's formulas, and a line for each that does not fit the code any more."""
     found, errors = [], []
     for entry in yaml.safe_load(formulas.read_text(encoding="utf-8")):
         file, before = Path(entry["file"]), entry["before"].rstrip("\n").encode()
-        room = next((name for name in ROOMS if _is_of(name, file)), None)
+        room = next((name for name in ROOMS if is_of(name, file)), None)
         source = (ROOT / file).read_bytes() if (ROOT / file).is_file() else b""
         start, times = source.find(before), source.count(before)
         change = Change(file, start, start + len(before), entry["after"].rstrip("\n"), "hand", entry["why"])
