@@ -12,6 +12,8 @@ from statistics import median
 import pytest
 import yaml
 
+from tests.bench.mutant_rooms import NOT_DRAWN, ROOMS, STUDIES, is_of
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jointopt"
 LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][0]
@@ -80,6 +82,20 @@ def test_each_wrong_formula_of_the_benchmark_replaces_one_place_of_the_code() ->
     times = [(one["why"], code[one["file"]].count(one["before"].rstrip("\n"))) for one in formulas]
     assert len(times) > 100
     assert [(why, count) for why, count in times if count != 1] == []
+
+
+def test_each_module_is_in_one_room_of_the_mutants_but_for_those_that_end_processes_or_are_tested_by_services() -> None:
+    modules = [path.relative_to(ROOT) for top in (PACKAGE, *PACKAGE.iterdir()) for path in _modules_of(top)]
+    rooms_of = {str(file): [room for room in ROOMS if is_of(room, file)] for file in modules}
+    assert [file for file, found in rooms_of.items() if len(found) > 1] == []
+    outside = {file for file, found in rooms_of.items() if not found}
+    assert [file for file in outside if not file.startswith((*NOT_DRAWN, *STUDIES))] == []
+    assert len(outside) < 0.12 * len(modules)
+
+
+def _modules_of(top: Path) -> list[Path]:
+    """Python files at the top of the package, or of one of its folders, links included."""
+    return sorted(top.glob("*.py") if top == PACKAGE else top.rglob("*.py"))
 
 
 def test_the_house_has_at_most_eight_floors() -> None:

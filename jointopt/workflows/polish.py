@@ -189,9 +189,8 @@ def _by_linear(schedule: Schedule, part: Problem, limits_s: list[float]) -> Iter
     """Choices of least energy: at the limits, or for a window over all that its clocks can do."""
     whole = schedule.problem
     if part.graph is whole.graph:
-        least, most = sorted(schedule.beyond_s(c) for c in (schedule.plan_choice(whole), whole.fastest()))
-        apart = (least,) if most - least < 1e-4 * schedule.plan_s else (least, most)
-        makespans = [limit - seconds for limit in limits_s for seconds in apart]
+        beyond_s = sorted({schedule.beyond_s(choice) for choice in (schedule.plan_choice(whole), whole.fastest())})
+        makespans = [limit - seconds for limit in limits_s for seconds in beyond_s]
     else:
         slow, fast = (part.makespan_s(choice) for choice in (part.slowest(), part.fastest()))
         makespans = np.linspace(fast * (1.0 + 1e-9), slow, _SAMPLES).tolist()

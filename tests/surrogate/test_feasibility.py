@@ -164,7 +164,8 @@ def test_no_probability_is_beyond_its_bounds_by_rounding():
 @given(st.floats(-5.0, 5.0), st.floats(0.01, 0.5), st.integers(0, 2**32 - 1))
 def test_the_table_of_fit_probabilities_is_the_sum_over_the_grid(load, plan_sd, seed):
     weights = np.random.default_rng(seed).dirichlet(np.ones(len(GRID)))
-    found = fit_probability(np.array([load]), weights, MemoryMargin(0.0, 0.14, plan_sd, 0.04, 0.5))[0]
+    loads = load + plan_sd / 80 * np.arange(4)  # on points of the table and between them
+    found = fit_probability(loads, weights, MemoryMargin(0.0, 0.14, plan_sd, 0.04, 0.5))
     normal = NormalDist()
-    by_hand = sum(w * normal.cdf((-load - g) / plan_sd) for w, g in zip(weights, GRID, strict=True))
-    assert found == pytest.approx(by_hand, abs=1e-12)
+    by_hand = [sum(w * normal.cdf((-one - g) / plan_sd) for w, g in zip(weights, GRID, strict=True)) for one in loads]
+    assert found == pytest.approx(by_hand, abs=1.5e-13)

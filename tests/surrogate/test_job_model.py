@@ -187,6 +187,15 @@ def test_a_polished_plan_is_moved_like_the_plan_itself(job: Job) -> None:
     assert times_s == pytest.approx([slower * point.iteration_time_s for point in alone.points])
 
 
+def test_a_polished_plan_takes_the_power_that_was_measured(job: Job) -> None:
+    plan, watts = "dp=2 pp=4 micro_batch_size=4", np.array([one.avg_power_w for one in by_physics(job)])
+    runs = measured_runs(job, 1.3).assign(avg_power_w=0.5 * watts + 60.0)
+    found, polished = explain(job, plan, measured=runs), polish(job, plan, solver="linear", measured=runs)
+    assert found.avg_power_w != pytest.approx(explain(job, plan).avg_power_w, rel=0.05)
+    assert polished.energy_j == pytest.approx(found.energy_j)
+    assert polished.chosen.energy_j < polished.energy_j
+
+
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:
     plan, runs = "dp=2 tp=4 micro_batch_size=2", measured_runs(job, 1.0)
     watts = np.array([one.avg_power_w for one in by_physics(job)])

@@ -180,3 +180,11 @@ def test_a_mix_without_weight_is_the_process() -> None:
     process = np.array([0.1, 0.2])
     assert Mix()(process, runs(2)) is process
     assert isinstance(Mix().trees, Trees | None)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "read"),
+    [((0.4, 1.0), (0.4, 0.6, 0.8, 1.0)), ((0.98, 1.0), (1.0,)), ((0.94, 1.0), (0.94, 0.96, 0.98, 1.0))],
+)
+def test_learned_power_is_read_at_four_clocks_over_those_measured(clocks, read) -> None:
+    assert OwnRuns(SOURCE, clocks=clocks).power_clocks == pytest.approx(read)

@@ -208,3 +208,11 @@ def test_constants_are_what_a_run_moves_by_per_sensitivity(known: Posterior, con
     more[:, constant] = [0.1, 0.4, 1.0]
     moved = known.mean(replace(new, sensitivity=new.sensitivity + more)) - known.mean(new)
     np.testing.assert_allclose(moved, more[:, constant] * known.constants[constant], rtol=1e-9)
+
+
+@pytest.mark.parametrize("far", [-4.0, 4.0])
+def test_of_a_source_alone_residuals_far_from_the_median_count_as_a_half_away(far: float) -> None:
+    rows = runs([[0.0, 0.0]] * 5, [0.0, 1.0, 2.0, 3.0, 4.0], [0.1] * 5, "ggggg")
+    near = [0.0, 0.1, 0.2, 0.1]
+    kernels = [learn_alone(rows, np.array([*near, 0.1 + at]), KERNEL).pack() for at in (far, np.sign(far) * 0.5)]
+    assert kernels[0] == pytest.approx(kernels[1])

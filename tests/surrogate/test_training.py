@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.physics.describe import CONSTANTS
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.surrogate import training
 from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
+from jointopt.surrogate.own_training import measured
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
     TrainingSet,
+    _booster,
+    cross_validate,
     fit,
     leave_group_out,
     leave_source_out,
@@ -136,6 +140,22 @@ def test_a_source_left_out_is_known_by_physics_until_runs_are_measured(data):
     assert len(three.rows) == 8 * 14  # measured runs are no test; few are judged in eight draws
 
 
+def test_a_source_is_judged_after_no_run_three_and_ten_of_each_group_or_of_its_software(data):
+    held = {one.source: one for one in cross_validate(data, {"a100", "h100", "titan"}, strength=0.0)}["a100"]
+    assert held.physics == pytest.approx(1 - 1 / 1.3, abs=0.02)
+    known = [one and one.known for one in (held.source_out, held.three, held.ten, held.unseen, held.unseen_three)]
+    assert known == [0, 6, None, 0, 6]  # of two groups of ten runs
+    assert (held.few.known, held.unseen_few.known) == (3, 3)
+
+
+def test_the_static_share_of_a_measured_run_is_of_the_power_that_the_physics_predicts(data):
+    rows = data.of({"h100"})
+    found = measured(data, rows)
+    assert found.static_w == load_gpu("h100-sxm5-80gb").power.static_w
+    assert found.static_share * data.known.physics["avg_power_w"][rows] == pytest.approx(found.static_w)
+    assert found.residual == pytest.approx(np.full(20, np.log(0.9)), abs=0.08)
+
+
 def test_measured_runs_come_from_groups_that_have_more_and_are_not_judged():
     group = np.repeat(["a", "b", "c"], [3, 4, 9])
     split = measured_split(group, 3, seed=1)
@@ -182,3 +202,12 @@ def test_scores_without_what_could_not_be_judged_are_blank():
 def test_a_source_counts_with_the_root_of_its_size_and_a_run_for_one_in_the_mean() -> None:
     # runs of the small source count twice those of one with four times as many: 2 and 1, over the mean 6 / 5
     assert source_weights(np.array(["b", "a", "b", "b", "b"])) == pytest.approx([5 / 6, 10 / 6, 5 / 6, 5 / 6, 5 / 6])
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None:
+    rows = data.of({"a100", "h100"})
+    shown = [np.where(np.arange(len(data.known_residual)) % 3, data.known_residual, sign * far) for far in (1.0, 3.0)]
+    of = [_booster(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
+    features = data.known.runs.take(rows).matrix(("log2_tp", "log2_pp"))
+    np.testing.assert_array_equal(of[0].predict(features), of[1].predict(features))

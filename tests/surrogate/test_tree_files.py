@@ -13,6 +13,7 @@ import pytest
 from jointopt.core.errors import TableError
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.tree_files import check_trees, load_forest, load_regressor
+from jointopt.surrogate.trees import Trees
 
 FEATURES = 4
 POINTS = np.random.default_rng(1).uniform(-1, 1, (50, FEATURES))
@@ -102,3 +103,24 @@ def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -
     edges = np.unique(forest.threshold)[:40].astype(float)[:, None] * np.ones(FEATURES)  # exactly on a threshold
     for points in (POINTS, POINTS[:1], edges, POINTS.repeat(20_000 // len(POINTS), axis=0)):
         np.testing.assert_allclose(forest.predict(points), regressor.predict(points), atol=1e-6)
+
+
+def test_trees_of_more_leaves_than_a_byte_tells_apart_answer_as_xgboost_does(tmp_path: Path) -> None:
+    features = np.random.default_rng(3).uniform(-1, 1, (4000, FEATURES))
+    booster = ResidualBooster(max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0, learning_rate=1.0)
+    booster.fit(features, np.sin(7 * features).sum(axis=1)).booster_.get_booster().save_model(tmp_path / "trees.json")
+    forest, regressor = (load(tmp_path / "trees.json", FEATURES) for load in (load_forest, load_regressor))
+    assert (forest.left == np.arange(len(forest.left))).sum() > 300  # leaves
+    np.testing.assert_allclose(forest.predict(features), regressor.predict(features), atol=1e-6)
+
+
+def test_few_rows_and_many_are_corrected_alike_within_the_range_of_training_and_outside_it(tmp_path: Path) -> None:
+    features = np.random.default_rng(4).uniform(-1, 1, (300, FEATURES))
+    trees = Trees.of(ResidualBooster(max_depth=3, strength=0.5).fit(features, 0.5 * np.sign(features[:, 0])))
+    read = Trees.read(tmp_path / "trees.json", trees.save(tmp_path / "trees.json"))
+    assert read is not None
+    points = np.where(np.arange(FEATURES) < np.arange(FEATURES + 1)[:, None], 9.0, 0.5)  # more and more of it outside
+    few, many = read.predict(points), read.booster.predict(points)
+    np.testing.assert_allclose(few, many, atol=1e-6)
+    assert few[0] == pytest.approx(0.25, abs=0.05)
+    assert few[1:] == pytest.approx(0.0)

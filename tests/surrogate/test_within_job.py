@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import t
+from scipy.stats import t, truncnorm
 
-from jointopt.surrogate.within_job import Spread, adapted, left_out_loss, plan_features, unmoved_loss
+from jointopt.surrogate.within_job import Spread, _beyond, adapted, left_out_loss, plan_features, unmoved_loss
 
 PLANS = {
     "dp": np.array([8, 4, 2, 1]), "tp": np.array([1, 2, 4, 8]), "pp": np.ones(4, int), "cp": np.ones(4, int),
@@ -111,3 +111,14 @@ def test_a_prediction_that_runs_do_not_move_is_judged_by_the_scatter_of_the_othe
     expected = np.mean(np.log(widths) - t.logpdf(off / widths, 3))
     assert unmoved_loss(off, 0.07) == pytest.approx(expected)
     assert unmoved_loss(np.zeros(2), 0.07) == pytest.approx(np.log(0.07) - t.logpdf(0.0, 3))
+
+
+@pytest.mark.parametrize("least", [-0.3, 0.0, 0.2, 0.5])
+def test_a_run_ended_early_counts_as_the_mean_beyond_its_end(least: float) -> None:
+    # the mean of a normal cut off below, of what the run and all others say together
+    index, seen, bounded = np.array([0, 1, 3]), np.array([0.1, 0.0, least]), np.array([False, False, True])
+    expected = _beyond(FEATURES, FLAT, index, seen, None, bounded)
+    found = adapted(FEATURES, FLAT, index, expected)
+    mean, deviation = found.mean[3], found.deviation[3]
+    assert expected[:2].tolist() == [0.1, 0.0]
+    assert expected[2] == pytest.approx(truncnorm.mean((least - mean) / deviation, np.inf, mean, deviation), abs=2e-3)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.errors import CatalogError, InfeasibleError, UsageError
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.options import window
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
-from jointopt.workflows.polish import Schedule, _best_within, _by_linear, _by_lowtime, _in_pace, polish
+from jointopt.workflows.polish import Schedule, _best_within, _by_linear, _by_lowtime, _in_pace, _points, polish
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -86,6 +86,26 @@ def test_the_linear_programme_uses_the_time_that_is_left_beside_the_schedule() -
     times_s = [schedule.time_s(choice) for choice in _by_linear(schedule, schedule.problem, [limit_s])]
     assert schedule.beyond_s(schedule.plan_choice(schedule.problem)) > 3e-3 * limit_s
     assert max(times_s) == pytest.approx(limit_s, rel=1e-3)
+
+
+def test_a_gpu_whose_power_nobody_knows_is_refused_with_what_is_missing() -> None:
+    gpu = replace(JOB.cluster.gpu, power=None, tdp_w=None)
+    with pytest.raises(CatalogError, match=r"no tdp_w for GPU .*predict power and energy"):
+        polish(replace(JOB, cluster=replace(JOB.cluster, gpu=gpu)), PLAN)
+
+
+def test_no_candidate_within_a_limit_takes_less_energy_than_the_schedule_that_is_shown() -> None:
+    schedule = schedule_of(plan_at([1980.0, 1755.0, 1980.0, 1980.0]))
+    limits = [schedule.limit_s(slowdown) for slowdown in (0.0, 0.01, 0.05)]
+    shown = _points(schedule, schedule.problem, None, 0.0)
+    plan = schedule.plan_choice(schedule.problem)
+    candidates = [*_by_linear(schedule, schedule.problem, limits), plan, schedule.problem.spend_slack(plan, limits[1])]
+    for limit in limits:
+        shown_j, others_j = (
+            min(point.energy_j for point in points if point.iteration_time_s <= limit * (1 + 1e-8))
+            for points in (shown, map(schedule.point, candidates))
+        )
+        assert shown_j <= others_j * (1 + 1e-9)
 
 
 def test_lowtime_comes_near_the_linear_programme() -> None:

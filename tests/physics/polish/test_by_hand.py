@@ -113,6 +113,18 @@ def test_the_pace_of_a_rank_is_that_of_all_its_chunks(pace: float, pair: tuple[f
     assert paced_middle(2, pace)[:2] == ({pair[0]}, {pair[1]})
 
 
+@pytest.mark.parametrize("few", [6, 7])
+def test_the_ends_of_the_whole_are_those_of_the_window(few: int) -> None:
+    part, long = (Problem(schedule_graph(2, 1, count), PAIR.options) for count in (few, 10))
+    head, left_out = few // 2, 10 - few
+    slowed = {(b, mb) for b in (False, True) for mb in range(few) if (mb + b) % 2}  # forward odd, backward even
+    choice = np.array([key in slowed for key in zip(part.graph.backward, part.graph.micro_batch, strict=True)], int)
+    found = widened(part, choice, long, 0.0)  # a pace that none keeps: the middle as fast as it can
+    for backward, batch, slow in zip(long.graph.backward, long.graph.micro_batch, found, strict=True):
+        same = batch if batch < head else batch - left_out
+        assert slow == ((batch < head or same >= head) and (backward, same) in slowed)
+
+
 @pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])
 def test_a_pass_is_slowed_only_where_all_of_it_fits(makespan: float, seconds: list[float]) -> None:
     assert ALONE.durations_s(ALONE.spend_slack(ALONE.fastest(), makespan)).tolist() == seconds

@@ -1,0 +1,65 @@
+"""Which tests judge which code, for bench_mutants.py: together the rooms hold every module of the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
+STUDIES = tuple(f"jointopt/studies/{path.parent.name}/" for path in ROOT.glob("studies/*/study.py"))  # programs
+NOT_DRAWN = (
+    "jointopt/measure/launchers/process.py",  # it ends processes: a change in which may end those of others
+    "jointopt/measure/guard", "jointopt/cli/launching.py", "jointopt/core/processes.py",  # as these do
+    "jointopt/measure/trainer", "jointopt/measure/launchers/slurm.py", "jointopt/measure/launchers/slurm_control.py",
+    "jointopt/measure/launchers/slurm_fleet.py",
+    "jointopt/measure/launchers/slurm_watch.py",  # tests of PyTorch and Slurm are those of services
+)  # fmt: skip
+# room: (its code, what of it is not drawn, its tests in the order in which they run)
+ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "physics": (
+        ("jointopt/physics",), ("jointopt/physics/polish",),
+        (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
+    ),
+    "spec": (
+        ("jointopt/spec",), ("jointopt/spec/plans",),
+        (*QUICK, "tests/spec", "tests/physics/test_*.py", "tests/workflows/test_blocks.py"),
+    ),
+    "core": (
+        ("jointopt/core",), ("jointopt/core/units.py", *NOT_DRAWN),
+        ("tests/core", "tests/golden", "tests/spec", "tests/runs", "tests/report"),
+    ),
+    "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec/plans")),
+    "surrogate": (
+        ("jointopt/surrogate", "jointopt/core/units.py"), (),
+        (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),
+    ),
+    "polish": (
+        ("jointopt/physics/polish", "jointopt/workflows/polish.py"), (),
+        (*QUICK, "tests/physics/polish", "tests/workflows/test_polish.py", "tests/surrogate/test_job_model.py"),
+    ),
+    "tables": (("jointopt/runs",), (), ("tests/runs", "tests/surrogate/test_dataset.py")),
+    "measure": (
+        ("jointopt/measure",), NOT_DRAWN,
+        tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
+    ),
+    "search": (("jointopt/search",), (), ("tests/search", "tests/contracts/test_searchers.py", "tests/golden")),
+    "workflows": (
+        ("jointopt/workflows",), ("jointopt/workflows/polish.py",),
+        ("tests/workflows", "tests/golden", "tests/report"),
+    ),
+    "cli": (
+        ("jointopt/cli", "jointopt/__init__.py", "jointopt/__main__.py"), NOT_DRAWN,
+        ("tests/cli", "tests/test_packaging.py"),
+    ),
+    "studies": (
+        ("jointopt/studies", "jointopt/models"), STUDIES,
+        ("tests/test_studies.py", "tests/test_*statements.py", "tests/test_gpu_sweep.py"),
+    ),
+    "report": (("jointopt/report",), (), ("tests/report", "tests/workflows/test_layouts.py", "tests/golden")),
+}  # fmt: skip
+
+
+def is_of(room: str, file: Path) -> bool:
+    """Whether changes of a file are drawn in that room."""
+    code, left_out, _ = ROOMS[room]
+    return str(file).startswith(code) and not str(file).startswith(left_out)
