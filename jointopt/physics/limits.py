@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jointopt.core.schema import Columns, Floats
 from jointopt.physics import facility
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
+
+
+def _as_it_is(_: Cluster, values: Floats) -> Floats:
+    return values
+
+
+# constraint: the results that its value is worked out from, and how
+_VALUES: dict[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
+    **{name: ((name,), _as_it_is) for name in ("iteration_time_s", "energy_j", "avg_power_w")},
+    "facility_energy_j": (("iteration_time_s", "energy_j"), facility.facility_energy_j),
+    "cluster_power_kw": (("avg_power_w",), facility.cluster_power_kw),
+}
 
 
 def memory_limit_gib(job: Job) -> float:
@@ -13,31 +28,38 @@ def memory_limit_gib(job: Job) -> float:
     return fraction * job.cluster.gpu.memory_gib
 
 
+def stated(job: Job, out: Columns) -> dict[str, tuple[Floats, float]]:
+    """Values of ``out`` (n,) and the bound of every constraint that the job states, by name; memory is not here.
+
+    ``out`` has the results `judged_by`, in which each value grows.
+    """
+    found = {}
+    for name, (columns, formula) in _VALUES.items():
+        bound = getattr(job.constraints, name)
+        if bound is not None:
+            found[name] = formula(job.cluster, *(out[column] for column in columns)), bound
+    return found
+
+
+def judged_by(job: Job) -> tuple[str, ...]:
+    """The results that the job's constraints, but for memory's, are worked out from."""
+    named = (columns for name, (columns, _) in _VALUES.items() if getattr(job.constraints, name) is not None)
+    return tuple(dict.fromkeys(column for columns in named for column in columns))
+
+
 def bounded(job: Job, out: Columns, memory_reach: float = 1.0) -> dict[str, tuple[Floats, float]]:
     """Bounded predictions: values of ``out`` (n,) and the bound, by the constraint's name.
 
-    Memory may exceed its limit by the factor ``memory_reach``. Each value grows with what it is worked out from.
+    Memory may exceed its limit by the factor ``memory_reach``.
     """
-    limits, cluster = job.constraints, job.cluster
-    found = {"memory (GiB)": (out["peak_memory_gib"], memory_reach * memory_limit_gib(job))}
-    for name in ("iteration_time_s", "energy_j", "avg_power_w"):
-        bound = getattr(limits, name)
-        if bound is not None:
-            found[name] = (out[name], bound)
-    if limits.facility_energy_j is not None:
-        site = facility.facility_energy_j(cluster, out["iteration_time_s"], out["energy_j"])
-        found["facility_energy_j"] = (site, limits.facility_energy_j)
-    if limits.cluster_power_kw is not None:
-        site = facility.cluster_power_kw(cluster, out["avg_power_w"])
-        found["cluster_power_kw"] = (site, limits.cluster_power_kw)
-    return found
+    return {"memory (GiB)": (out["peak_memory_gib"], memory_reach * memory_limit_gib(job)), **stated(job, out)}
 
 
 def broken_bounds(job: Job, out: Columns, memory_reach: float = 1.0) -> tuple[str, ...]:
     """One sentence for each bound that the first plan of ``out`` exceeds; memory's limit is that of the GPU."""
-    stated, sentences = bounded(job, out), []
+    limits, sentences = bounded(job, out), []
     for name, (values, bound) in bounded(job, out, memory_reach).items():
-        limit = min(bound, stated[name][1])
+        limit = min(bound, limits[name][1])
         surely = f" by more than predictions err (a factor of {bound / limit:.2f})" if bound > limit else ""
         if values[0] > bound:
             sentences.append(f"{name} is {values[0]:.4g}, over the limit of {limit:.4g}{surely}.")

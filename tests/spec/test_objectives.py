@@ -37,8 +37,8 @@ def test_memory_and_power_are_searched_by_beside_time_and_energy_whatever_was_na
     [
         (("carbon_kg", "gpu_cost"), (ENERGY, TIME)),
         ((SITE, ENERGY, "cost"), (ENERGY,)),
-        (("peak_power_w", ENERGY), (ENERGY,)),
-        (("peak_memory_gib", "avg_power_w"), (TIME,)),
+        (("peak_power_w", ENERGY), (ENERGY, "peak_power_w")),
+        (("peak_memory_gib", "avg_power_w"), (TIME, "peak_memory_gib", "avg_power_w")),
     ],
 )
 def test_runs_are_chosen_by_what_they_measure_of_the_objectives(

@@ -21,6 +21,7 @@ from jointopt.search.studies.reading import read_study
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job, parse_job, shipped_job
+from jointopt.spec.objectives import words
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.problem import prepared
 from jointopt.workflows.propose import propose
@@ -187,9 +188,8 @@ def test_runs_are_chosen_by_all_objectives_behind_time_or_energy() -> None:
 def test_the_best_plan_in_one_objective_is_named_as_such_among_methods_and_costs(objective: str) -> None:
     proposal = propose(priced(f"[{objective}]"))
     text = " ".join(proposal.text().split())
-    goals = " and ".join(proposal.job.goals)
     assert len(proposal.front["pp"]) == 1
-    assert f"Plans of the front of {goals}, of which these are the best, by method: " in text
+    assert f"Plans of the front of {words(proposal.job.goals)}, of which these are the best, by method: " in text
     costs = text.split("At the site's meter")[1].split("Joint space")[0]
     assert " front " in costs
     assert "least energy" not in costs

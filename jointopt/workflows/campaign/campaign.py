@@ -16,7 +16,7 @@ from jointopt.report.results import MeasuredRun
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
-from jointopt.workflows.campaign.outlook import broken_bounds
+from jointopt.workflows.campaign.outlook import broken_constraints
 from jointopt.workflows.campaign.record import Done, Queued, Record
 from jointopt.workflows.campaign.verdict import same_cause
 
@@ -65,7 +65,7 @@ class Campaign:
 
     def broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the job's constraints that a measured run does not keep."""
-        return broken_bounds(self.job, row)
+        return broken_constraints(self.job, row)
 
     def run_all(self, queue: Iterable[Queued], name: Callable[[int], str]) -> Generator[tuple[int, Done], None, None]:
         """Run the plans of ``queue``, each given with its place as soon as it is kept.

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.measure.launchers.rows import is_bounded
-from jointopt.physics.facility import facility_energy_j
+from jointopt.physics.limits import judged_by, stated
 from jointopt.search.acquire import SAMPLES
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.surrogate.feasibility import MemoryEvidence
@@ -23,17 +23,6 @@ from jointopt.workflows.campaign.earlier import Earlier
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
 _HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
 _LEARNED, _OWN_RUNS, _PHYSICS = "earlier runs of other jobs", "the runs of this job", "the physics alone"
-
-
-def bounds(job: Job) -> dict[str, float]:
-    """Upper bounds of the job on what a run measures, by result column; memory and the site's energy are not here."""
-    limits, cluster = job.constraints, job.cluster
-    out = {name: getattr(limits, name) for name in ("iteration_time_s", "energy_j", "avg_power_w")}
-    if limits.cluster_power_kw is not None:
-        nodes_w = 1e3 * limits.cluster_power_kw / cluster.pue - cluster.host_power_w * cluster.nodes
-        gpus_w = nodes_w / (1.0 + cluster.host_load_share)
-        out["avg_power_w"] = min(out["avg_power_w"] or np.inf, gpus_w / cluster.num_gpus)
-    return {name: value for name, value in out.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -59,8 +48,7 @@ class Outlook:
         self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
         self._features = plan_features(candidates.plans)
         self._framework = job.training.framework.name
-        self._bounds, self._cluster = bounds(job), job.cluster
-        self._site_bound_j = job.constraints.facility_energy_j
+        self._job = job
 
     def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expected:
         """The posterior after measurements ``rows`` of candidates ``index`` (m,)."""
@@ -68,9 +56,8 @@ class Outlook:
         columns: Columns = {"probability_fits": probability}
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
-        needed = ("iteration_time_s", "energy_j") if self._site_bound_j is not None else ()
         found_by_name: dict[str, Adapted] = {}
-        for name in dict.fromkeys([*objectives, *self._bounds, *needed]):
+        for name in dict.fromkeys([*objectives, *judged_by(self._job)]):
             found, source = self._adapted(name, index, rows)
             found_by_name[name] = found
             basis = source if name == "iteration_time_s" else basis
@@ -79,7 +66,7 @@ class Outlook:
                 columns[f"{name}_low"] = np.exp(found.mean - _HALF_INTERVAL * found.deviation)
                 columns[f"{name}_high"] = np.exp(found.mean + _HALF_INTERVAL * found.deviation)
                 draws[name] = np.exp(found.draws(SAMPLES, self._rng))
-        for kept in self._probabilities_kept(found_by_name):
+        for kept in kept_probabilities(self._job, found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
         return Expected(columns, draws, {name: found_by_name[name].apart for name in objectives}, basis)
@@ -106,15 +93,6 @@ class Outlook:
         prior, spread, source = choices[best]
         return adapted(self._features, prior, at, seen, spread, held), source
 
-    def _probabilities_kept(self, found: Mapping[str, Adapted]) -> Iterator[Floats]:
-        """For each bound of the job, how probably every candidate keeps it."""
-        for name, bound in self._bounds.items():
-            yield _probability_below(found[name].mean, found[name].deviation, bound)
-        if self._site_bound_j is not None:
-            time, energy = found["iteration_time_s"], found["energy_j"]
-            site_j = facility_energy_j(self._cluster, np.exp(time.mean), np.exp(energy.mean))
-            yield _probability_below(np.log(site_j), energy.deviation, self._site_bound_j)
-
     def _fits(self, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Floats, Any]:
         """Probability and draws of fitting, by runs that trained or ran out of memory alone."""
         load, room = self._candidates.log_load, self._candidates.log_room
@@ -125,10 +103,21 @@ class Outlook:
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
 
+def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Floats]:
+    """For each bound that the job states, memory's aside, how probably every candidate keeps it, (n,).
+
+    What is worked out from several results counts as log-normal, as wide as if all of them erred the same way.
+    """
+    middle, high = (
+        {name: np.exp(each.mean + step * each.deviation) for name, each in found.items()} for step in (0.0, 1.0)
+    )
+    above = stated(job, high)  # by one standard deviation
+    for name, (values, bound) in stated(job, middle).items():
+        yield _probability_below(np.log(values), np.log(above[name][0] / values), bound)
+
+
 def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
     """Of log-normals; 1 where nothing is predicted, since then the run itself must show it."""
-    if bound <= 0.0:
-        return np.zeros(len(mean))
     chance = ndtr((np.log(bound) - mean) / deviation)
     return np.asarray(np.where(np.isfinite(mean), chance, 1.0))
 
@@ -149,18 +138,15 @@ def lower_bound(row: Mapping[str, Any], name: str = "iteration_time_s") -> float
     return float(row[name]) if name == "iteration_time_s" and is_bounded(row) else float("nan")
 
 
-def broken_bounds(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
+def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the job's constraints that a measured run does not keep; what was not measured counts as kept."""
     return tuple(name for name, (value, bound) in held_to(job, row).items() if value > bound)
 
 
 def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
-    held = {name: (result(row, name), bound) for name, bound in bounds(job).items()}
-    limits, cluster = job.constraints, job.cluster
-    if limits.facility_energy_j is not None:
-        time_s, energy_j = result(row, "iteration_time_s"), result(row, "energy_j")
-        held["facility_energy_j"] = float(facility_energy_j(cluster, time_s, energy_j)), limits.facility_energy_j
-    if limits.memory_fraction is not None:
-        held["memory_fraction"] = result(row, "peak_memory_gib") / cluster.gpu.memory_gib, limits.memory_fraction
+    measured = {name: np.array([result(row, name)]) for name in judged_by(job)}
+    held = {name: (float(values[0]), bound) for name, (values, bound) in stated(job, measured).items()}
+    if (fraction := job.constraints.memory_fraction) is not None:
+        held["memory_fraction"] = result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
     return held

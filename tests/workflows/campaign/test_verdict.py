@@ -10,7 +10,7 @@ import pytest
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.spec.job import Job
-from jointopt.workflows.campaign.outlook import broken_bounds
+from jointopt.workflows.campaign.outlook import broken_constraints
 from jointopt.workflows.campaign.verdict import same_cause, why_none
 
 PLAN = {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, "recompute": "none", "zero_stage": 1}
@@ -22,7 +22,7 @@ def failed(status: str, notes: str) -> MeasuredRun:
 
 def good(job: Job, time_s: float, energy_j: float) -> MeasuredRun:
     row = {"status": "ok", "iteration_time_s": time_s, "energy_j": energy_j, "num_gpus": 8}
-    return MeasuredRun(plan=PLAN, row=row, predicted={}, broken=broken_bounds(job, row))
+    return MeasuredRun(plan=PLAN, row=row, predicted={}, broken=broken_constraints(job, row))
 
 
 @pytest.fixture
