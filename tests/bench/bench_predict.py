@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from jointopt.core.schema import RECOMPUTE_NAMES
+from jointopt.core.schema import RECOMPUTE_NAMES, SCHEDULE
 from jointopt.runs.table import read_table, write_table
 from jointopt.runs.workloads import workloads
 from jointopt.spec.jobfile import load_job
@@ -26,6 +26,7 @@ from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.predict import predict
 
+CODES = ("etp", "recompute_modules", "recompute_num_layers", "offload", "overlap")
 JOBS = ("llama-3-8b-1x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100", "opt-350m-8x4-gh200")
 
 
@@ -35,7 +36,9 @@ def plans(name: str) -> pd.DataFrame:
     model, training, cluster = job.model, job.training, job.cluster
     layouts, clocks = enumerate_layouts(job).layouts, np.asarray(job.search.clock_mhz)
     table = pd.DataFrame({k: np.repeat(v, len(clocks)) for k, v in layouts.items()})
-    table["recompute"] = np.array(RECOMPUTE_NAMES)[table["recompute"]]
+    table = table.drop(columns=[name for name in CODES if not table[name].any()])  # 0 is a blank cell
+    for name, words in (("recompute", RECOMPUTE_NAMES), ("schedule", SCHEDULE.names)):
+        table[name] = np.array(words)[table[name]]
     table["clock_mhz"] = np.tile(clocks, len(layouts["pp"]))
     return table.assign(
         source="bench", group=name, model=model.name, num_layers=model.num_layers, hidden_size=model.hidden_size,
