@@ -65,7 +65,8 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     scale = replicas * stretch * factor
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, np.array([index]), len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
-    hot = physics.cooler.throttle_power_w < electrical_limit_w(limit_w, physics.cooler)
+    left_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
+    hot = left_w < electrical_limit_w(limit_w, physics.cooler) * (1.0 - 1e-9)
     exhaust = physics.in_exhaust(g, rows)[0]
     why = np.where(hot & exhaust, "temperature", "power_limit")
     cold_w = physics.cold_power_w(g, rows, t)[0]

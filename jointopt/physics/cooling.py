@@ -1,4 +1,4 @@
-"""Steady temperature and leakage of a cluster's GPUs, and what they may draw before a limit or throttling.
+"""Temperature and leakage of a cluster's GPUs, and what they may draw before a limit or throttling.
 
 No source states a thermal resistance or the leakage of a GPU under training load: the constants here are assumptions.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.spec.cluster import Cluster, PowerConstants
+from jointopt.spec.cluster import Cluster, Gpu, PowerConstants
 
 Array = npt.NDArray[np.float64] | float
 
@@ -23,6 +23,11 @@ DESIGN_MARGIN_K = 10.0  # what is left to the throttle temperature then
 REFERENCE_C = 60.0  # temperature at which the power constants hold
 LEAKAGE_PER_K = 0.01  # leakage grows by this share of the static power per kelvin
 THROTTLE_C = 87.0  # for a GPU whose throttle temperature the catalogue does not have
+# Resistance times heat capacity of GPU and heat sink. 14 s is HotSpot's heat sink (140.4 J/K, 0.1 K/W: Skadron et al.
+# 2003, its hotspot.config); 75 s is a quarter of the five minutes after which air-cooled systems are steady to 2 %
+# (mlcommons/training_policies issue 265). No source has one measured under training: between the two, by ratio.
+TIME_CONSTANT_S = 30.0
+TIME_CONSTANT_LIMITS_S = (14.0, 75.0)
 
 _HOLDS = f"holds the TDP at {DESIGN_INLET_C:g} °C inlet air, {DESIGN_MARGIN_K:g} K below the throttle temperature"
 ASSUMED = Assumption(
@@ -62,6 +67,35 @@ def throttle_power_w(
     return np.asarray(np.maximum(drawn_w - leakage_w_per_k * (throttle_c - REFERENCE_C), 0.0))
 
 
+def peak_share(busy_share: Array, iteration_s: Array, time_constant_s: Array) -> Floats:
+    """Share of the step from waiting to running power that the hottest moment shows, in [busy_share, 1].
+
+    Derived here: a first-order response to power that runs for ``busy_share`` of every iteration at a stretch (as hot
+    as pauses can leave it) and waits for the rest, (1 - e^(-d·T/τ)) / (1 - e^(-T/τ)): the mean where iterations are
+    short beside τ, the power of the kernels where they are long.
+    """
+    turns = np.maximum(np.divide(iteration_s, time_constant_s), 1e-9)
+    return np.asarray(np.expm1(-np.multiply(busy_share, turns)) / np.expm1(-turns))
+
+
+@dataclass(frozen=True)
+class Rests:
+    """How long GPUs run and wait in an iteration, arrays that broadcast over layouts and stages."""
+
+    busy_share: Floats
+    iteration_s: Floats
+    wait_w: float
+
+    def burst_w(self, cooler: Cooler) -> Floats:
+        """Power in W that kernels may draw so that no moment of an iteration is above the throttle temperature.
+
+        No more than as if they lasted where waiting alone is that hot.
+        """
+        share = peak_share(self.busy_share, self.iteration_s, cooler.time_constant_s)
+        room_w = cooler.throttle_power_w - self.wait_w
+        return np.asarray(self.wait_w + room_w / (share if room_w > 0.0 else 1.0))
+
+
 @dataclass(frozen=True)
 class Cooler:
     """Steady state of the GPUs of one node; without a TDP there is no thermal model (NaN, no leakage).
@@ -76,6 +110,16 @@ class Cooler:
     throttle_power_w: float  # of the hottest position
     exhaust_rise_k: float = 0.0
     exhaust_share: float = 0.0  # of a node's GPUs
+
+    @property
+    def slowing(self) -> float:
+        """Factor on steps of temperature and on the time that they take, as leakage follows temperature."""
+        return 1.0 / (1.0 - self.resistance_k_per_w * self.leakage_w_per_k)
+
+    @property
+    def time_constant_s(self) -> float:
+        """Seconds in which 63 % of a step are there."""
+        return TIME_CONSTANT_S * self.slowing
 
     @property
     def mean_inlet_c(self) -> float:
@@ -132,6 +176,11 @@ class Cooler:
         return float(at_zero), float(at_one - at_zero)
 
 
+def throttle_c(gpu: Gpu) -> float:
+    """Temperature in °C at which a GPU throttles, assumed where the catalogue has none."""
+    return gpu.throttle_temperature_c or THROTTLE_C
+
+
 def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
     """The cooler that holds the GPU's TDP, in the cluster's air.
 
@@ -144,10 +193,9 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
     rise = rise if share else 0.0
     if gpu.tdp_w is None:
         return Cooler(inlet, float("nan"), 0.0, float("inf"))
-    throttle_c = gpu.throttle_temperature_c or THROTTLE_C
-    resistance = thermal_resistance_k_per_w(gpu.tdp_w, throttle_c)
+    resistance = thermal_resistance_k_per_w(gpu.tdp_w, throttle_c(gpu))
     leakage = LEAKAGE_PER_K * constants.static_w
-    throttle = throttle_power_w(throttle_c, inlet + rise, resistance, leakage)
+    throttle = throttle_power_w(throttle_c(gpu), inlet + rise, resistance, leakage)
     return Cooler(inlet, resistance, leakage, float(throttle), rise, share)
 
 
@@ -184,15 +232,16 @@ def position_temperatures_c(
 
 
 def kernel_limits_w(
-    limit_w: Floats, cluster: Cluster, constants: PowerConstants, gpus_per_stage: Ints, depth: int
-) -> Floats:
+    limit_w: Floats, cluster: Cluster, constants: PowerConstants, gpus_per_stage: Ints, depth: int,
+    rests: Rests | None = None,
+) -> Floats:  # fmt: skip
     """`kernel_limit_w` of the stages by the air that their hottest rank breathes, as wide as limits differ."""
     exhaust = stages_in_exhaust(cluster, gpus_per_stage, depth)
-    hottest = kernel_limit_w(limit_w, cooler(cluster, constants), cluster, constants.static_w)
+    hottest = kernel_limit_w(limit_w, cooler(cluster, constants), cluster, constants.static_w, rests)
     if exhaust.all():
         return hottest
     inlet = cooler(replace(cluster, exhaust_rise_k=0.0), constants)
-    return np.where(exhaust, hottest, kernel_limit_w(limit_w, inlet, cluster, constants.static_w))
+    return np.where(exhaust, hottest, kernel_limit_w(limit_w, inlet, cluster, constants.static_w, rests))
 
 
 def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) -> Floats:
@@ -219,12 +268,15 @@ def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
     return np.asarray(np.fmin(limit_w, (limit_w - at_zero) / (1.0 + gain)))
 
 
-def kernel_limit_w(limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float) -> Floats:
+def kernel_limit_w(
+    limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float, rests: Rests | None = None
+) -> Floats:
     """Power in W that kernels may draw, at the reference temperature, within a limit and before a GPU throttles.
 
-    Raises InfeasibleError where that does not exceed the static power.
+    Without ``rests`` as if they ran for ever. Raises InfeasibleError where that does not exceed the static power.
     """
-    cold = np.fmin(electrical_limit_w(limit_w, cooler), cooler.throttle_power_w)
+    throttle_w = cooler.throttle_power_w if rests is None else rests.burst_w(cooler)
+    cold = np.fmin(electrical_limit_w(limit_w, cooler), throttle_w)
     watts, idle = float(cold.min()), f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
     if watts <= static_w and watts < cooler.throttle_power_w:
         raise InfeasibleError(

@@ -33,6 +33,7 @@ from jointopt.spec.kernels import KernelConstants
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 HEAT = ("peak_power_w", "temperature_c")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
+_WARMINGS = 3  # rounds in which hot GPUs' clocks and the rest that these leave settle, each from the cool side
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
 
 
@@ -79,8 +80,7 @@ class CostModel:
 
         Every group costs the same whenever plans are evaluated, however few layouts it has.
         """
-        new = np.unique(index[self.group_of[index] < 0])
-        if not len(new):
+        if not len(new := np.unique(index[self.group_of[index] < 0])):
             return
         priced = np.flatnonzero(self.group_of >= 0)
         if len(priced) < len(new):
@@ -90,16 +90,21 @@ class CostModel:
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
             costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
-            limit_w = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth)
-            limit_w = kernel_limits_w(limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
-            costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
-            lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
-            ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
-            self.limits_w.append(limit_w)
-            costs = pc.paused(costs, duty)
-            self.distinct.append((costs, ceiling))
-            self.groups.append(costs.of_all_ranks())
-            self.ceilings.append(ceiling if costs.kind is None else pc.over_ranks(ceiling, costs.kind))
+            limit_w, g = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth), len(self.groups)
+            own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
+            self._hold(g, costs, kernel_limits_w(*own))
+            for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
+                t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
+                self._hold(g, costs, kernel_limits_w(*own, slack.rests(self.groups[g], t, self.power.wait_w)))
+
+    def _hold(self, g: int, costs: pc.StageCosts, limit_w: Floats) -> None:
+        """Make ``costs`` under the limits of their kernels the last group, ``g``."""
+        costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
+        lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
+        ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
+        costs = pc.paused(costs, duty)
+        self.limits_w[g:], self.distinct[g:], self.groups[g:] = [limit_w], [(costs, ceiling)], [costs.of_all_ranks()]
+        self.ceilings[g:] = [ceiling if costs.kind is None else pc.over_ranks(ceiling, costs.kind)]
 
     @functools.cached_property
     def shapes(self) -> ShapeCosts:

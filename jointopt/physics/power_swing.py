@@ -13,7 +13,7 @@ from jointopt.physics.timeline import Timeline, stage_power_w, timeline
 
 # Of nvmlDeviceGetPowerUsage on Ampere (but A100) and newer, and so of nvidia-smi's power.draw (NVML's reference)
 METER_S = 1.0
-_MOST_PASSES = 10_000  # walked through; the middle of longer iterations repeats
+MOST_PASSES = 10_000  # walked through; the middle of longer iterations repeats
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,8 @@ def power_swing(
     follow each other. Shorter bursts, within a pass, are no part of it.
     """
     parts = parts or breakdown(physics, index, stage_clock_mhz)
-    line = timeline(physics, index, stage_clock_mhz, _MOST_PASSES)
-    runs_w, waits_w = stage_power_w(physics, index, parts)
-    of_gpu = runs_w, waits_w, parts.stage_energy_j / parts.gpus_per_stage
-    curves = [_joules(line, rank, *watts) for rank, watts in enumerate(zip(*(v.tolist() for v in of_gpu), strict=True))]
+    line = timeline(physics, index, stage_clock_mhz, MOST_PASSES)
+    curves = joules_of_ranks(physics, index, parts, line)
     whole = line.iteration_s
     every = np.unique(np.concatenate([at for at, _ in curves]))
     total = np.sum([np.interp(every, *curve) for curve in curves], axis=0) * parts.gpus_per_stage
@@ -45,8 +43,17 @@ def power_swing(
     return Swing(*np.array(found).T), Swing(*np.array([_extremes(every, total, whole, window_s)]).T)
 
 
+def joules_of_ranks(
+    physics: CostModel, index: int, parts: Breakdown, line: Timeline
+) -> list[tuple[Floats, Floats]]:  # fmt: skip
+    """Energy of one GPU of each rank since the start of the iteration: seconds and joules where its slope changes."""
+    runs_w, waits_w = stage_power_w(physics, index, parts)
+    of_gpu = runs_w, waits_w, parts.stage_energy_j / parts.gpus_per_stage
+    return [_joules(line, rank, *watts) for rank, watts in enumerate(zip(*(v.tolist() for v in of_gpu), strict=True))]
+
+
 def _joules(line: Timeline, rank: int, runs_w: float, waits_w: float, whole_j: float) -> tuple[Floats, Floats]:
-    """Energy of one GPU of a rank since the start of the iteration: seconds and joules where its slope changes.
+    """`joules_of_ranks` of one rank, which draws ``runs_w`` while passes run and ``waits_w`` between them.
 
     Where a long iteration repeats itself, and lists no pass, power is what is left of the whole.
     """

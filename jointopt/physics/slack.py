@@ -12,8 +12,9 @@ from jointopt.physics.clock_law import (
     scaled_time_s,
     squared_voltage,
 )
-from jointopt.physics.cooling import Cooler
+from jointopt.physics.cooling import Cooler, Rests
 from jointopt.physics.costs import EnergyTerms, StageCosts
+from jointopt.physics.makespan import StageTimes
 from jointopt.spec.cluster import PowerConstants
 
 _CELLS = 16_384  # plans times stages per block: what is in between stays in the cache, half the time of all at once
@@ -81,6 +82,15 @@ def ceilings(
     busy_s = scaled_time_s(sm_s, other_s, clock, top_mhz)
     burst_w = busy_power_w(constants, clock, top_mhz, busy_s, *work)
     return clock, duty_cycled_time_s(1.0, burst_w, limit_w * (1.0 + 1e-6), constants.static_w)
+
+
+def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
+    """How GPUs of layouts run and rest at the highest clocks that they reach; lower ones leave no less power to each.
+
+    Kernels alone count as running, those of collectives as in `StageCosts.collective_sm_s`.
+    """
+    busy_s = costs.num_micro_batches[:, None] * (t.kernel_s + costs.collective_sm_s) + costs.optimizer_s
+    return Rests(busy_s / t.total_s[:, None], t.total_s[:, None], wait_w)
 
 
 def energy_floor_j(

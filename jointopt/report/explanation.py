@@ -83,7 +83,7 @@ class Explanation(Result):
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
-        "informed_by learned rank utilization power_swing"
+        "informed_by learned rank utilization power_swing power_excursion temperature_swing"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -113,6 +113,10 @@ class Explanation(Result):
     utilization: Mapping[str, float] = field(default_factory=dict)
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
     power_swing: Mapping[str, float] = field(default_factory=dict)
+    # of the stage that draws most: watts before the limit acts, the limit, how long at a stretch and what share of time
+    power_excursion: Mapping[str, float] = field(default_factory=dict)
+    # of the hottest stage: extremes within an iteration, seconds until they are there, and to throttling without pauses
+    temperature_swing: Mapping[str, float] = field(default_factory=dict)
     exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
     rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
 
@@ -174,6 +178,24 @@ def swing_words(swing: Mapping[str, float]) -> str:
     return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu}, all GPUs {low:,.4g} to {high:,.4g} kW."
 
 
+def excursion_words(found: Mapping[str, float]) -> str:
+    """A sentence on power above the limit; blank where there is none."""
+    if not found.get("lasts_s"):
+        return ""
+    above, after = found["peak_w"] - found["limit_w"], f"{1e3 * found['lasts_s']:.0f} ms after a pause"
+    return f"For up to {after} a GPU draws up to {found['peak_w']:.0f} W, {above:.0f} above its limit."
+
+
+def warming_words(found: Mapping[str, float]) -> str:
+    """A sentence on temperature within an iteration; blank where it is not known."""
+    if not found:
+        return ""
+    swing = f"{found['trough_c']:.1f} to {found['peak_c']:.1f} °C within an iteration"
+    words = f"The hottest GPU is at {swing}, some {found['settles_s']:.0f} s after the start"
+    late = f"; without pauses it would throttle {found['throttles_s']:.0f} s after it" if "throttles_s" in found else ""
+    return f"{words}{late}."
+
+
 def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
     """A sentence on how busy GPUs and links are; blank where it is not known."""
     if not used:
@@ -211,6 +233,8 @@ def _totals(found: Explanation) -> list[str]:
         rate_words(job, found.throughput),
         utilization_words(job.cluster, found.utilization),
         swing_words(found.power_swing),
+        excursion_words(found.power_excursion),
+        warming_words(found.temperature_swing),
         ("Feasible." if found.feasible else "Not feasible:") + (f" {found.rank.sentence()}" if found.rank else ""),
         *(f"- {text}" for text in (*found.violations, *found.exceeded)),
     ]

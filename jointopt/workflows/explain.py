@@ -11,9 +11,11 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.excursions import excursion
 from jointopt.physics.power_swing import METER_S, power_swing
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
+from jointopt.physics.warming import warming
 from jointopt.report.explanation import Explanation, Rank, Stage
 from jointopt.runs.kinds import plan_keys
 from jointopt.spec.calibration import Calibration
@@ -66,6 +68,8 @@ def explain(
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
         | {link: float(share.max()) for link, share in used.links.items()},
         power_swing={} if broken else _swing(physics, clocks[0], parts),
+        power_excursion={} if broken else _excursion(physics, clocks[0], parts),
+        temperature_swing={} if broken else _warming(physics, clocks[0], parts),
         throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
@@ -85,6 +89,31 @@ def _swing(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dic
         "window_s": METER_S, "gpu_peak_w": float(of_gpu.peak_w.max()), "gpu_trough_w": float(of_gpu.trough_w.min()),
         "cluster_peak_kw": float(of_all.peak_w[0]) / 1e3, "cluster_trough_kw": float(of_all.trough_w[0]) / 1e3,
     }  # fmt: skip
+
+
+def _excursion(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
+    """Power above a limit for milliseconds, of the stage that draws most; nothing where the GPU's is not known."""
+    found = excursion(physics, 0, stage_clock_mhz, parts)
+    if not np.isfinite(found.peak_w).all():
+        return {}
+    most = int(found.peak_w.argmax())
+    return {
+        "peak_w": float(found.peak_w[most]), "limit_w": float(found.limit_w[most]),
+        "lasts_s": float(found.lasts_s[most]), "share": float(found.share[most]),
+    }  # fmt: skip
+
+
+def _warming(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
+    """Temperature within an iteration, of the hottest stage; nothing where there is no thermal model."""
+    found = warming(physics, 0, stage_clock_mhz, parts)
+    if not np.isfinite(found.peak_c).all():
+        return {}
+    most = int(found.peak_c.argmax())
+    known = {
+        "peak_c": float(found.peak_c[most]), "trough_c": float(found.trough_c[most]), "settles_s": found.settles_s,
+    }  # fmt: skip
+    after = float(found.throttles_s[most])
+    return known | ({"throttles_s": after} if np.isfinite(after) else {})
 
 
 def _rank(model: JobModel, layout: Columns) -> Rank:

@@ -56,7 +56,7 @@ def test_all_gpus_together_swing_less_than_one_as_stages_pause_in_turn() -> None
 
 def test_the_repeating_middle_of_a_long_iteration_leaves_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = swing("tp=4 pp=8 dp=1", 1.0)
-    monkeypatch.setattr("jointopt.physics.power_swing._MOST_PASSES", 300)
+    monkeypatch.setattr("jointopt.physics.power_swing.MOST_PASSES", 300)
     part = swing("tp=4 pp=8 dp=1", 1.0)
     for one, other in zip(whole[:2], part[:2], strict=True):
         np.testing.assert_allclose(one.peak_w, other.peak_w, rtol=0.02)

@@ -1,0 +1,98 @@
+"""Temperature in time: the first-order response by hand, its limits, and throttling by the hottest moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, Rests, cooler, peak_share
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.warming import Warming, felt_w, reached_s, warming
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.parse import parse_plan
+
+JOB = shipped_job("llama-3-70b-4x8-h200")
+TAU = 10.0
+
+
+def found(plan: str, **cluster: float) -> tuple[Warming, CostModel]:
+    job = replace(JOB, cluster=replace(JOB.cluster, **cluster))
+    parsed = parse_plan(plan, job)
+    physics = CostModel(job, parsed.layouts)
+    return warming(physics, 0, parsed.stage_clock_mhz[0]), physics
+
+
+def test_a_step_up_and_down_by_hand() -> None:
+    """500 W for 10 s, 100 W for 5 s: x = 100 + 400·(1 - e^-1)/(1 - e^-1.5) at the end of the burst."""
+    high, low = felt_w(np.array([10.0, 5.0]), np.array([5000.0, 500.0]), TAU)
+    assert high == pytest.approx(100.0 + 400.0 * (1.0 - np.exp(-1.0)) / (1.0 - np.exp(-1.5)))
+    assert low == pytest.approx(100.0 + (high - 100.0) * np.exp(-0.5))
+
+
+def test_the_share_of_a_burst_is_what_the_response_feels_of_it() -> None:
+    felt = felt_w(np.array([10.0, 5.0]), np.array([10.0, 0.0]), TAU)
+    assert float(peak_share(10.0 / 15.0, 15.0, TAU)) == pytest.approx(felt.max())
+
+
+@given(st.floats(0.05, 1.0))
+def test_short_iterations_feel_the_mean_and_long_ones_all_of_it(busy: float) -> None:
+    assert float(peak_share(busy, 1e-3, TAU)) == pytest.approx(busy, rel=1e-3)
+    assert float(peak_share(busy, 1e6, TAU)) == pytest.approx(1.0)
+    shares = peak_share(busy, np.array([1.0, 10.0, 100.0]), TAU)
+    assert (np.diff(shares) >= -1e-12).all()
+
+
+def test_pauses_leave_kernels_as_much_more_as_keeps_the_hottest_moment_at_the_throttle() -> None:
+    power = JOB.cluster.gpu.power
+    assert power is not None
+    node = cooler(replace(JOB.cluster, inlet_temperature_c=60.0), power)
+    always, half = (Rests(np.array(share), np.array(1e-6), 100.0).burst_w(node) for share in (1.0, 0.5))
+    assert float(always) == pytest.approx(node.throttle_power_w)
+    assert 0.5 * (float(half) + 100.0) == pytest.approx(node.throttle_power_w)
+
+
+def test_the_time_to_a_rise_is_that_of_an_exponential() -> None:
+    half, most = reached_s(np.array([20.0, 38.0]), np.array([40.0, 40.0]), TAU)
+    assert half == pytest.approx(TAU * np.log(2.0))
+    assert most == pytest.approx(TAU * np.log(20.0))
+    assert reached_s(np.array([41.0]), np.array([40.0]), TAU)[0] == np.inf
+
+
+def test_a_plan_swings_around_its_mean_and_more_with_larger_micro_batches() -> None:
+    small, _ = found("tp=4 pp=4 dp=2 micro_batch_size=1")
+    large, _ = found("tp=4 pp=4 dp=2 micro_batch_size=8")
+    for one in (small, large):
+        assert (one.trough_c < one.mean_c).all()
+        assert (one.mean_c < one.peak_c).all()
+    assert (large.peak_c - large.trough_c > 2.0 * (small.peak_c - small.trough_c)).all()
+
+
+def test_in_hot_air_a_plan_comes_up_to_the_throttle_temperature_and_not_beyond() -> None:
+    hot, physics = found("tp=4 pp=4 dp=2", inlet_temperature_c=55.0)
+    throttle = physics.job.cluster.gpu.throttle_temperature_c or 87.0
+    assert throttle - 5.0 < hot.peak_c.max() <= throttle + 0.1
+    assert np.isfinite(hot.throttles_s).all()
+    cool, _ = found("tp=4 pp=4 dp=2")
+    assert (cool.throttles_s == np.inf).all()
+
+
+def test_where_waiting_alone_is_too_hot_pauses_leave_kernels_nothing_more() -> None:
+    power = JOB.cluster.gpu.power
+    assert power is not None
+    node = cooler(replace(JOB.cluster, inlet_temperature_c=80.0), power)
+    assert node.throttle_power_w < power.wait_w
+    assert float(Rests(np.array(0.5), np.array(1.0), power.wait_w).burst_w(node)) == node.throttle_power_w
+
+
+def test_leakage_makes_a_step_larger_and_slower_as_by_small_steps_of_time() -> None:
+    node = Cooler(inlet_c=25.0, resistance_k_per_w=0.08, leakage_w_per_k=2.0, throttle_power_w=1e3)
+    capacity, celsius = TIME_CONSTANT_S / 0.08, node.temperature_c(np.array(100.0))
+    ends, start = node.temperature_c(np.array(300.0)), celsius
+    for _ in range(round(100.0 * node.time_constant_s)):  # 300 W from then on
+        drawn_w = 300.0 + 2.0 * (celsius - REFERENCE_C)
+        celsius = celsius + 0.01 * (drawn_w - (celsius - 25.0) / 0.08) / capacity
+    assert float((celsius - start) / (ends - start)) == pytest.approx(1.0 - np.exp(-1.0), rel=1e-3)
