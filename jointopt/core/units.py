@@ -4,6 +4,7 @@ Two exceptions, because the field thinks in them: clocks stay in MHz and tempera
 """
 
 GIB = 2.0**30
+KIB = 2.0**10
 GB = 1e9
 TERA = 1e12
 MICRO = 1e-6

@@ -23,13 +23,13 @@ def collective_time_s(
     """Seconds of one collective on idle links; zero for one member or an empty message. Arrays broadcast.
 
     Inside a domain: fitted to 504 NCCL timings of 2, 4, 8 GPUs (2 % median error); beyond 8 the bus bandwidth of 8,
-    latency by the logarithm. Across nodes: form and latencies of NCCL's own tuning model, ring or (all-reduce) tree;
-    not fitted. Raises `UsageError` for an unknown kind.
+    latency by the logarithm. Across nodes: form and latencies of NCCL's own tuning model, ring or (all-reduce) tree,
+    and for messages to one peer its channels and chunks; not fitted. Raises `UsageError` for an unknown kind.
     """
     message, size, inside = _checked(kind, message_bytes, size, local)
     members = np.maximum(size, 2.0)
     intra = _intra_s(kind, message, members, constants, links)
-    across = _direct_s if kind in ("all_to_all", "p2p") else _reduced_s
+    across = {"all_to_all": _direct_s, "p2p": _sent_s}.get(kind, _reduced_s)
     time = np.where(inside >= size, intra, across(kind, message, members, inside, constants, links))
     return np.where((size > 1.0) & (message > 0.0), time, 0.0)
 
@@ -118,8 +118,22 @@ def _direct_s(kind: str, message: Floats, size: Floats, local: Floats, c: Collec
     """Each member sends to each peer: remote shares through its own NIC, while local ones use the domain."""
     remote = _remote_share(kind, size, local)
     sent = _ring_factor(kind, size) * message
-    peers = size - local if kind == "all_to_all" else np.zeros_like(size)
-    return _both_links_s(sent * (1.0 - remote), sent * remote, peers, local, c, links)
+    return _both_links_s(sent * (1.0 - remote), sent * remote, size - local, local, c, links)
+
+
+def _sent_s(_: str, message: Floats, _size: Floats, _local: Floats, c: CollectiveConstants, links: Links) -> Floats:
+    """One message to a peer on another node, as NCCL sends it: by LL, or in chunks by Simple over a peer's channels.
+
+    The first chunk is copied to a buffer before the network has it, the last one from a buffer after it. NCCL's choices
+    by size; their time derived here. Channels are taken to fill the NIC together.
+    """
+    low, simple, own = c.ring[0], c.ring[-1], c.send
+    nic = links.inter_bytes_per_s * c.inter_fraction
+    chunk = own.chunk_bytes * np.select([message < own.chunk_bytes, message < 8.0 * own.chunk_bytes], [0.25, 0.5], 1.0)
+    copied_s = 2.0 * np.minimum(chunk, message / own.channels) / own.channel_bytes_per_s
+    simple_s = simple.start_s + simple.inter_hop_s + copied_s + message / (nic * simple.bandwidth_fraction)
+    low_s = low.start_s + low.inter_hop_s + message / (nic * low.bandwidth_fraction)
+    return np.asarray(links.inter_latency_s + np.where(message <= own.channels * own.ll_bytes, low_s, simple_s))
 
 
 def _both_links_s(

@@ -83,7 +83,7 @@ class Explanation(Result):
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
-        "informed_by learned rank utilization power_swing power_excursion temperature_swing"
+        "informed_by learned rank utilization messages power_swing power_excursion temperature_swing"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -111,6 +111,7 @@ class Explanation(Result):
     # shares of the time in which kernels run, and in which passes occupy the GPU (means over the stages); of a link's
     # bandwidth in use by the GPU that sends most: intra_node, inter_node
     utilization: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`, one a parallelism
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
     power_swing: Mapping[str, float] = field(default_factory=dict)
     # of the stage that draws most: watts before the limit acts, the limit, how long at a stretch and what share of time
@@ -206,6 +207,16 @@ def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
     return f"{words}. Of a GPU's links {' and '.join(links)} is in use." if links else f"{words}."
 
 
+def message_words(found: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on what messages reach of their links; blank where none is sent."""
+    words = [f"{one['parallelism']} {one['share']:.0%} {_WORDS[one['link']]} ({_megabytes(one)})" for one in found]
+    return f"Of a link's speed a message reaches: {', '.join(words)}." if words else ""
+
+
+def _megabytes(one: Mapping[str, Any]) -> str:
+    return f"{one['kind']}, {one['size_bytes'] / 1e6:,.3g} MB"
+
+
 def _tight(found: Explanation) -> str:
     return f": fits with probability {found.fit_probability:.2f}" if found.fit_probability < TIGHT else ""
 
@@ -232,6 +243,7 @@ def _totals(found: Explanation) -> list[str]:
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         rate_words(job, found.throughput),
         utilization_words(job.cluster, found.utilization),
+        message_words(found.messages),
         swing_words(found.power_swing),
         excursion_words(found.power_excursion),
         warming_words(found.temperature_swing),

@@ -60,6 +60,16 @@ class NetworkProtocol:
 
 
 @dataclass(frozen=True)
+class SendConstants:
+    """How the collective library sends a message to one peer on another node: channels, and chunks through buffers."""
+
+    ll_bytes: float = 0.0  # up to which a message of one channel goes by LL, the first of the ring's protocols
+    chunk_bytes: float = 0.0  # of Simple, the last of them; 0: no buffers
+    channels: float = 1.0  # to one peer
+    channel_bytes_per_s: float = float("inf")  # that one of them copies to or from its buffer
+
+
+@dataclass(frozen=True)
 class CollectiveConstants:
     """Constants of one GPU's collective library (NCCL, RCCL) for `jointopt.physics.collectives`."""
 
@@ -69,6 +79,7 @@ class CollectiveConstants:
     tree: tuple[NetworkProtocol, ...]
     peer_s: float  # per remote peer of an all-to-all
     inter_fraction: float  # achieved share of the nominal network bandwidth
+    send: SendConstants = SendConstants()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import excursion
+from jointopt.physics.messages import messages
 from jointopt.physics.power_swing import METER_S, power_swing
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
@@ -67,6 +69,7 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
         | {link: float(share.max()) for link, share in used.links.items()},
+        messages=tuple(asdict(one) for one in messages(physics, 0)),
         power_swing={} if broken else _swing(physics, clocks[0], parts),
         power_excursion={} if broken else _excursion(physics, clocks[0], parts),
         temperature_swing={} if broken else _warming(physics, clocks[0], parts),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -80,14 +81,7 @@ def protocols(x: np.ndarray, constants: CollectiveConstants) -> list[Protocol]:
 
 
 def with_protocols(constants: CollectiveConstants, kind: str, found: list[Protocol]) -> CollectiveConstants:
-    return CollectiveConstants(
-        protocols={kind: tuple(found)},
-        fitted_intra_bytes_per_s=constants.fitted_intra_bytes_per_s,
-        ring=constants.ring,
-        tree=constants.tree,
-        peer_s=constants.peer_s,
-        inter_fraction=constants.inter_fraction,
-    )
+    return replace(constants, protocols={kind: tuple(found)})
 
 
 def print_protocols(found: list[Protocol]) -> None:

@@ -142,3 +142,28 @@ def test_nccl_timings_are_met(smallest, bound):
         predicted = time_s(kind.replace("alltoall", "all_to_all"), rows.message.to_numpy(), size, size, gpu)
         errors.extend(np.abs(predicted / rows.time_s.to_numpy() - 1.0))
     assert np.median(errors) < bound
+
+
+def test_a_megabyte_to_another_node_by_hand():
+    """Simple: 8.4 + 8.1 µs and the network's 2, two copies of 128 KiB at 18.3 GB/s, 0.85 of 50 GB/s."""
+    by_hand = 18.5e-6 + 2 * 2**17 / 18.3e9 + 2**20 / (0.85 * 50e9)
+    assert float(time_s("p2p", 2.0**20, 2, 1)) == pytest.approx(by_hand)
+
+
+def test_a_short_message_to_another_node_goes_by_ll_by_hand():
+    """Up to 16 KiB for each of two channels: 3.6 + 1.2 µs and the network's 2, a quarter of 0.85 of 50 GB/s."""
+    assert float(time_s("p2p", 2.0**15, 2, 1)) == pytest.approx(6.8e-6 + 2**15 / (0.25 * 0.85 * 50e9))
+    assert float(time_s("p2p", 2.0**15 + 1, 2, 1)) > 1.5 * float(time_s("p2p", 2.0**15, 2, 1))
+
+
+@pytest.mark.parametrize(("message", "chunk"), [(40000.0, 2**15), (2.0**16, 2**15), (2.0**19, 2**16), (2.0**21, 2**17)])
+def test_shorter_messages_between_nodes_have_smaller_chunks(message, chunk):
+    copied = 2 * min(chunk, message / 2) / 18.3e9
+    assert float(time_s("p2p", message, 2, 1)) == pytest.approx(18.5e-6 + copied + message / (0.85 * 50e9))
+
+
+def test_a_link_is_half_used_by_a_message_as_large_as_what_it_could_carry_in_the_fixed_time():
+    fixed_s, rate = 18.5e-6 + 2 * 2**17 / 18.3e9, 0.85 * 50e9
+    half = fixed_s * rate  # 1.4 MB, in whole chunks
+    assert half > 2**20
+    assert half / float(time_s("p2p", half, 2, 1)) == pytest.approx(0.5 * rate)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.facts import Assumption
-from jointopt.core.units import GB, MICRO, TERA
+from jointopt.core.units import GB, KIB, MICRO, TERA
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.kernels import (
@@ -17,6 +17,7 @@ from jointopt.spec.kernels import (
     KernelConstants,
     NetworkProtocol,
     Protocol,
+    SendConstants,
     TileKind,
 )
 
@@ -78,12 +79,19 @@ def _collectives(fit_name: str) -> CollectiveConstants:
         tree=_network_protocols(network["tree"]),
         peer_s=network["peer_us"] * MICRO,
         inter_fraction=network["bandwidth_fraction"],
+        send=_sends(network["send"]),
     )
 
 
 def _protocol(row: list[float]) -> Protocol:
     latency_us, member_us, two, four, eight = row
     return Protocol(latency_us * MICRO, member_us * MICRO, (two * GB, four * GB, eight * GB))
+
+
+def _sends(entry: Mapping[str, float]) -> SendConstants:
+    return SendConstants(
+        entry["ll_kib"] * KIB, entry["chunk_kib"] * KIB, entry["channels"], entry["channel_gbytes_per_s"] * GB
+    )  # fmt: skip
 
 
 def _network_protocols(entry: Mapping[str, list[float]]) -> tuple[NetworkProtocol, ...]:
