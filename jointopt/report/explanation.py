@@ -30,6 +30,8 @@ from jointopt.spec.job import Job
 _ENDS = ("_low", "_high")
 _WORDS = {
     "tensor_parallel_rereads": "activations re-read by tp", "intra_node": "within nodes", "inter_node": "between nodes",
+    "registers": "registers and instructions", "l2": "L2",
+    "memory_read": "memory, read", "memory_written": "memory, written",
 }  # fmt: skip
 
 
@@ -83,7 +85,8 @@ class Explanation(Result):
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
-        "informed_by learned rank utilization messages power_swing power_excursion temperature_swing"
+        "informed_by learned rank utilization energy_by_level_j messages "
+        "power_swing power_excursion temperature_swing"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -111,6 +114,8 @@ class Explanation(Result):
     # shares of the time in which kernels run, and in which passes occupy the GPU (means over the stages); of a link's
     # bandwidth in use by the GPU that sends most: intra_node, inter_node
     utilization: Mapping[str, float] = field(default_factory=dict)
+    # the parts compute and memory, attributed to arithmetic, registers, l2, memory_read and memory_written
+    energy_by_level_j: Mapping[str, float] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`, one a parallelism
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
     power_swing: Mapping[str, float] = field(default_factory=dict)
@@ -144,7 +149,12 @@ class Explanation(Result):
             paid = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
             site = shares(f"Energy of the site (PUE {job.cluster.pue:g})", paid, table.ENERGY_UNITS)
             costs = site_table(job, ["this plan"], [time_s], [energy_j]) if has_site_costs(job) else []
-            blocks[2:2] = [energy_table(self), site, costs]
+            levels = (
+                shares("Energy of kernels by level", _levels(self), table.ENERGY_UNITS)
+                if self.energy_by_level_j
+                else []
+            )
+            blocks[2:2] = [energy_table(self), levels, site, costs]
             blocks.append(stage_energy_table(self.stages))
         basis = [*basis_lines(self.assumed, self.informed_by), *table.paragraphs(self.learned)]
         return table.blocks_text(*blocks, link_lines(self.job.cluster), basis)
@@ -285,6 +295,10 @@ def energy_table(found: Explanation) -> list[str]:
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
     inside = {"memory": memory, "communication": links}
     return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), table.ENERGY_UNITS, inside)
+
+
+def _levels(found: Explanation) -> dict[str, float]:
+    return {_WORDS.get(name, name): joules for name, joules in found.energy_by_level_j.items()}
 
 
 def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -> list[str]:

@@ -13,6 +13,7 @@ from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import excursion
+from jointopt.physics.hierarchy import energy_by_level
 from jointopt.physics.messages import messages
 from jointopt.physics.power_swing import METER_S, power_swing
 from jointopt.physics.throughput import throughput
@@ -69,6 +70,7 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
         | {link: float(share.max()) for link, share in used.links.items()},
+        energy_by_level_j={name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()},
         messages=tuple(asdict(one) for one in messages(physics, 0)),
         power_swing={} if broken else _swing(physics, clocks[0], parts),
         power_excursion={} if broken else _excursion(physics, clocks[0], parts),

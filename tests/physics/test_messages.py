@@ -34,6 +34,8 @@ def test_shares_are_of_the_link_that_is_crossed_and_larger_messages_reach_more()
     larger, _ = of_plan("tp=8 dp=4 micro_batch_size=4")
     assert {one.link for one in (found["tp"], larger["tp"])} == {"intra_node"}
     assert found["tp"].share < larger["tp"].share < 1.0
+    gradients = 70.55e9 / 8 * physics.job.training.gradient_comm_bytes  # of Llama 3 70B, an eighth on each rank
+    assert found["dp"].size_bytes == pytest.approx(gradients, rel=0.01)
     assert found["dp"].share == found["dp"].reached_gbytes_per_s / physics.job.cluster.inter_node_gbytes_per_s
 
 
