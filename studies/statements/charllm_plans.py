@@ -6,13 +6,16 @@ Strategies, batch, lengths and options are those of its harness, github.com/sita
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jointopt.core.schema import Columns
+from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.excursions import excursion
+from jointopt.physics.warming import warming
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.parse import parse_plan
@@ -71,6 +74,35 @@ def swept(model: str, strategy: str, c: Constants, sizes: tuple[int, ...] = SIZE
     """Figure 13: one strategy on 32 H200 over micro-batch sizes, with recomputation."""
     job = harness_job(model, "h200")
     return tuple(outcomes(job, [plan(strategy, size) for size in sizes], replace(c, batch=1.0)))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the GPU that has most: W before its limit acts and for how long, °C, K within an iteration."""
+
+    peak_w: float
+    limit_w: float
+    lasts_s: float
+    peak_c: float
+    swing_k: float
+
+
+@functools.cache
+def moments(model: str, strategy: str, c: Constants, sizes: tuple[int, ...] = (SIZES[0], SIZES[-1])) -> list[Moments]:
+    """One strategy on 32 H200 over micro-batch sizes, with recomputation."""
+    job = varied(harness_job(model, "h200"), replace(c, batch=1.0))
+    return [_moments(job, plan(strategy, size)) for size in sizes]
+
+
+def _moments(job: Job, text: str) -> Moments:
+    parsed = parse_plan(text, job)
+    physics, clocks = CostModel(job, parsed.layouts), parsed.stage_clock_mhz[0]
+    parts = breakdown(physics, 0, clocks)
+    burst, heat = excursion(physics, 0, clocks, parts), warming(physics, 0, clocks, parts)
+    return Moments(
+        peak_w=float(burst.peak_w.max()), limit_w=float(burst.limit_w.max()), lasts_s=float(burst.lasts_s.max()),
+        peak_c=float(heat.peak_c.max()), swing_k=float((heat.peak_c - heat.trough_c).max()),
+    )  # fmt: skip
 
 
 @functools.cache
