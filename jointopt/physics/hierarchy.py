@@ -44,15 +44,20 @@ def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[st
     per_flop = kernels.gemm.dtype_bytes[kernels.dtype] * sum(1.0 / side for side in _TILE) / 2.0
     flops = costs.flops[row] / kernels.flop_energy
     again = np.maximum(per_flop * flops - operands, 0.0) * k.pj_per_hbm_byte * _L2_SHARE
-    tiles_j = compute_j * np.minimum(again / (k.pj_per_flop * costs.flops[row]), 1.0)
-    device_j = (1.0 - _L2_SHARE) * memory_j
+    tiles_j = compute_j * np.minimum(_share(again, k.pj_per_flop * costs.flops[row]), 1.0)
+    device_j, stored = (1.0 - _L2_SHARE) * memory_j, _share(written, whole)
     out = {
         "arithmetic": (1.0 - _REGISTER_SHARE) * (compute_j - tiles_j),
         "registers": _REGISTER_SHARE * (compute_j - tiles_j),
-        "l2": tiles_j + _L2_SHARE * memory_j, "memory_read": device_j * (1.0 - written / whole),
-        "memory_written": device_j * written / whole,
+        "l2": tiles_j + _L2_SHARE * memory_j, "memory_read": device_j * (1.0 - stored),
+        "memory_written": device_j * stored,
     }  # fmt: skip
     return {name: np.asarray(out[name]) for name in LEVELS}
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    """Part over whole, and 0 of nothing: a stage may have no layers."""
+    return np.asarray(part / np.where(whole == 0.0, 1.0, whole))
 
 
 def _traffic(physics: CostModel, index: int) -> tuple[Floats, Floats, Floats]:

@@ -263,8 +263,8 @@ def _goes_on(c: Constants) -> Finding:
 
 _MAPPER = (
     "the paper's own guess is that its mapper loads weights again for each stage; here a stage keeps its weights, and "
-    "pays only the fill of the pipeline, as an ordinary job too (1.06 times tp, rack-scale-jobs). Weights read anew for "
-    "every token would take two thirds of an H100's memory bandwidth, or 41 times that of NDR 400"
+    "pays only the fill of the pipeline, as an ordinary job too (1.06 times tp, rack-scale-jobs). Weights read anew "
+    "for every token would take six tenths of an H100's memory bandwidth, or 41 times that of NDR 400"
 )
 STATEMENTS = (
     Statement("R1", "III.B", "NVLink-C2C 900 GB/s is 1.11 ps/B, NDR 400 20 ps/B", "1.11, 20", _links, varies=False),
