@@ -198,8 +198,9 @@ def test_9_larger_micro_batches_raise_peak_power_and_temperature() -> None:
 def test_9_where_gpus_throttle_a_larger_micro_batch_runs_at_a_lower_clock_and_loses_its_gain() -> None:
     cool, hot = in_air(22.5, 0.0), in_air(35.0, 35.0)
     small, large = "dp=4 pp=8 micro_batch_size=2", "dp=4 pp=8 micro_batch_size=4"
-    assert of(cool, large)["iteration_time_s"] < 0.95 * of(cool, small)["iteration_time_s"]
-    assert of(hot, large)["iteration_time_s"] > of(hot, small)["iteration_time_s"]
+    gains = [1.0 - of(air, large)["iteration_time_s"] / of(air, small)["iteration_time_s"] for air in (cool, hot)]
+    assert gains[0] > 0.1
+    assert abs(gains[1]) < 0.1 * gains[0]
     slowed = [apart(hot, plan) for plan in (small, large)]
     assert {why for plan in slowed for why in plan.held_by} == {"temperature"}
     assert (slowed[1].clock_mhz < slowed[0].clock_mhz).all()

@@ -316,5 +316,9 @@ STATEMENTS = (
         "R31", "II.D", "energy and latency vary 20 times over loop nests", "> 20",
         why="the model has no mapper of loop nests",
     ),
+    Statement(
+        "R37", "1", "how each mode splits a feed-forward block", "a diagram",
+        why="a diagram without a figure; the modes are those of studies/blocks.py",
+    ),
     *TRAINING,
 )  # fmt: skip
