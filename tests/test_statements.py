@@ -202,8 +202,8 @@ def test_9_where_gpus_throttle_a_larger_micro_batch_runs_at_a_lower_clock_and_lo
     assert gains[0] > 0.1
     assert abs(gains[1]) < 0.1 * gains[0]
     slowed = [apart(hot, plan) for plan in (small, large)]
-    assert {why for plan in slowed for why in plan.held_by} == {"temperature"}
-    assert (slowed[1].clock_mhz < slowed[0].clock_mhz).all()
+    assert [plan.held_by[-1] for plan in slowed] == ["temperature"] * 2  # the stage with the head, which all wait for
+    assert slowed[1].clock_mhz[-1] < slowed[0].clock_mhz[-1] < 0.6 * slowed[0].clock_mhz[0]
 
 
 def test_10_recomputation_costs_time_and_energy_and_frees_memory() -> None:
