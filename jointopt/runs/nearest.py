@@ -14,8 +14,8 @@ _MOST_KINDS = 20_000  # that are looked at, the newest
 _OF_PLANS = 4  # a share of the rows, as a divisor
 
 
-def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> list[int]:
-    """Ids, ascending, of the rows that are wanted; ``kept``: of which rows at all."""
+def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> tuple[list[int], bool]:
+    """(ids, ascending, of the rows that are wanted, whether these are all related ones); ``kept``: of which at all."""
     ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
     kinds, few = _enough(connection, wanted)
     most = None if few else wanted.most or wanted.whole
@@ -29,7 +29,7 @@ def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnEleme
             first += connection.scalars(of_plan.limit((wanted.most or wanted.whole or 0) // _OF_PLANS))
         found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(most)))
     groups = [sorted(group, reverse=True)[:most] for group in found.values() if group]
-    return shared(first, groups, most or sum(map(len, groups)), wanted.kinds)
+    return shared(first, groups, most or sum(map(len, groups)), wanted.kinds), few
 
 
 def _enough(connection: sa.Connection, wanted: Wanted) -> tuple[list[tuple[int, Kind]], bool]:

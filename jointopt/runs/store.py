@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import logging
 import random
 import time
 from collections import deque
@@ -24,7 +25,15 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import TABLES, database_errors, file_of, in_turn, open_database, write_ahead
+from jointopt.runs.database import (
+    TABLES,
+    database_errors,
+    file_of,
+    in_turn,
+    open_database,
+    without_password,
+    write_ahead,
+)
 from jointopt.runs.kinds import Wanted, kind_of, plan_key
 from jointopt.runs.migrations import MEASURED, RETRACTED, VERSION, kind_ids, migrate, version
 from jointopt.runs.nearest import nearest_rows
@@ -32,6 +41,7 @@ from jointopt.runs.spill import waiting
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
+_log = logging.getLogger(__name__)
 _ATTEMPTS = 6  # SQLite has waited half a minute for its lock by then, each time
 _ROWS_READ = 5_000  # that are held as JSON at a time
 _ROWS_PER_STATEMENT = 500  # SQLite takes at most 999 parameters in versions before 3.32
@@ -141,7 +151,11 @@ class Store:
             elif old:
                 yield from _of_version_1(connection.execute(query).partitions(), wanted)
             else:
-                ids = nearest_rows(connection, wanted, self._kept())
+                ids, all_of_them = nearest_rows(connection, wanted, self._kept())
+                if not all_of_them:
+                    _log.info(
+                        "Of related runs in %s the %s nearest are used.", without_password(self._url), f"{len(ids):,}"
+                    )
                 for some in _pieces(ids, _ROWS_PER_STATEMENT):
                     yield connection.execute(query.where(MEASURED.c.id.in_(some))).all()
 

@@ -67,13 +67,18 @@ def test_only_related_rows_are_read_and_of_those_the_newest(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kinds", [1, 3])
-def test_up_to_the_number_that_is_read_whole_all_rows_are_and_of_one_more_the_most(file: Path, kinds: int) -> None:
+def test_up_to_the_number_that_is_read_whole_all_rows_are_and_of_one_more_the_most(
+    file: Path, kinds: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     store, every = Store(f"sqlite:///{file}"), [runs(1, first=i).assign(model=f"m{i % kinds}") for i in range(6)]
     wanted = Wanted(related_to({"h100-sxm5-80gb"}), whole=5, most=2)
     store.add(pd.concat(every[:5]), "as many as are read whole")
     assert len(store.read(wanted)) == 5
+    assert "nearest" not in caplog.text
     store.add(every[5], "one more")
     assert len(store.read(wanted)) == 2
+    assert "the 2 nearest are used" in caplog.text
 
 
 def test_of_too_many_rows_those_of_the_plan_and_the_job_are_read_before_newer_ones(file: Path) -> None:

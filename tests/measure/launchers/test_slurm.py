@@ -21,6 +21,7 @@ from jointopt.measure.launchers.command import CommandProgram
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.spec.job import Job
+from jointopt.spec.jobfile import parse_job
 from tests.slurm_cluster import NODES, Cluster, wait_for
 
 PLAN: dict[str, Any] = {
@@ -126,6 +127,22 @@ def test_a_run_that_is_behind_is_cancelled_and_stands_as_a_lower_bound(
     assert "ended early" in row["notes"]
     assert "Slurm job" in row["notes"]
     wait_for(lambda: not cluster.jobs(), "the job is cancelled")
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_training_that_is_behind_ends_by_itself_on_every_node(cluster: Cluster, tmp_path: Path) -> None:
+    small = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+    training = {"seq_length": 32, "global_batch_size": 8, "dtype": "fp32", "framework": "torchtitan"}
+    on = {"gpu": "cpu-core", "nodes": 2, "gpus_per_node": 1, "inter_node_gbytes_per_s": 1}
+    whole = {"model": small, "training": training, "cluster": on, "slurm": {"gpu_request": "none"}}
+    own = PLAN | {"dp": 2, "zero_stage": 0, "stage_clock_mhz": [3000.0]}
+    launcher = SlurmLauncher(tmp_path / "runs", iterations=200, warmup_iterations=1, poll_s=0.5)
+    launcher.behind_s = 1e-6
+    row = launcher.run(parse_job(whole, "small", tmp_path), own)
+    assert is_bounded(row), row["notes"]
+    assert row["iteration_time_s"] > 1e-6
+    assert "ended early: each of" in row["notes"]
+    wait_for(lambda: not cluster.jobs() and cluster.states() == {"idle"}, "the job has left both nodes")
 
 
 def test_waiting_in_the_queue_is_not_running(make: Make, job: Job, cluster: Cluster, tmp_path: Path) -> None:
