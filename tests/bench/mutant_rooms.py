@@ -42,7 +42,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/measure",), NOT_DRAWN,
         tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
     ),
-    "search": (("jointopt/search",), (), ("tests/search", "tests/contracts/test_searchers.py", "tests/golden")),
+    "search": (
+        ("jointopt/search",), (),
+        ("tests/search", "tests/contracts/test_searchers.py", "tests/golden", "tests/cli/test_dashboard.py"),
+    ),
     "workflows": (
         ("jointopt/workflows",), ("jointopt/workflows/polish.py",),
         ("tests/workflows", "tests/golden", "tests/report"),
