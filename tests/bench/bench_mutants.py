@@ -63,6 +63,7 @@ class Verdict:
 def main() -> None:
     options = _options()
     sampled = [one for room in options.room for one in _drawn(room, options)]
+    random.Random(options.seed).shuffle(sampled)  # a run that is cut off has judged some of every room
     hand, errors = _hand_written(options.room, options.formulas) if options.hand else ([], [])
     if errors:
         sys.exit("\n".join(errors))

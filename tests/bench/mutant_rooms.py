@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/core",), ("jointopt/core/units.py", *NOT_DRAWN),
         ("tests/core", "tests/golden", "tests/spec", "tests/runs", "tests/report"),
     ),
-    "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec/plans")),
+    "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec", "tests/physics/test_mtp.py")),
     "surrogate": (
         ("jointopt/surrogate", "jointopt/core/units.py"), (),
         (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),
@@ -40,9 +40,15 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "tables": (("jointopt/runs",), (), ("tests/runs", "tests/surrogate/test_dataset.py")),
     "measure": (
         ("jointopt/measure",), NOT_DRAWN,
-        tuple(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
+        (
+            *(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
+            "tests/contracts/test_launchers.py", "tests/workflows/test_import.py", "tests/workflows/campaign",
+        ),
     ),
-    "search": (("jointopt/search",), (), ("tests/search", "tests/contracts/test_searchers.py", "tests/golden")),
+    "search": (
+        ("jointopt/search",), (),
+        ("tests/search", "tests/contracts/test_searchers.py", "tests/golden", "tests/cli/test_dashboard.py"),
+    ),
     "workflows": (
         ("jointopt/workflows",), ("jointopt/workflows/polish.py",),
         ("tests/workflows", "tests/golden", "tests/report"),

@@ -4,9 +4,9 @@ A change replaces the bytes of one expression. Not changed, because no test can 
 (docstrings, messages) and what stands in them, plurals and indents (a text times a comparison, blanks times a
 number), ``raise`` and ``assert`` statements, calls of `SILENT_CALLS`, reports of progress, methods of
 `SILENT_METHODS`, annotations and decorators, what is imported for types only, numbers of `SILENT_NAMES` (time limits,
-seeds, sizes of caches and blocks, folders above a file, to which links lead from two places), lengths of lists of equal
-elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), seconds that a run is reported to
-have taken (``perf_counter``), and tolerances up to `ROUNDING`.
+seeds, threads, sizes of caches and blocks, folders above a file, to which links lead from two places), lengths of
+lists of equal elements (one more is never read), digits of ``round``, how figures look (`LOOKS`), seconds that a run is
+reported to have taken (``perf_counter``), and tolerances up to `ROUNDING`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 SILENT_CALLS = {"warn", "warning", "info", "debug", "print", "progress", "sleep", "wait", "join", "cast"}
 SILENT_METHODS = {"__repr__", "__str__", "words"}
 SILENT_NAMES = re.compile(
-    r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|maxsize|maxiter|indent|stacklevel)"
+    r"(?i:time_?out|sleep|poll|patience|period|retr(?:y|ies)|seed|random_state|n_jobs|maxsize|maxiter|indent|stacklevel)"
     r"|^overwrite_[a-z]$|^limit_s$|^_(?:ASK|POLITE)_S$|^_?(?:CHUNK|CELLS|(?:SMALLEST_)?BLOCK|BLOCK_TIMES|ROWS_PER_STATEMENT|ROWS_READ|LONGEST|LARGEST_RESULT)$"
     r"|^_(?:MODELS|STUDIES)$"
     r"|^_?(?:PAIRED|MOST_(?:BYTES|INSTRUCTIONS|SAMPLES|AT_ONCE))$"

@@ -240,3 +240,11 @@ def test_where_the_disk_of_the_database_is_full_the_file_is_elsewhere(small_disk
     assert spilled <= set(spill_files(url))
     assert spill_files(url)[1] in spilled
     assert sum(len(rows) for _, rows in waiting(url)) == 5
+
+
+@pytest.mark.parametrize(("mode", "faults"), [(0o600, 0), (0o664, 0), (0o666, 1), (0o602, 1)])
+def test_a_file_that_every_user_may_change_is_a_fault(file: Path, mode: int, faults: int) -> None:
+    Store(f"sqlite:///{file}").add(runs(1), "a")
+    file.chmod(mode)
+    found = check(f"sqlite:///{file}").faults
+    assert [f"every user may change {file}" in fault for fault in found] == [True] * faults

@@ -79,3 +79,13 @@ def test_evaluate_doubts_milliseconds_aloud(synthetic_runs, caplog):
     ms = table.assign(iteration_time_s=1e3 * table["iteration_time_s"], source="other")
     evaluate(pd.concat([table, ms], ignore_index=True), "none")
     assert "Measured runs (other) take 1,300 times what was predicted: is iteration_time_s in" in caplog.text
+
+
+def test_only_runs_on_that_gpu_that_ended_well_or_out_of_memory_are_learned_from(synthetic_runs):
+    runs = synthetic_runs().iloc[:6].assign(
+        status=["ok", "oom", "error", "ok", "ok", "ok"],
+        gpu=["a100-sxm4-40gb"] * 3 + ["NVIDIA A100-SXM4-40GB", "h100-sxm5-80gb", None],
+    )  # fmt: skip
+    found = Measurements.of(runs).on("a100-sxm4-40gb").table
+    assert found["status"].tolist() == ["ok", "oom", "ok"]
+    assert not len(Measurements.of(runs.drop(columns="gpu")).on("a100-sxm4-40gb").table)

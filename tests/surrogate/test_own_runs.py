@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
 from jointopt.surrogate import own_runs
+from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, folds_by_model, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
@@ -188,3 +192,23 @@ def test_a_mix_without_weight_is_the_process() -> None:
 )
 def test_learned_power_is_read_at_four_clocks_over_those_measured(clocks, read) -> None:
     assert OwnRuns(SOURCE, clocks=clocks).power_clocks == pytest.approx(read)
+
+
+def test_what_was_learned_of_a_source_is_saved_and_read_again(learned: OwnRuns, tmp_path: Path) -> None:
+    some = runs(40, seed=5)
+    surrogate = Surrogate(KERNEL, None, (), some, steps(some), own=(learned, OwnRuns("hub|nemo|v100|4")))
+    save(surrogate, tmp_path / "saved")
+    read = load(tmp_path / "saved")
+    assert [own.source for own in read.own] == [SOURCE, "hub|nemo|v100|4"]
+    assert (read.own[0].time.trees is None, read.own[1].time.trees is None) == (False, True)
+    for fresh in (surrogate, read):
+        found = fresh.own[0].time(np.zeros(40), some)
+        np.testing.assert_allclose(found, learned.time(np.zeros(40), some), atol=1e-6)
+
+
+def test_trees_of_a_source_for_other_features_than_named_are_refused(learned: OwnRuns, tmp_path: Path) -> None:
+    wrong = replace(learned, time=replace(learned.time, names=learned.time.names[1:]))
+    some = runs(10)
+    save(Surrogate(KERNEL, None, (), some, steps(some), own=(wrong,)), tmp_path / "saved")
+    with pytest.raises(TableError, match=f"features of time of {re.escape(SOURCE)} differ in number"):
+        load(tmp_path / "saved")

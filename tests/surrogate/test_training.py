@@ -20,8 +20,10 @@ from jointopt.surrogate.own_training import measured
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
+    LARGEST_RESIDUAL,
     TrainingSet,
     _booster,
+    _supporting,
     cross_validate,
     fit,
     leave_group_out,
@@ -211,3 +213,12 @@ def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None
     of = [_booster(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
     features = data.known.runs.take(rows).matrix(("log2_tp", "log2_pp"))
     np.testing.assert_array_equal(of[0].predict(features), of[1].predict(features))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_residuals_that_are_remembered_lie_within_what_a_factor_can_be(data, sign) -> None:
+    far = np.where(np.arange(len(data.known_residual)) % 4, data.known_residual, sign * 9.0)
+    support, residual = _supporting(replace(data, known_residual=far), data.of({"h100"}), 0)
+    assert len(support) == len(residual) == 20
+    assert np.abs(residual).max() == LARGEST_RESIDUAL
+    assert np.median(residual) == pytest.approx(np.log(0.9), abs=0.1)

@@ -12,6 +12,7 @@ from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
+from jointopt.workflows.layouts import NEAR, _best, _near
 from jointopt.workflows.problem import priced_problem
 from jointopt.workflows.propose import propose
 
@@ -84,3 +85,15 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
     )
     found = compare(MODEL, ["dp=4 tp=4 pp=2"], baseline=str(script))
     assert [(plan.plan["tp"], plan.plan["pp"]) for plan in found.plans] == [(8, 1), (4, 2)]
+
+
+def test_of_a_split_the_fastest_on_the_front_is_shown_else_its_fastest() -> None:
+    order, group = np.array([7, 3, 5, 2, 9]), np.array([0, 1, 0, 1, 1])
+    assert [_best(order, group, 1, np.array(front)) for front in ([9, 5], [5, 2, 9], [5], [])] == [9, 2, 3, 3]
+
+
+def test_near_are_layouts_within_one_percent_of_their_split_s_fastest_but_that_itself() -> None:
+    time_s = np.array([1.0, 2.0, 2.0 * (1 + NEAR) - 1e-9, 2.0 * (1 + NEAR) + 1e-9, 1.001])
+    assert _near(time_s, np.array([False, True, True, True, False])) == 1
+    assert _near(time_s, np.array([True, False, False, False, True])) == int(NEAR >= 0.001)
+    assert _near(time_s, np.zeros(5, bool)) == 0

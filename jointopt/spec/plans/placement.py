@@ -87,7 +87,7 @@ def even_domain(cluster: Cluster) -> int:
     A job of 512 GPUs on racks of 72 takes 64 in each of 8 racks rather than 72 in 7 and 8 in the last. Where no
     equal share fills at least half a rack, as few racks as possible hold the nodes, the last a little less.
     """
-    most = max(min(cluster.scale_up_gpus // cluster.gpus_per_node, cluster.nodes), 1)
+    most = max(cluster.scale_up_gpus // cluster.gpus_per_node, 1)
     equal = next(n for n in range(most, 0, -1) if cluster.nodes % n == 0)
     racks = -(-cluster.nodes // most)
     nodes = equal if 2 * equal >= most else -(-cluster.nodes // racks)

@@ -119,6 +119,8 @@ def test_an_empty_chunk_has_its_place_in_a_layout() -> None:
 def test_a_version_says_what_it_lacks(intent: Any) -> None:
     with pytest.raises(ExportError, match=r"0\.12 cannot express the stage_layers 8;10;8;6"):
         export(intent("llama-3-8b", pp=4, stage_layers="8;10;8;6"), "0.12")
+    with pytest.raises(ExportError, match=r"0\.12 cannot express the stage_layers 8;10;8;6"):
+        export(intent("llama-3-8b", pp=2, vpp=2, stage_layers="8;10;8;6"), "0.12")
     with pytest.raises(ExportError, match=r"0\.15 cannot express KV heads that several ranks share"):
         export(intent("qwen3-30b-a3b", tp=8, **_PARALLEL), "0.15")
     with pytest.raises(ExportError, match=r"Megatron Core before 0\.12 is not known"):

@@ -42,3 +42,15 @@ def test_work_differs_by_the_columns_that_both_tables_have() -> None:
     measured = pd.DataFrame(cells | {"micro_batch_size": [4], "dtype": ["fp16"]})
     queried = pd.DataFrame(cells | {"dtype": ["bf16"], "num_layers": [24], "method": ["plan"]})
     assert work_columns(measured, queried) == ["model", "tp", "dtype"]
+
+
+@pytest.mark.parametrize(("of_measured", "of_queried", "several"), [(2, 2, True), (1, 1, False), (2, 3, False)])
+def test_tables_that_both_run_through_the_clocks_twice_are_of_two_stages(of_measured, of_queried, several) -> None:
+    # no clock is read twice
+    tables = []
+    for count in (of_measured, of_queried):
+        clocks = [clock - 15 * sweep for sweep in range(count) for clock in (1410, 1110, 810)]
+        table = pd.DataFrame({"clock_mhz": clocks, "time_s": [1e3 / clock for clock in clocks]})
+        rows = response_table(table.assign(instruction="forward", energy_j=300.0)).rows
+        tables += [rows, keys_of(rows, ["instruction"])]
+    assert unlabelled_stages(*tables) == several

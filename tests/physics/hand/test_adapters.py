@@ -29,6 +29,7 @@ from tests.physics.hand.plain_machine import (
 )
 
 DIM = 16
+LOW = 2 * SEQ * DIM  # bytes of what a first product makes
 QKV, PROJ, FC1, FC2 = 1024 + 64 * 24, 2 * 1024, 1024 + 2 * 4096, 4096 + 1024  # inputs and outputs of each layer
 ADAPTER_WEIGHTS = DIM * (QKV + PROJ + FC1 + FC2)
 MATRICES = LAYER_WEIGHTS - 2 * 1024
@@ -127,3 +128,21 @@ def test_one_adapter_serves_all_experts_of_a_rank() -> None:
     weights = 8 * (1024 + 2 * 512) * 4
     assert np.all(more >= (2 + 4 + 12) * weights)
     assert np.all(more <= (2 + 4 + 12) * weights * 1.6)
+
+
+@pytest.mark.parametrize(
+    ("target", "forward", "backward"),
+    [
+        ("linear_qkv", 0.75 * 2 * SEQ * DIM, 1.5 * STREAM),
+        ("linear_fc2", 1.5 * 2 * SEQ * DIM + 0.75 * STREAM, 1.5 * 2 * SEQ * DIM),
+    ],
+)
+def test_collectives_of_adapters_take_the_energy_of_their_bytes_and_forward_ones_again_in_recompute(
+    target: str, forward: float, backward: float
+) -> None:
+    # rings of four send 3/4 of a buffer, twice in an all-reduce; of four layers
+    lora, full = {"lora_dim": DIM, "lora_target_modules": (target,)}, {"recompute": 2}
+    j_per_byte = 8e-12 * physics().job.cluster.intra_node_pj_per_bit
+    for again, plan in ((0, {}), (1, full)):
+        bare, some = (stages(tp=4, **plan, **cells).link_j[0, 0] for cells in ({}, lora))
+        assert (some - bare) / 4 == pytest.approx(((1 + again) * forward + backward) * j_per_byte)

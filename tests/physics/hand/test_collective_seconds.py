@@ -120,6 +120,17 @@ def test_an_all_to_all_with_a_fast_network_waits_for_the_shares_inside_the_node(
     assert found == pytest.approx(7e-6 + 8 * 3e-6 + 28e6 / 80e9)
 
 
+@pytest.mark.parametrize(("local", "bus"), [(2, 40e9), (4, 80e9), (8, 160e9)])
+def test_with_a_fast_network_shares_inside_a_node_take_the_bus_of_as_many_members(local: int, bus: float) -> None:
+    protocol = Protocol(0.0, 0.0, (40e9, 80e9, 160e9))
+    constants = replace(PLAIN, protocols={"all_to_all": (protocol,), "all_gather": (protocol,)})
+    fast, peers, nodes = Links(300e9, 1e15, WIRE_S), 16 - local, 16 // local
+    found = taken_s("all_to_all", 16, local, constants, fast)
+    assert found == pytest.approx(WIRE_S + peers * 3e-6 + (local - 1) / 16 * M / bus)
+    hops_s = 50e-6 + (16 - nodes) * 2e-6 + (nodes - 1) * 12e-6
+    assert taken_s("all_gather", 16, local, constants, fast) == pytest.approx(hops_s + 60e6 / bus)
+
+
 def test_a_send_between_nodes_takes_start_hop_wire_and_the_bytes_over_one_nic() -> None:
     assert taken_s("p2p", 2, 1) == pytest.approx(50e-6 + 5e-6 + 7e-6 + M / 5e9)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jointopt.core.schema import MODULES
 from tests.physics.hand.plain_machine import (
     DENSE,
     HBM_BYTES_PER_S,
@@ -131,6 +132,15 @@ def test_whole_experts_see_the_slice_of_the_tokens_that_their_tensor_rank_routes
     found = middle(machine=MOVING, model=MOE, dp=4, ep=4, tp=2, framework=habits, sequence_parallel=True)
     expected = attention_memory_s(2, 2) + experts_s(512, 512, 4, 2048, 2)
     assert found["forward_memory_s"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("tp", "etp"), [(1, 0), (2, 1), (2, 2), (4, 2)])
+def test_a_repeated_activation_of_experts_moves_the_rank_s_share_of_the_routed_copies(tp: int, etp: int) -> None:
+    # of 4096 copies as wide as an expert: a slice of them whole, or more of them cut as often
+    plan = {"machine": MOVING, "model": MOE, "dp": 4, "ep": 4, "tp": tp, "etp": etp, "sequence_parallel": tp > 1}
+    words = {"recompute": 1, "recompute_modules": MODULES.code("moe_act")}
+    none, some = (middle(**plan, **cells)["backward_memory_s"] for cells in ({}, words))
+    assert some - none == pytest.approx(streamed_s(3 * 2 * 4096 / tp * 512))
 
 
 def test_permutation_moves_routed_tokens_as_often_backward_as_forward() -> None:

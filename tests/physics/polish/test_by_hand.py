@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jointopt.physics.polish.by_linear import least_energy
-from jointopt.physics.polish.by_lowtime import _dearest_unit_j, _units
+from jointopt.physics.polish.by_lowtime import _dearest_unit_j, _spec, _units
 from jointopt.physics.polish.graph import ends_s, latest_ends_s, schedule_graph
 from jointopt.physics.polish.options import Options, Problem, convex, widened, window
 
@@ -128,3 +128,11 @@ def test_the_ends_of_the_whole_are_those_of_the_window(few: int) -> None:
 @pytest.mark.parametrize(("makespan", "seconds"), [(3.9, [1.0, 2.0]), (4.0, [2.0, 2.0]), (6.0, [2.0, 4.0])])
 def test_a_pass_is_slowed_only_where_all_of_it_fits(makespan: float, seconds: list[float]) -> None:
     assert ALONE.durations_s(ALONE.spend_slack(ALONE.fastest(), makespan)).tolist() == seconds
+
+
+def test_lowtime_is_given_as_many_units_as_the_shortest_pass_has_and_one_more_for_each_slower_option() -> None:
+    pytest.importorskip("lowtime")
+    spec = _spec(FORWARD, 0.25, 1000.0)  # 1 to 2 s
+    assert sorted(option.quant_time for option in spec.options.options) == [4, 5, 6, 7, 8]
+    assert spec.cost_model(4) == pytest.approx(10_000.0)
+    assert spec.cost_model(8) == pytest.approx(4_000.0)

@@ -69,6 +69,16 @@ def test_a_group_that_straddles_nodes_counts_its_worst_place():
     assert place(4, tp=6, dp=2)["tp"] == (6, 2)
 
 
+@pytest.mark.parametrize("domain", [5, 6, 7, 9])
+def test_members_that_share_a_domain_are_counted_wherever_groups_stand_in_it(domain):
+    size, stride, blocks = (axis.ravel() for axis in np.meshgrid(np.arange(2, 8), np.arange(1, 5), np.arange(1, 4)))
+    found = members_per_domain(size, stride, size * stride * blocks, domain)
+    for members, apart, count, local in zip(size, stride, blocks, found, strict=True):
+        ranks = np.arange(members * apart * count).reshape(count, members, apart)
+        groups = ranks.transpose(0, 2, 1).reshape(-1, members)
+        assert local == fewest_in_a_domain(groups, domain), (members, apart, count)
+
+
 def test_everything_is_local_in_one_domain(make_job, moe):
     layouts = enumerate_layouts(make_job(2, 4, moe)).layouts
     groups = placement(layouts, 8)

@@ -18,7 +18,7 @@ from jointopt.spec.model import Model
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.spec.plans.stages import balanced_split, buildable, offered_splits, own_split
+from jointopt.spec.plans.stages import balanced_split, buildable, offered_splits, own_split, usual_split
 
 MEGATRON = load_framework("megatron-lm")
 ANY = Framework(stage_splits=("any",))
@@ -139,3 +139,15 @@ def test_megatron_runs_no_zero_bubbles(make_job: Callable[..., Job], dense: Mode
     parsed = parse_plan("dp=4 pp=2 micro_batch_size=1 zero_stage=0 schedule=zb-h1", job)
     broken = check_plan(job, plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0])
     assert broken == ["megatron-lm has no pipeline schedule zb-h1."]
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "split"),
+    [(16, 1, (7, *(8,) * 14, 7)), (16, 8, (0, *(1,) * 126, 0)), (9, 1, ()), (1, 1, ()), (43, 3, ())]
+)  # fmt: skip
+def test_where_uneven_stages_must_be_stated_a_blank_counts_both_ends_as_layers_or_is_balanced(
+    make_job: Callable[..., Job], pp: int, vpp: int, split: tuple[int, ...]
+) -> None:
+    framework = replace(MEGATRON, rules=(*MEGATRON.rules, "even_stages"), stage_splits=("ends",))
+    job = make_job(model=load_model("llama-3.1-405b"), framework=framework)
+    assert usual_split(job, pp, vpp) == split

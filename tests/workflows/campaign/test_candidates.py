@@ -10,7 +10,7 @@ import pytest
 import jointopt
 from jointopt.runs.workloads import workloads
 from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.workflows.campaign.candidates import measurement_columns, searched
+from jointopt.workflows.campaign.candidates import _limits_gib, measurement_columns, searched
 
 
 @pytest.mark.parametrize("offered", [25.0, 6.25])
@@ -34,3 +34,13 @@ def test_candidates_keep_the_bounds_of_the_job_as_its_model_predicts() -> None:
     bound = replace(job.constraints, iteration_time_s=1.1 * least_s)
     kept = searched(replace(job, constraints=bound)).predicted["iteration_time_s"]
     assert least_s <= kept.min() < kept.max() <= 1.1 * least_s
+
+
+@pytest.mark.parametrize(("share", "has"), [(None, 0.9), (0.5, 0.9), (0.95, 0.95)])
+def test_runs_have_the_memory_that_is_usual_or_more_where_the_job_allows_more(share, has) -> None:
+    job = jointopt.load_job("opt-350m-2x4-a100")
+    framework = replace(job.training.framework, memory_fraction=0.9)
+    runs = replace(job, training=replace(job.training, framework=framework))
+    bound = replace(job, constraints=replace(job.constraints, memory_fraction=share))
+    gib = runs.cluster.gpu.memory_gib
+    assert _limits_gib(runs, bound) == pytest.approx((has * gib, (share or 0.9) * gib))
