@@ -1,6 +1,6 @@
 """Processes by who they are: host, number and birth, since numbers are given anew.
 
-Births are counted from the start of the machine, by a clock that nobody sets: seconds since 1970, as psutil has them,
+Births are counted from the start of the machine, by a clock that is never set: seconds since 1970, as psutil has them,
 move with every correction of the time, and a process that lives would be taken for dead.
 """
 

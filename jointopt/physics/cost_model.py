@@ -59,7 +59,7 @@ class CostModel:
         self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
         self.distinct: list[tuple[pc.StageCosts, Floats]] = []  # costs and ceilings of the ranks that differ, by group
-        self._energy_terms: dict[int, pc.EnergyTerms] = {}  # by group, of those whose energy was asked for
+        self._energy_terms: dict[int, pc.EnergyTerms] = {}  # by group, of those whose energy was queried
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
         self.power_offset_w = np.zeros(len(layouts["pp"]))

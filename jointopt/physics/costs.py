@@ -84,7 +84,7 @@ class StageCosts:
 
     def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
         """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
-        if not self.chooses_overlap:  # asked for thousands of times in a search
+        if not self.chooses_overlap:  # queried thousands of times in a search
             return job.training.framework.dp_overlap
         return np.asarray(share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
 

@@ -17,7 +17,7 @@ from jointopt.spec.plans.parse import PLAN_KEYS
 if TYPE_CHECKING:
     import pandas as pd
 
-AS_GIVEN = "as asked"  # the reason of an objective that the caller chose
+AS_GIVEN = "as given"  # the reason of an objective that the caller chose
 
 
 @dataclass(frozen=True)

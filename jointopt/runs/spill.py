@@ -41,7 +41,7 @@ def spill_files(url: str) -> list[Path]:
 def waiting(url: str) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
     """Each of this user's files, with (origin, row) of its lines but torn ones; locked while it is looked at.
 
-    The file is removed when the next one is asked for, as its rows are in the store by then.
+    The file is removed when the next one is requested, as its rows are in the store by then.
     """
     for file in spill_files(url):
         with suppress(OSError):

@@ -100,7 +100,7 @@ def _mix(path: Path, values: dict[str, Any]) -> Mix:
 
 
 def _widths(values: Mapping[str, Any]) -> Widths:
-    """A card's widths; one written before few runs and many were told apart has the same for both."""
+    """A card's widths; one written before few runs and many were distinguished has the same for both."""
     return Widths(**{name: float(width) for name, width in {"few": values["measured"], **values}.items()})
 
 

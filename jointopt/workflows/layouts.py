@@ -23,7 +23,7 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import cost_of_failing
 
 SHOWN = 8  # splits that a proposal keeps, and those of its front
-RANKED = 96  # layouts whose splits are told apart
+RANKED = 96  # layouts whose splits are distinguished
 CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
 SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that say how the GPUs are split
 

@@ -115,7 +115,7 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 
 
 class _Runs:
-    """Evaluates plans by running them; each is run once, though a failed neighbour has it asked for again."""
+    """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher

@@ -1,8 +1,8 @@
-"""Records of runs, each written before its run starts, and what is done about those that nobody watches any more.
+"""Records of runs, each written before its run starts, and what is done about those that are not watched any more.
 
 A record is a file that tool and guardian keep locked (flock) while either lives. One that is unlocked is of a run
-whose tool was killed: its guardian has ended the run and said so, or was killed too, and then its processes are found
-by the mark that each of them has inherited.
+whose tool was killed: its guardian has ended the run and recorded it, or was killed too, and then its processes are
+found by the mark that each of them has inherited.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
 
 
 def _of_a_recipe(taken: Taken) -> Taken:
-    """The statements of Megatron's options by a recipe, which overlaps tensor parallelism where nothing is said."""
+    """The statements of Megatron's options by a recipe, which overlaps tensor parallelism by default."""
     taken.framework = "nemo"
     if taken.plan.get("overlap") == "none":
         taken.plan["overlap"] = "tp"

@@ -1,4 +1,4 @@
-"""Several files of one run into one job and its plan; what none of them states is asked for by its option."""
+"""Several files of one run into one job and its plan; what none of them states is required by its option."""
 
 from __future__ import annotations
 

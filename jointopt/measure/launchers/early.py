@@ -1,4 +1,4 @@
-"""Runs that are clearly behind, told from the iterations in their logs while they run, and ended."""
+"""Runs that are clearly behind, recognised by the iterations in their logs while they run, and ended."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def run_program(
 ) -> Ended:  # fmt: skip
     """Run ``command`` with output to ``log``; none of its processes is left, even if this one is killed.
 
-    It is ended too where ``over``, which is asked now and then, says so.
+    It is ended too once ``over``, which is polled, returns true.
 
     Raises LauncherError where the program cannot be started.
     """

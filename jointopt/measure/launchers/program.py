@@ -98,6 +98,6 @@ def node_torchrun(job: Job, contained: bool = False) -> list[str]:
 def local_torchrun(processes: int, folder: Path) -> list[str]:
     """torchrun on this machine; ports are its own choice, so that several can run side by side.
 
-    What it leaves goes to ``folder``; by default that is a folder in /tmp that nobody removes.
+    What it leaves goes to ``folder``; by default that is a folder in /tmp that is not removed.
     """
     return [sys.executable, *_TORCHRUN, "--standalone", f"--log-dir={folder}", f"--nproc-per-node={processes}"]

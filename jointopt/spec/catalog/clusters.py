@@ -107,7 +107,7 @@ def _site(section: Section) -> dict[str, Any]:
 
 
 def _exhaust_ranks(section: Section, per_node: int) -> tuple[int, ...] | None:
-    """The local ranks of a node that sit in the exhaust row, in order; None where it is not said."""
+    """The local ranks of a node that sit in the exhaust row, in order; None where it is not stated."""
     if not section.has("exhaust_ranks"):
         return None
     ranks = section.values["exhaust_ranks"]
