@@ -105,6 +105,16 @@ def test_without_rights_nothing_starts_and_default_clocks_goes_on(driver, plan: 
     assert (went_on.exit_code, capfd.readouterr().out) == (0, "started\n")
 
 
+def test_at_default_clocks_a_plan_still_has_its_power_limit(driver, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(PLAN | {"power_limit_w": 450.0}))
+    words = ("exec", "--plan", str(tmp_path / "p.json"), "--default-clocks", "true")
+    assert here(*words).exit_code == 0
+    assert {call.split()[0] for call in driver.calls()} == {"limit"}
+    assert {"limit 0 450000", "limit 0 700000"} <= set(driver.calls())
+    driver.disturb("no-permission")
+    assert "with --default-clocks, with plans that have no power limit" in here(*words).stderr
+
+
 def test_without_a_gpu_the_program_runs_only_at_default_clocks(driver, plan: str) -> None:
     no_driver = {"STAND_IN_NVML_GPUS": "0"}
     assert "No GPU is found" in jointopt(driver, "exec", "--plan", plan, "true", **no_driver).stderr

@@ -29,7 +29,7 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 PERMISSION = (
     "setting clocks and power limits needs root, or Zeus' daemon: run `sudo zeusd serve --socket-path "
     "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
-    "default clocks with --default-clocks"
+    "default clocks with --default-clocks, with plans that have no power limit"
 )
 
 
