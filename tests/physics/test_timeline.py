@@ -69,3 +69,15 @@ def test_of_a_long_iteration_the_middle_is_left_out_and_the_ends_are_the_same(pl
     early = whole.start_s < begin / 2
     np.testing.assert_allclose(short.start_s[short.start_s < begin / 2], whole.start_s[early])
     assert short.end_s.max() == pytest.approx(whole.end_s.max())
+
+
+def test_a_gpu_that_waits_draws_its_rest_and_what_waiting_takes_and_passes_draw_the_remainder() -> None:
+    physics, clocks = priced("dp=4 pp=4 tp=2")
+    parts = breakdown(physics, 0, clocks)
+    runs_w, waits_w = stage_power_w(physics, 0, parts)
+    total_s = parts.busy_s + parts.idle_s
+    rest_j = parts.stage_energy_parts_j["static"] + parts.stage_energy_parts_j["leakage"]
+    more_w = physics.power.wait_w - physics.power.static_w
+    assert waits_w == pytest.approx(rest_j / parts.gpus_per_stage / total_s + more_w)
+    of_gpu = parts.stage_energy_j / parts.gpus_per_stage
+    assert runs_w * parts.busy_s + waits_w * parts.idle_s == pytest.approx(of_gpu)

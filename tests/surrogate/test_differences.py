@@ -10,9 +10,11 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
-from jointopt.spec.jobfile import job_from_options
-from jointopt.surrogate.differences import Apart, against
+from jointopt.spec.jobfile import job_from_options, shipped_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.held_out import HeldOut, calibrated, pairs
+from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.posterior import condition_alone
@@ -136,3 +138,20 @@ def test_differences_of_a_job_are_narrower_than_the_times_themselves() -> None:
     times = found.front["iteration_time_s_high"] / found.front["iteration_time_s"] - 1.0
     apart = (found.front["time_vs_first_percent_high"] - found.front["time_vs_first_percent"]) / 100.0
     assert np.median(apart) < 0.5 * np.median(times)
+
+
+def test_coverage_is_the_share_of_truths_within_so_many_half_widths() -> None:
+    found = HeldOut(np.array([1.0, 1.0, 1.0, 1.0]), np.array([1.0, 1.2, 0.6, 3.0]), np.full(4, 0.3), np.arange(4))
+    assert found.coverage == 0.5
+    assert found.covered(1.5) == 0.75
+    assert found.median_error == pytest.approx(np.median(np.abs(np.expm1([0.0, 0.2, -0.4, 2.0]))))
+
+
+def test_differences_of_recorded_runs_are_those_of_known_sources_at_the_top_clock_alone() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    layouts = parse_plan("dp=8", job).layouts
+    columns = {name: np.repeat(values, 2, axis=0) for name, values in layouts.items()}
+    found = recorded(job, columns | {"stage_clock_mhz": np.array([[1410.0], [1005.0]])}, 0, known=True)
+    errors = physics_errors()["difference"]
+    assert found.tolist() == [errors["known"], errors["unknown"]]
+    assert errors["known"] < errors["unknown"]

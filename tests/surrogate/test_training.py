@@ -222,3 +222,10 @@ def test_residuals_that_are_remembered_lie_within_what_a_factor_can_be(data, sig
     assert len(support) == len(residual) == 20
     assert np.abs(residual).max() == LARGEST_RESIDUAL
     assert np.median(residual) == pytest.approx(np.log(0.9), abs=0.1)
+
+
+def test_what_other_sources_are_predicted_from_knows_no_framework_and_one_source_alone_has_no_others(three_sources):
+    data = training_set(three_sources)
+    assert not np.allclose(data.known_residual, data.unknown_residual)
+    alone = training_set(three_sources[three_sources["source"] == "a100"])
+    np.testing.assert_array_equal(alone.known_residual, alone.unknown_residual)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import STAGE_LAYERS
 from jointopt.spec.catalog.models import load_model
-from jointopt.spec.plans.stages import largest_chunk, layers_by_cost, layers_per_stage
+from jointopt.spec.plans.stages import balanced_split, largest_chunk, layers_by_cost, layers_per_stage
 
 
 def one(num_layers, pp, embedding=0.0, head=0.0, vpp=1):
@@ -99,3 +99,9 @@ def test_the_largest_chunk_is_the_longest_of_those_stated_else_an_equal_share_ro
     columns = {"pp": [2, 4, 2, 2], "vpp": [1, 1, 2, 2], "stage_layers": [0, 0, 0, stated]}
     found = largest_chunk(model, {name: np.array(values) for name, values in columns.items()})
     assert found.tolist() == [5, 3, 3, 4]
+
+
+def test_interleaved_chunks_of_embedding_or_head_alone_are_left_without_layers():
+    # four ranks of two chunks: the first chunk of the first rank and the last of the last one may be empty
+    assert balanced_split(6, 4, 2, head_layers=1.0) == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert balanced_split(4, 4, 1, head_layers=1.0) == (1, 1, 1, 1)
