@@ -147,11 +147,12 @@ def test_coverage_is_the_share_of_truths_within_so_many_half_widths() -> None:
     assert found.median_error == pytest.approx(np.median(np.abs(np.expm1([0.0, 0.2, -0.4, 2.0]))))
 
 
-def test_differences_of_recorded_runs_are_those_of_known_sources_at_the_top_clock_alone() -> None:
-    job = shipped_job("opt-350m-2x4-a100")
-    layouts = parse_plan("dp=8", job).layouts
+def test_plans_that_nothing_recorded_supports_differ_by_more_than_those_of_a_measured_cluster() -> None:
+    job = shipped_job("mixtral-8x22b-8x8-h100")
+    layouts = parse_plan("dp=64 ep=8", job).layouts
     columns = {name: np.repeat(values, 2, axis=0) for name, values in layouts.items()}
-    found = recorded(job, columns | {"stage_clock_mhz": np.array([[1410.0], [1005.0]])}, 0, known=True)
+    columns |= {"stage_clock_mhz": np.full((2, 1), 1980.0)}
     errors = physics_errors()["difference"]
-    assert found.tolist() == [errors["known"], errors["unknown"]]
+    assert recorded(job, columns, 0).tolist() == [errors["unknown"]] * 2
+    assert recorded(job, columns, 0, known=True).tolist() == [errors["known"]] * 2
     assert errors["known"] < errors["unknown"]

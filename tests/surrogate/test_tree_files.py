@@ -12,7 +12,7 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.tree_files import check_trees, load_forest, load_regressor
+from jointopt.surrogate.tree_files import Forest, check_trees, load_forest, load_regressor
 from jointopt.surrogate.trees import Trees
 
 FEATURES = 4
@@ -124,3 +124,12 @@ def test_few_rows_and_many_are_corrected_alike_within_the_range_of_training_and_
     np.testing.assert_allclose(few, many, atol=1e-6)
     assert few[0] == pytest.approx(0.25, abs=0.05)
     assert few[1:] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind"), [(256, np.uint8), (257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)]
+)
+def test_leaves_have_numbers_as_small_as_the_largest_tree_lets_them(nodes: int, kind: type[Any]) -> None:
+    alone = np.arange(nodes)
+    forest = Forest(alone, alone, np.zeros(nodes, int), np.zeros(nodes), np.zeros(nodes), np.array([0]), 0.0)
+    assert forest._place is kind

@@ -225,3 +225,20 @@ def test_a_window_made_whole_runs_at_the_first_pace_that_ends_in_time(
     schedule: Any = SimpleNamespace(problem=problem, beyond_s=lambda _: 1.0, time_s=lambda p: 10.0 + 40.0 * slower * p)
     part: Any = piece
     assert _in_pace(schedule, part, np.zeros(1, np.int64), 90.0) == pytest.approx(pace_s)
+
+
+@pytest.mark.parametrize("plan", ["dp=8 pp=4 mbs=8", "dp=8 pp=4 vpp=2 mbs=8"])
+def test_gradients_hide_under_the_last_backward_and_weights_under_the_first_forward_pass_of_a_rank(plan: str) -> None:
+    schedule = schedule_of(plan)
+    graph, seen = schedule.problem.graph, []
+    schedule._beyond_s = lambda first, last: seen.append((first, last)) or 0.0
+    choice = schedule.plan_choice(schedule.problem)
+    schedule.beyond_s(choice)
+    seconds, m = schedule.problem.durations_s(choice), graph.num_micro_batches
+
+    def of_ranks(which: Any) -> Any:
+        return np.bincount(graph.rank, seconds * which, 4)
+
+    early = of_ranks(graph.backward & (graph.micro_batch == 0))
+    assert seen[0][0] == pytest.approx(of_ranks(~graph.backward) / m)
+    assert seen[0][1] == pytest.approx(of_ranks(graph.backward) - (m - 1) * early)  # with the optimizer step

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 
 from jointopt.core.errors import ExportError
 from jointopt.measure.exports.intent import Intent, intent_of
-from jointopt.measure.exports.targets import TARGETS
+from jointopt.measure.exports.targets import TARGETS, _without
 from tests.measure.exports.conftest import job_named, layouts, plan_of
 
 LLAMA = job_named("llama-3-8b", gpus=64)
@@ -220,3 +220,8 @@ def test_formats_of_states_that_a_target_does_not_have_are_refused(intent: Any, 
     job = dataclasses.replace(made.job, training=training)
     with pytest.raises(ExportError, match=r"cannot express training\.exp_avg_dtype bf16"):
         TARGETS[target].export(intent_of(job, made.plan))
+
+
+def test_words_that_a_script_states_itself_replace_those_of_the_plan_with_their_values() -> None:
+    words = ("--a=1", "--lr", "1e-4", "model.tp=2", "--kept=3")
+    assert list(_without(words, ("--a=7", "--lr", "2e-4", "model.tp=4"))) == ["--kept=3"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jointopt.core.schema import RECOMPUTE_CODES
 from tests.physics.hand.plain_machine import (
     BATCHES,
     FASTER,
@@ -146,3 +147,11 @@ def test_collectives_of_adapters_take_the_energy_of_their_bytes_and_forward_ones
     for again, plan in ((0, {}), (1, full)):
         bare, some = (stages(tp=4, **plan, **cells).link_j[0, 0] for cells in ({}, lora))
         assert (some - bare) / 4 == pytest.approx(((1 + again) * forward + backward) * j_per_byte)
+
+
+def test_full_recompute_moves_what_adapters_move_forward_again_in_the_backward_pass() -> None:
+    cells = {"tp": 4, "lora_dim": DIM, "lora_target_modules": ("linear_qkv",)}
+    forward, kept = comm_s(**cells)
+    same, again = comm_s(**cells, recompute=RECOMPUTE_CODES["full"])
+    assert same == pytest.approx(forward)
+    assert again - kept == pytest.approx(forward)

@@ -105,3 +105,8 @@ def test_interleaved_chunks_of_embedding_or_head_alone_are_left_without_layers()
     # four ranks of two chunks: the first chunk of the first rank and the last of the last one may be empty
     assert balanced_split(6, 4, 2, head_layers=1.0) == (0, 1, 1, 1, 1, 1, 1, 0)
     assert balanced_split(4, 4, 1, head_layers=1.0) == (1, 1, 1, 1)
+
+
+def test_equal_shares_of_interleaved_plans_end_with_their_own_ranks():
+    found = layers_per_stage(7, np.array([2, 4]), np.array([2, 2]))
+    assert found.tolist() == [[3.5, 3.5, 0.0, 0.0], [1.75, 1.75, 1.75, 1.75]]
