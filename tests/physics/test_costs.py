@@ -10,13 +10,15 @@ import pytest
 
 from jointopt.core.schema import SCHEDULE, STAGE_LAYERS, Columns, Floats
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import OF_RANKS, Laid, StageCosts, differing_costs, stage_costs
+from jointopt.physics.costs import OF_RANKS, Laid, StageCosts, differing_costs, stage_costs, with_host_of
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import stage_parameters
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.parse import parse_plan
 
 
 @pytest.fixture
@@ -174,3 +176,16 @@ def test_a_stage_without_layers_is_no_stage_without_an_answer(
     assert 0.0 in LayoutArrays(plans.job, plans.layouts).layers
     columns = plans.evaluate(np.array([0]), one_clock(plans, 1410.0))
     assert all(np.isfinite(columns[name]).all() for name in ("iteration_time_s", "energy_j", "peak_memory_gib"))
+
+
+def test_costs_with_another_overhead_of_the_host_are_those_of_a_job_that_has_it() -> None:
+    job = shipped_job("llama-3-70b-4x8-h200")
+    layouts = parse_plan("dp=4 tp=2 pp=4 vpp=5", job).layouts
+    slower = replace(job, training=replace(job.training, framework=replace(
+        job.training.framework, micro_batch_overhead_s=job.training.framework.micro_batch_overhead_s + 3e-3
+    )))  # fmt: skip
+    before, whole = (CostModel(each, layouts).groups[0] for each in (job, slower))
+    moved = with_host_of(slower, before, job)
+    for name in ("forward_comm_s", "backward_comm_s", "host_s"):
+        np.testing.assert_allclose(getattr(moved, name), getattr(whole, name), rtol=1e-12)
+    assert moved.forward_comm_s.sum() > before.forward_comm_s.sum()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats
+from jointopt.physics import pipeline
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.schedule import (
     MOST_GROUPS,
@@ -206,3 +207,12 @@ def test_a_deadlocked_order_is_refused() -> None:
     forward, backward = Operation(False, 0, 0), Operation(True, 0, 0)
     with pytest.raises(PlanError, match="deadlocks"):
         execution_order([[backward, forward], [forward, backward]], data_dependency(2, 1))
+
+
+def test_plans_beyond_a_block_are_priced_as_those_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    count = 50
+    given = *rng.uniform(0.5, 1.5, (2, count, 4)), np.full(count, 4), np.ones(count, int), rng.integers(4, 9, count)
+    whole = iteration_time_s(*given)
+    monkeypatch.setattr(pipeline, "BLOCK_TIMES", 28)
+    np.testing.assert_array_equal(iteration_time_s(*given), whole)

@@ -245,3 +245,11 @@ def test_explain_and_predict_answer_one_plan_alike(evidence: str) -> None:
         assert predicted[f"predicted_{name}"] == pytest.approx(getattr(explained, name), rel=1e-9)
         ends = (predicted[f"predicted_{name}_low"], predicted[f"predicted_{name}_high"])
         assert ends == pytest.approx(explained.intervals[name], rel=1e-9)
+
+
+def test_a_model_has_a_fingerprint_where_something_moves_it_and_the_same_for_the_same_runs(job: Job) -> None:
+    models = [JobModel.of(job, measured=measured_runs(job, slower)) for slower in (1.2, 1.2, 1.4)]
+    alike, again, other = (model.fingerprint for model in models)
+    assert JobModel.of(job, "none").fingerprint == ""
+    assert alike == again != ""
+    assert alike != other
