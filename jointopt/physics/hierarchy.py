@@ -55,6 +55,15 @@ def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[st
     return {name: np.asarray(out[name]) for name in LEVELS}
 
 
+def product_share(physics: CostModel, index: int) -> Floats:
+    """Share (pp,) of the bytes of device memory of an iteration that are operands or results of products."""
+    g, row = int(physics.group_of[index]), int(physics.row_of[index])
+    costs = physics.groups[g]
+    operands, results, _ = _traffic(physics, index)
+    batches = float(costs.num_micro_batches[row])
+    return _share(batches * (operands + results), batches * costs.hbm_bytes[row] + costs.iteration_hbm_bytes[row])
+
+
 def _share(part: Floats, whole: Floats) -> Floats:
     """Part over whole, and 0 of nothing: a stage may have no layers."""
     return np.asarray(part / np.where(whole == 0.0, 1.0, whole))

@@ -28,6 +28,10 @@ from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 
 _ENDS = ("_low", "_high")
+_PHASES = {
+    "compute_bound": "in kernels bound by compute", "memory_bound": "in those bound by memory",
+    "communication": "in collectives and sends", "waiting": "while it waits",
+}  # fmt: skip
 _WORDS = {
     "tensor_parallel_rereads": "activations re-read by tp", "intra_node": "within nodes", "inter_node": "between nodes",
     "registers": "registers and instructions", "l2": "L2",
@@ -86,7 +90,7 @@ class Explanation(Result):
         "fit_probability time_s "
         "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
         "informed_by learned rank utilization energy_by_level_j messages "
-        "power_swing power_excursion temperature_swing"
+        "power_by_phase power_swing power_excursion temperature_swing"
     )
     job: Job
     plan: Mapping[str, Any]  # plan columns of one plan; stage_clock_mhz is a list of floats
@@ -118,6 +122,7 @@ class Explanation(Result):
     energy_by_level_j: Mapping[str, float] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`, one a parallelism
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
+    power_by_phase: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # s, W of a GPU; mean of stages
     power_swing: Mapping[str, float] = field(default_factory=dict)
     # of the stage that draws most: watts before the limit acts, the limit, how long at a stretch and what share of time
     power_excursion: Mapping[str, float] = field(default_factory=dict)
@@ -178,6 +183,17 @@ def link_lines(cluster: Cluster) -> list[str]:
         return []
     texts = [f"{_LINKS[name].format(value)} ({origin})" for name, (value, origin) in _links(cluster).items()]
     return table.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
+
+
+def phase_words(found: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence on the power of a GPU by what it does; blank where it is not known."""
+    whole = sum(phase["time_s"] for phase in found.values())
+    words = [
+        f"{phase['power_w']:.0f} W {_PHASES[name]} ({phase['time_s'] / whole:.0%})"
+        for name, phase in found.items()
+        if phase["time_s"] > 0.005 * whole
+    ]
+    return f"In shares of the time a GPU draws {', '.join(words)}." if words else ""
 
 
 def swing_words(swing: Mapping[str, float]) -> str:
@@ -254,6 +270,7 @@ def _totals(found: Explanation) -> list[str]:
         rate_words(job, found.throughput),
         utilization_words(job.cluster, found.utilization),
         message_words(found.messages),
+        phase_words(found.power_by_phase),
         swing_words(found.power_swing),
         excursion_words(found.power_excursion),
         warming_words(found.temperature_swing),

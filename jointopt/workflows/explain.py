@@ -15,6 +15,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import excursion
 from jointopt.physics.hierarchy import energy_by_level
 from jointopt.physics.messages import messages
+from jointopt.physics.phases import phases
 from jointopt.physics.power_swing import METER_S, power_swing
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
@@ -72,6 +73,7 @@ def explain(
         | {link: float(share.max()) for link, share in used.links.items()},
         energy_by_level_j={name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()},
         messages=tuple(asdict(one) for one in messages(physics, 0)),
+        power_by_phase=_phases(physics, clocks[0], parts),
         power_swing={} if broken else _swing(physics, clocks[0], parts),
         power_excursion={} if broken else _excursion(physics, clocks[0], parts),
         temperature_swing={} if broken else _warming(physics, clocks[0], parts),
@@ -83,6 +85,21 @@ def explain(
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts),
         rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
     )  # fmt: skip
+
+
+def _phases(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, dict[str, float]]:
+    """Seconds of an iteration in each phase and watts of a GPU then, in the mean over stages; no phase without time."""
+    if not np.isfinite(parts.stage_energy_j).all():
+        return {}
+    found = phases(physics, 0, stage_clock_mhz, parts)
+    return {
+        name: {
+            "time_s": float(one.time_s.mean()),
+            "power_w": float(np.nansum(one.power_w * one.time_s) / one.time_s.sum()),
+        }
+        for name, one in found.items()
+        if one.time_s.any()
+    }
 
 
 def _swing(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
