@@ -280,8 +280,8 @@ def kernel_limit_w(
     watts, idle = float(cold.min()), f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
     if watts <= static_w and watts < cooler.throttle_power_w:
         raise InfeasibleError(
-            f"A power limit of {watts:.4g} W per GPU leaves nothing to compute with: {idle}; raise "
-            f"cluster.power_limit_w, or the plan's own limit, or lower cluster.inlet_temperature_c."
+            f"A power limit of {watts:.4g} W per GPU leaves nothing to compute with: {idle}; raise it "
+            f"(cluster.power_limit_w, search.power_limit_w, or the plan's own), or lower cluster.inlet_temperature_c."
         )
     if watts <= static_w:
         raise InfeasibleError(

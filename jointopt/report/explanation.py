@@ -32,6 +32,7 @@ _PHASES = {
     "compute_bound": "in kernels bound by compute", "memory_bound": "in those bound by memory",
     "communication": "in collectives and sends", "waiting": "while it waits",
 }  # fmt: skip
+_BYTES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 _WORDS = {
     "tensor_parallel_rereads": "activations re-read by tp", "intra_node": "within nodes", "inter_node": "between nodes",
     "registers": "registers and instructions", "l2": "L2",
@@ -200,9 +201,13 @@ def swing_words(swing: Mapping[str, float]) -> str:
     """A sentence on power within an iteration; blank where none is known."""
     if not swing:
         return ""
-    low, high = (swing[f"cluster_{end}_kw"] for end in ("trough", "peak"))
-    of_gpu = f"{swing['gpu_trough_w']:.0f} to {swing['gpu_peak_w']:.0f} W"
-    return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu}, all GPUs {low:,.4g} to {high:,.4g} kW."
+    of_all = _between(*(table.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")))
+    of_gpu = _between(*(f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak")))
+    return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
+
+
+def _between(low: str, high: str) -> str:
+    return table.span(low, high, " to ")
 
 
 def excursion_words(found: Mapping[str, float]) -> str:
@@ -217,9 +222,9 @@ def warming_words(found: Mapping[str, float]) -> str:
     """A sentence on temperature within an iteration; blank where it is not known."""
     if not found:
         return ""
-    swing = f"{found['trough_c']:.1f} to {found['peak_c']:.1f} °C within an iteration"
-    words = f"The hottest GPU is at {swing}, some {found['settles_s']:.0f} s after the start"
-    late = f"; without pauses it would throttle {found['throttles_s']:.0f} s after it" if "throttles_s" in found else ""
+    swing = _between(f"{found['trough_c']:.1f}", f"{found['peak_c']:.1f}")
+    words = f"The hottest GPU is at {swing} °C within an iteration, some {found['settles_s']:.0f} s after the start"
+    late = f"; without pauses it would throttle after {found['throttles_s']:.0f} s" if "throttles_s" in found else ""
     return f"{words}{late}."
 
 
@@ -235,12 +240,13 @@ def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
 
 def message_words(found: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on what messages reach of their links; blank where none is sent."""
-    words = [f"{one['parallelism']} {one['share']:.0%} {_WORDS[one['link']]} ({_megabytes(one)})" for one in found]
+    words = [f"{one['parallelism']} {one['share']:.0%} {_WORDS[one['link']]} ({_sent(one)})" for one in found]
     return f"Of a link's speed a message reaches: {', '.join(words)}." if words else ""
 
 
-def _megabytes(one: Mapping[str, Any]) -> str:
-    return f"{one['kind']}, {one['size_bytes'] / 1e6:,.3g} MB"
+def _sent(one: Mapping[str, Any]) -> str:
+    factor, unit = table.unit_of(one["size_bytes"], _BYTES)
+    return f"{one['kind']}, {float(format(one['size_bytes'] / factor, '.3g')):,g} {unit}"
 
 
 def _tight(found: Explanation) -> str:
@@ -250,8 +256,7 @@ def _tight(found: Explanation) -> str:
 def _totals(found: Explanation) -> list[str]:
     """Job, plan, totals with their 90 % intervals, and whether it can be run."""
     job, cluster, plan = found.job, found.job.cluster, found.plan
-    watts = plan.get("stage_power_limit_w") or [plan[name] for name in (POWER_LIMIT,) if name in plan]
-    limits = f" power_limit_w={';'.join(f'{limit:g}' for limit in watts)}" if watts else ""
+    limits = f" {POWER_LIMIT}={plan[POWER_LIMIT]:g}" if POWER_LIMIT in plan else ""
     plan = {name: value for name, value in plan.items() if name != POWER_LIMIT}
     totals = []
     for name in ("iteration_time_s", "energy_j"):

@@ -30,10 +30,13 @@ MOST_LINES = 8  # of assumptions
 TIGHT = 0.8  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
-_HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {"stage_clock_mhz": "clock"}
+_HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
+    "stage_power_limit_w": "stage_power_limit_w", "stage_clock_mhz": "clock",
+}  # fmt: skip
 _NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
+_LIMITS = (POWER_LIMIT, "stage_power_limit_w")
 _IN_WORDS = (*_IN_TABLES, "recompute", "zero_stage")
 
 
@@ -57,8 +60,8 @@ def short_plan(plans: Columns, row: int) -> str:
 
 
 def differing(plans: Iterable[Row]) -> frozenset[str]:
-    """Plan columns in which ``plans`` (records) differ."""
-    met = {(name, str(value)) for plan in plans for name, value in plan.items()}
+    """Plan columns in which ``plans`` (records) differ; a power limit that some do not have is a difference."""
+    met = {(name, str(value)) for plan in plans for name, value in (dict.fromkeys(_LIMITS) | dict(plan)).items()}
     return frozenset(name for name, count in Counter(name for name, _ in met).items() if count > 1)
 
 
@@ -77,12 +80,14 @@ def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
     shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
     shown = [name for name in shown if not is_neutral(name, plan[name])]
-    return " ".join(f"{_HEADS[name]}={_word(_shown(name, plan))}" for name in shown)
+    return " ".join(f"{_HEADS[name]}={_word(name, _shown(name, plan))}" for name in shown)
 
 
-def _word(value: Any) -> str:
+def _word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "y" if value else "n"
+    if name in _LIMITS and isinstance(value, list | tuple):
+        return ";".join(f"{watts:g}" for watts in value)
     if isinstance(value, float):
         return f"{value:g} W"
     return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz" if isinstance(value, list | tuple) else str(value)
@@ -106,7 +111,7 @@ def plan_table(
             cells = ["" if row in repeated else str(word) for row, word in enumerate(words)]
             columns.append(TextColumn(_HEADS[name], cells))
         else:
-            equal.append(f"{_HEADS[name]}={_word(values[0])}")
+            equal.append(f"{_HEADS[name]}={_word(name, values[0])}")
     if any(plan.get(POWER_LIMIT) for plan in plans):
         limits = [plan.get(POWER_LIMIT) for plan in plans]
         columns.append(TextColumn("limit\nW", [f"{watts:g}" if watts else "-" for watts in limits]))

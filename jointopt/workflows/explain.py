@@ -71,7 +71,7 @@ def explain(
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
         | {link: float(share.max()) for link, share in used.links.items()},
-        energy_by_level_j={name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()},
+        energy_by_level_j=_levels(physics, parts),
         messages=tuple(asdict(one) for one in messages(physics, 0)),
         power_by_phase=_phases(physics, clocks[0], parts),
         power_swing={} if broken else _swing(physics, clocks[0], parts),
@@ -100,6 +100,12 @@ def _phases(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> di
         for name, one in found.items()
         if one.time_s.any()
     }
+
+
+def _levels(physics: CostModel, parts: Breakdown) -> dict[str, float]:
+    """Joules of kernels by level; nothing where the GPU's power is not known."""
+    found = {name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()}
+    return found if np.isfinite(list(found.values())).all() else {}
 
 
 def _swing(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from jointopt.report.explanation import utilization_words
-from jointopt.spec.jobfile import shipped_job
+import json
+from pathlib import Path
+
+from jointopt.report.explanation import message_words, swing_words, utilization_words
+from jointopt.spec.jobfile import load_job, shipped_job
 from jointopt.workflows.explain import explain
 
 PLAN = "tp=4 pp=4 dp=2 micro_batch_size=1"
@@ -22,3 +25,20 @@ def test_links_that_a_cluster_does_not_have_are_not_spoken_of() -> None:
     used = {"kernels": 0.5, "occupied": 0.75, "intra_node": 0.125, "inter_node": 0.0}
     assert utilization_words(cluster, used).endswith("Of a GPU's links 12.5% within nodes is in use.")
     assert utilization_words(cluster, {}) == ""
+
+
+def test_sentences_of_large_and_of_steady_plans_have_no_exponent_and_no_range_of_equal_ends() -> None:
+    swing = {"window_s": 1.0, "gpu_peak_w": 322.1, "gpu_trough_w": 321.9, "cluster_peak_kw": 59388.2}
+    assert swing_words(swing | {"cluster_trough_kw": 15282.0}).endswith("draws 322 W, all GPUs 15,282 to 59,388 kW.")
+    sent = {"parallelism": "dp", "kind": "all_reduce", "share": 0.8, "link": "intra_node"}
+    found = [message_words([sent | {"size_bytes": size}]) for size in (12.75e9, 221184.0)]
+    assert [words.rpartition(", ")[2] for words in found] == ["12.8 GB).", "221 kB)."]
+
+
+def test_energy_by_level_of_a_gpu_of_unknown_power_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps({
+        "model": "opt-350m", "training": {"seq_length": 128, "global_batch_size": 8, "dtype": "fp32"},
+        "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4},
+    }))  # fmt: skip
+    found = explain(load_job(str(tmp_path / "job.yaml")), "tp=2 pp=2 micro_batch_size=1", surrogate="none").document()
+    assert found["energy_by_level_j"] == found["power_swing"] == found["power_excursion"] == {}

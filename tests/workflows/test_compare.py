@@ -85,3 +85,14 @@ def test_differences_come_with_an_interval_and_the_probability_of_an_improvement
 def test_plans_under_a_power_limit_have_no_interval_of_differences():
     found = jointopt.compare(shipped_job(JOB), ("dp=8 zero_stage=3", "dp=8 zero_stage=3 power_limit_w=400"))
     assert "faster_probability" not in found.to_dict()["differences"][0]
+
+
+@pytest.mark.parametrize(("limited", "said"), [
+    ("dp=8 zero_stage=3 power_limit_w=400", "limit=400 W"),
+    ("dp=4 pp=2 zero_stage=1 stage_power_limit_w=500;400", "stage_power_limit_w=500;400"),
+])  # fmt: skip
+def test_a_limit_that_one_plan_alone_has_is_in_its_line(limited: str, said: str) -> None:
+    text = jointopt.compare(shipped_job(JOB), ("dp=8 zero_stage=3", limited), surrogate="none").text()
+    first, second = text.splitlines()[1:3]
+    assert said in second
+    assert "limit" not in first
