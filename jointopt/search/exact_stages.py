@@ -24,16 +24,32 @@ SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
 
 
 @dataclass
-class _Sweep:
-    """The running front, and plans evaluated or bounded one by one."""
+class ProfileSweep:
+    """The running front, which rules plans out, and how many were evaluated or bounded one by one."""
 
     problem: Problem
     stage_clocks: StageClocks
     front: Columns
     evaluated: int = 0
 
-    def layouts(self, layouts: Ints, fastest_s: Floats) -> None:
-        """Settles layouts of one depth, (n,), whose plans' times are not below these."""
+    def add(self, batch: Columns) -> None:
+        """Takes evaluated plans into the front."""
+        self.front = merge(self.front, batch)
+
+    def settle(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
+        """Settles layouts of any depth, (n,), whose plans' times and energies are not below these."""
+        left = may_improve(self.front, time_lb_s, energy_lb_j)
+        depth_of = self.problem.layouts["pp"][layouts[left]]
+        for depth in np.unique(depth_of).tolist():
+            some = left[depth_of == depth]
+            step = max(1, STAGE_CELLS_PER_CHUNK // (depth * self.problem.num_clocks))
+            for start in range(0, len(some), step):
+                rows = some[start : start + step]
+                rows = rows[may_improve(self.front, time_lb_s[rows], energy_lb_j[rows])]
+                self._settle_depth(layouts[rows], time_lb_s[rows])
+
+    def _settle_depth(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Settles layouts of one depth."""
         if not len(layouts):
             return
         clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
@@ -67,7 +83,7 @@ class _Sweep:
             rows = [front_order(*bounds[:, left]), np.flatnonzero(slack[left] <= LITTLE), np.arange(len(left))][lot]
             some, left = left[rows], np.delete(left, rows)
             batch = self.problem.evaluated(layout[some], clock[some], slack[some], clocks_mhz[some])
-            self.front = merge(self.front, batch)
+            self.add(batch)
             little = slack[some] <= LITTLE
             np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
             known_s = np.where(slack[left] > LITTLE, least_s[of[left]], 0.0)
@@ -103,18 +119,9 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     uniform = exact_front(problem, progress=progress)
     if problem.stage_clocks is None or not problem.has_slope or not problem.num_layouts:
         return uniform
-    sweep = _Sweep(problem, problem.stage_clocks, uniform.front)
+    sweep = ProfileSweep(problem, problem.stage_clocks, uniform.front)
     pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
-    order, time_lb_s, energy_lb_j = promising(problem, sweep.front, pipelines)
-    left = may_improve(sweep.front, time_lb_s, energy_lb_j)
-    depth_of = problem.layouts["pp"][order[left]]
-    for depth in np.unique(depth_of).tolist():
-        some = left[depth_of == depth]
-        step = max(1, STAGE_CELLS_PER_CHUNK // (depth * problem.num_clocks))
-        for start in range(0, len(some), step):
-            rows = some[start : start + step]
-            rows = rows[may_improve(sweep.front, time_lb_s[rows], energy_lb_j[rows])]
-            sweep.layouts(order[rows], time_lb_s[rows])
+    sweep.settle(*promising(problem, sweep.front, pipelines))
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     evaluated = uniform.evaluated + sweep.evaluated
     return ExactFront(sweep.front, covered, evaluated, covered - evaluated, uniform.sample)

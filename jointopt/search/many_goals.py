@@ -25,11 +25,11 @@ PAIRED = 400  # plans of a round from which two genes move at once
 
 def search_goals(
     problem: Problem, *, trials: int = TRIALS, seed: int = 0, start: Columns | None = None,
-    progress: Progress | None = None,
+    moves: int = EVALUATIONS, progress: Progress | None = None,
 ) -> SearchResult:  # fmt: skip
-    """NSGA-II for ``trials`` plans with all goals of the problem from a ``start``, then moves; the seed decides all."""
+    """NSGA-II for ``trials`` plans by all goals from a ``start``, then so many ``moves`` at most; the seed decides."""
     found = search(problem, trials=trials, seed=seed, start=start, local_evaluations=0, progress=progress)
-    front, evaluated = sharpened(problem, found.front)
+    front, evaluated = sharpened(problem, found.front, moves)
     return SearchResult(found.plans, front, found.evaluated + evaluated, found.study)
 
 

@@ -152,6 +152,22 @@ def evenly(front: Columns, count: int) -> Ints:
     return np.unique(np.linspace(0, size - 1, count).round().astype(np.int64))
 
 
+def spread(values: Floats, count: int) -> Ints:
+    """At most ``count`` rows of (n, k), ascending: the best in each column, and then always the one most missed.
+
+    That is the row which the nearest of the chosen is worse than by the largest share of a column's span.
+    """
+    span = np.ptp(values, axis=0)
+    scaled = (values - values.min(axis=0)) / np.where(span > 0.0, span, 1.0)
+    chosen, missed = list(dict.fromkeys(scaled.argmin(axis=0).tolist())), np.full(len(values), np.inf)
+    for place in range(min(count, len(values))):
+        if place == len(chosen):
+            chosen.append(int(missed.argmax()))
+        missed = np.minimum(missed, np.maximum(scaled[chosen[place]] - scaled, 0.0).max(axis=1))
+        missed[chosen[place]] = -1.0
+    return np.sort(chosen[:count]).astype(np.int64)
+
+
 def below_chord(time_s: Floats, energy_j: Floats) -> Floats:
     """Distance of each plan below the chord from the fastest plan to that of least energy, in logarithms, (n,).
 

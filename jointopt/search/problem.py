@@ -43,6 +43,8 @@ class Problem:
     ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans' is not below, and their work, for
     less than to evaluate them. None = no faster.
     ``goals``: columns of ``evaluate`` to minimise; what is promised and bounded is of the first two.
+    ``third_goal``: values (L,) of the third of three goals where a layout alone decides it, such as memory. None = it
+    does not.
     ``least_violation(layout_index, time_s, energy_j, power_w)``: what the violation of plans of those layouts is not
     below where time, energy and average power are not below these. None = unknown.
     ``least_power_w``: average power that plans are not below whose clocks are not below these. None = of no interest.
@@ -60,6 +62,7 @@ class Problem:
     least_violation: LeastViolation | None = None
     least_power_w: OfPlans | None = None
     goals: tuple[str, ...] = OBJECTIVES
+    third_goal: Floats | None = None
 
     @property
     def num_layouts(self) -> int:
@@ -81,6 +84,11 @@ class Problem:
         """Deepest pipeline of any layout."""
         return int(self.layouts["pp"].max()) if self.num_layouts else 1
 
+    @property
+    def has_levels(self) -> bool:
+        """Whether the exact front of three goals is found level by level of the third, which the layout decides."""
+        return self.third_goal is not None and self.has_slope and self.lower_bound is not None
+
     def under_all_limits(self, layout: int) -> Ints:
         """The rows of a layout under each of its power limits; itself alone where plans have none."""
         same = [values == values[layout] for name, values in self.layouts.items() if name != POWER_LIMIT]
@@ -97,6 +105,7 @@ class Problem:
             lower_bound=of(self.lower_bound), stage_clocks=of(self.stage_clocks), quick_bound=of(self.quick_bound),
             least_time_s=of(self.least_time_s), work_j=of(self.work_j), least_violation=of(self.least_violation),
             least_power_w=of(self.least_power_w), energy_slope_w=None if not self.has_slope else self.slope_w(rows),
+            third_goal=None if self.third_goal is None else self.third_goal[rows],
         )  # fmt: skip
 
     @property

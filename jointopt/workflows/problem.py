@@ -25,6 +25,7 @@ from jointopt.workflows.search_steps import Stopwatch, times
 NO_MEMORY = "does not fit in the GPU's memory"
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 NEEDLESS = "recomputes more than it needs to fit"
+MEMORY_GOALS = (*OBJECTIVES, "peak_memory_gib")
 _EVEN = 0.5  # probability of fitting
 
 
@@ -130,6 +131,8 @@ def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         return problem.evaluate(index, stage_clock_mhz) | physics.heat(index, stage_clock_mhz)
 
+    if job.goals == MEMORY_GOALS:
+        return replace(problem, goals=job.goals, third_goal=physics.memory_bytes / GIB)
     return replace(problem, goals=job.goals, evaluate=evaluate if "peak_power_w" in job.goals else problem.evaluate)
 
 

@@ -82,7 +82,7 @@ def propose(
     if not len(exact.front["iteration_time_s"]):
         raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_layouts}, physics))
     two_step = two_steps(problem, exact)
-    searched = search_steps(problem, exact, two_step, _trials(job, problem, trials), seed, watch, found.wide)
+    searched = search_steps(problem, exact, two_step, _trials(job, found.wide, trials), seed, watch, found.wide)
     front = of_one_run(searched[-1].front, fitting)
     # what only its probability kept may be beaten in one run
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front, job.goals)
@@ -109,9 +109,10 @@ def propose(
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
 
 
-def _trials(job: Job, problem: Problem, given: int | None) -> int:
+def _trials(job: Job, wide: Problem, given: int | None) -> int:
     """Plans for NSGA-II; none where time alone counts, or where the exact front is found without them."""
-    usual = 0 if problem.is_countable and job.goals == OBJECTIVES else TRIALS
+    counted = wide.has_levels or (wide.is_countable and wide.goals == OBJECTIVES)
+    usual = 0 if counted else TRIALS
     return 0 if job.cluster.gpu.power is None else usual if given is None else given
 
 

@@ -14,9 +14,21 @@ from jointopt.core import progress
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.report.joint import Joint
 from jointopt.search.exact import ExactFront
+from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import concat, front_of, is_beaten, is_covered, merge, objectives, stacked, take, volume
+from jointopt.search.pareto import (
+    concat,
+    front_of,
+    is_beaten,
+    is_covered,
+    merge,
+    objectives,
+    spread,
+    stacked,
+    take,
+    volume,
+)
 from jointopt.search.problem import Problem
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.spec.job import Job
@@ -25,6 +37,7 @@ from jointopt.surrogate.memory import cost_of_failing
 _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_TICKS = 1.0
 BAR = "plans"  # the name of the bar of ticks
+MOST = 2_000  # plans of an exact front of three goals that are kept, with all those of the front of two
 LOCAL_EVALUATIONS = 50_000  # of plans with single stages' clocks moved
 
 
@@ -98,7 +111,7 @@ def search_steps(
             front = front if two_step is None else merge(front, two_step)
         steps.append(Step("local", front, evaluated, take(front, slice(0))))
     if wide is not None and wide.goals != problem.goals:
-        return _with_all_goals(wide, steps, trials, seed, watch)
+        return with_all_goals(wide, steps, trials, seed, watch)
     if trials:
         from jointopt.search.nsga2 import search
 
@@ -109,15 +122,31 @@ def search_steps(
     return steps
 
 
-def _with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
-    """The steps with NSGA-II by all goals of the ``wide`` problem behind them, which starts from their front."""
+def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
+    """The steps by all goals of the ``wide`` problem; NSGA-II, behind them, starts from their front.
+
+    Where the layout decides the third goal the first step counts them all; then trials are spent only if asked for.
+    """
     steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
-    from jointopt.search.many_goals import search_goals
+    if wide.has_levels:
+        steps = _with_levels(wide, steps, watch)
+    if not trials:
+        return steps
+    from jointopt.search.many_goals import EVALUATIONS, search_goals
 
     with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(wide.goals)} goals"):
-        start = steps[-1].front
-        found = search_goals(wide, trials=trials, seed=seed, start=start, progress=watch.tick)
+        start, moves = steps[-1].front, 0 if wide.has_levels else EVALUATIONS
+        found = search_goals(wide, trials=trials, seed=seed, start=start, moves=moves, progress=watch.tick)
     return [*steps, Step("nsga2", merge(found.front, start, wide.goals), found.evaluated, found.plans)]
+
+
+def _with_levels(wide: Problem, steps: list[Step], watch: Stopwatch) -> list[Step]:
+    """The steps with the exact front by all goals, which the layout decides the third of, in the first of them."""
+    with watch.phase("levels", f"exact front of {len(wide.goals)} goals"):
+        front, evaluated = exact_front_of_levels(wide, progress=watch.tick)
+    front = take(front, spread(np.log(stacked(front, wide.goals)), MOST))
+    steps = [replace(step, front=merge(front, step.front, wide.goals)) for step in steps]
+    return [replace(steps[0], evaluated=steps[0].evaluated + evaluated), *steps[1:]]
 
 
 def two_steps(problem: Problem, exact: ExactFront) -> Columns | None:

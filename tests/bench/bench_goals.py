@@ -3,10 +3,11 @@
     pip install -e '.[bench]'
     python tests/bench/bench_goals.py [--seeds 3] [--goal peak_memory_gib] [JOB ...]
 
-`propose` has the exact front of time and energy, NSGA-II from it on, and moves (`search.many_goals`). pymoo gets as
-many plans, or as many CPU seconds, the exact front's included; it has the same genes and repair, populations of 105,
-and every plan that it evaluated counts. Hypervolume in logarithms as a share of what all runs together reach, median
-of the seeds (worst in brackets).
+`propose` has the exact front by memory (`search.exact_levels`), and for other goals that of time and energy, NSGA-II
+from it on, and moves (`search.many_goals`). pymoo gets as many plans, or as many CPU seconds, the exact front's
+included; it has the same genes and repair, and populations of 105. Of every plan that it evaluated the front counts;
+then at most as many of it as `propose` keeps. Hypervolume in logarithms as a share of what all runs together reach,
+median of the seeds (worst in brackets).
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
-from jointopt.search.many_goals import search_goals
-from jointopt.search.pareto import merge, non_dominated, stacked
+from jointopt.search.pareto import non_dominated, spread, stacked
 from jointopt.search.problem import Problem
 from jointopt.spec.job import OBJECTIVES
 from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.problem import prepared
-from jointopt.workflows.search_steps import Stopwatch
+from jointopt.workflows.search_steps import Step, Stopwatch, with_all_goals
 
 JOBS = ("opt-350m-2x4-a100", "llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")
 GOALS = ("peak_memory_gib", "peak_power_w")
@@ -57,10 +57,10 @@ def ours(problem: Problem, seed: int) -> tuple[Floats, int, float]:
     """(goals of the front, plans evaluated, CPU seconds) of the search of `propose`."""
     begin = time.process_time()
     exact = exact_front_of_profiles(replace(problem, goals=OBJECTIVES))
-    start = problem.again(exact.front)
-    found = search_goals(problem, trials=TRIALS, seed=seed, start=start)
-    front = merge(found.front, start, problem.goals)
-    return stacked(front, problem.goals), exact.evaluated + found.evaluated, time.process_time() - begin
+    steps = [Step("exact", exact.front, exact.evaluated, exact.sample)]
+    steps = with_all_goals(problem, steps, 0 if problem.has_levels else TRIALS, seed, Stopwatch(quiet=True))
+    evaluated = sum(step.evaluated for step in steps)
+    return stacked(steps[-1].front, problem.goals), evaluated, time.process_time() - begin
 
 
 def pymoo(problem: Problem, genome: Genome, make: Callable[..., Any], seed: int, plans: float, cpu_s: float) -> Floats:
@@ -112,9 +112,15 @@ def compare(name: str, goal: str, seeds: int) -> None:
     whole = volume((best - low) / (high - low))
     plans, seconds = (np.median(values) for values in zip(*cost, strict=True))
     print(f"{name}, {goal}: {problem.num_layouts:,} layouts; propose: {plans:,.0f} plans, {seconds:.1f} s of CPU")
+    most = max(map(len, fronts["propose"]))
     for label, found in fronts.items():
-        share = [volume((front - low) / (high - low)) / whole for front in found]
-        print(f"  {label:32s} {np.median(share):.4f} ({min(share):.4f})", flush=True)
+        shares = [
+            [volume((front - low) / (high - low)) / whole for front in kept]
+            for kept in (found, [front[spread(front, most)] for front in found])
+        ]
+        counted = f"{np.median([*map(len, found)]):7,.0f} plans"
+        every, few = (f"{np.median(share):.4f} ({min(share):.4f})" for share in shares)
+        print(f"  {label:32s} {counted}: {every}; at most {most:,}: {few}", flush=True)
 
 
 if __name__ == "__main__":

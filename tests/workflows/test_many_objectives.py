@@ -14,6 +14,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import Columns, Floats
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
+from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.many_goals import search_goals
 from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
 from jointopt.search.problem import Problem
@@ -41,14 +42,17 @@ def problem_of(goals: tuple[str, ...]) -> Problem:
 
 @cache
 def every_front(goals: tuple[str, ...]) -> Columns:
+    return counted(problem_of(goals))
+
+
+def counted(problem: Problem) -> Columns:
     """The front of every layout at every clock with every share of slack."""
-    problem, shares = problem_of(goals), np.linspace(0.0, 1.0, 11)
-    layouts = np.arange(problem.num_layouts)
+    layouts, shares = np.arange(problem.num_layouts), np.linspace(0.0, 1.0, 11)
     parts = [
-        front_of(problem.plans(layouts, np.full_like(layouts, clock), np.full(len(layouts), share)), goals)
+        front_of(problem.plans(layouts, np.full_like(layouts, clock), np.full(len(layouts), share)), problem.goals)
         for clock, share in product(range(problem.num_clocks), shares)
     ]
-    return front_of(concat(parts), goals)
+    return front_of(concat(parts), problem.goals)
 
 
 @pytest.mark.parametrize("goals", [MEMORY, POWER])
@@ -67,6 +71,20 @@ def test_the_front_has_the_hypervolume_of_that_of_all_plans(goals: tuple[str, ..
     box = every.min(axis=0), every.max(axis=0) + 0.1 * np.ptp(every, axis=0)
     drawn = np.random.default_rng(3).uniform(*box, (20_000, 3))
     assert is_beaten(found, drawn).sum() >= 0.99 * is_beaten(every, drawn).sum()
+
+
+def test_levels_of_memory_have_the_front_of_every_plan() -> None:
+    found, _ = exact_front_of_levels(problem_of(MEMORY))
+    np.testing.assert_allclose(stacked(found, MEMORY), stacked(every_front(MEMORY), MEMORY), rtol=1e-12)
+
+
+@pytest.mark.parametrize("limit", ["avg_power_w: 150", "iteration_time_s: 4.0"])
+def test_levels_of_memory_keep_constraints_as_every_plan_does(limit: str) -> None:
+    document = parse_yaml(dump_job(replace(JOB, objectives=MEMORY))) | parse_yaml(f"constraints: {{{limit}}}")
+    problem = prepared(JobModel.of(parse_job(document, "limited", ".")), Stopwatch(quiet=True)).wide
+    found, every = exact_front_of_levels(problem)[0], counted(problem)
+    assert 0 < len(every["slack"]) != len(every_front(MEMORY)["slack"])
+    np.testing.assert_allclose(stacked(found, MEMORY), stacked(every, MEMORY), rtol=1e-12)
 
 
 def pairwise(values: Floats) -> list[int]:
@@ -106,8 +124,17 @@ def test_layouts_shown_are_those_of_the_front_of_time_and_energy_and_the_fastest
     assert [layout.rank for layout in wide.best_layouts] == [layout.rank for layout in usual.best_layouts]
 
 
-def test_the_methods_say_what_they_added_to_a_front_of_three(stored: tuple[Proposal, str]) -> None:
-    searched = stored[0].searched
+def test_a_front_with_memory_is_counted_without_trials_unless_they_are_asked_for(stored: tuple[Proposal, str]) -> None:
+    usual = propose(replace(JOB, objectives=MEMORY))
+    exact = stacked(every_front(MEMORY), MEMORY)
+    assert list(usual.searched) == ["exact", "local"]
+    assert list(stored[0].searched) == ["exact", "local", "nsga2"]
+    assert stored[0].searched["nsga2"]["added"] == 0
+    assert len(usual.front["dp"]) >= len(exact)
+
+
+def test_the_methods_say_what_they_added_to_a_front_of_three() -> None:
+    searched = propose(replace(JOB, objectives=POWER), trials=200).searched
     assert list(searched) == ["exact", "local", "nsga2"]
     assert sum(method["hypervolume"] for method in searched.values()) == pytest.approx(1.0)
     assert searched["nsga2"]["added"] > searched["exact"]["added"] > 0
