@@ -22,10 +22,12 @@ from jointopt.cli import common
 )
 @click.option("--facility", is_flag=True, help="Energy is that of the site: with hosts, times PUE.")
 @click.option("--at-high-end", is_flag=True, help="Keep limits at the upper end of the 90 % intervals.")
-@click.option("--storage", help="Optuna storage URL of the study; sqlite:///jointopt.db where no such file exists.")
+@click.option(
+    "--storage", help="Optuna storage URL of the study; by default $JOINTOPT_STORAGE, else sqlite:///jointopt.db."
+)
 @click.option("--job", help="Job of the plans, for host power, PUE, carbon and prices; by default the stored one.")
 @common.as_json
-def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) -> None:
+def select(front_or_study: str, job: str | None, as_json: bool, storage: str | None, **options: Any) -> None:
     """Choose the best stored plan under limits, and say which limit binds and what relaxing it by 5 % would buy.
 
     FRONT_OR_STUDY is proposal.json or front.csv of `propose --out`, the folder, the output of `propose --json`, the
@@ -40,5 +42,6 @@ def select(front_or_study: str, job: str | None, as_json: bool, **options: Any) 
     """
     from jointopt.workflows.select import select as choose
 
-    found = choose(front_or_study, job=None if job is None else common.job_of(job), **options)
+    storage = common.storage_of_study(front_or_study, storage)
+    found = choose(front_or_study, job=None if job is None else common.job_of(job), storage=storage, **options)
     common.answer(found, as_json)

@@ -122,3 +122,12 @@ def test_bad_usage_is_exit_code_2(place: Path, flags: list[str]) -> None:
     assert done.exit_code == 2
     assert done.stderr
     assert done.stdout == ""
+
+
+def test_the_environment_says_where_studies_are_and_leaves_files_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("select", "mine", "--json").exit_code == 2
+    monkeypatch.setenv("JOINTOPT_STORAGE", f"sqlite:///{place}/studies.db")
+    chosen = [json.loads(run("select", source, "--json").stdout)["plan"] for source in ("mine", place / "front.csv")]
+    assert chosen[0] == chosen[1]
