@@ -38,7 +38,7 @@ def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Break
     sent_j = of_gpu["communication"]
     hidden_j = np.where(comm_s > 0.0, 0.0, sent_j)
     always_w = (of_gpu["static"] + of_gpu["leakage"] + hidden_j) / total_s
-    active_w = of_gpu["active"] / (compute_s + memory_s + collective_s)
+    active_w = _over(of_gpu["active"], compute_s + memory_s + collective_s)
     blocked_w = _over(of_gpu["waiting"], comm_s + waiting_s)
     products = product_share(physics, index)
     found = {
