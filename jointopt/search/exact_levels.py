@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.boxes import may_improve, open_clocks, worth_evaluating
+from jointopt.search.boxes import ROUNDING, may_improve, open_clocks
 from jointopt.search.exact import promising
 from jointopt.search.exact_stages import ProfileSweep
-from jointopt.search.pareto import concat, front_of, merge
+from jointopt.search.pareto import concat, front_of, is_beaten, merge, stacked
 from jointopt.search.problem import Problem, Progress
 
-SMALLEST_LEVEL = 64  # layouts, which do not rule out each other's plans; of fewer the calls cost more
+SMALLEST_LEVEL = 64  # layouts; of fewer the calls cost more than the front of earlier levels spares
 LEVELS = 256  # at most so many of about equal size
 
 
@@ -30,7 +30,14 @@ class _Level(ProfileSweep):
 
     def add(self, batch: Columns) -> None:
         """Keeps evaluated plans; the front stays that of earlier levels."""
-        self.found.append(front_of(batch, self.problem.goals))
+        self.found = [front_of(concat([*self.found, batch]), self.problem.goals)]
+
+    def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+        """Indices of plans that neither the front nor what this level found rules out by their bounds."""
+        left = super().worth(layouts, clocks, bounds)
+        third = np.asarray(self.problem.third_goal)[layouts[left]]
+        least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
+        return left[~is_beaten(stacked(concat(self.found), self.problem.goals), least)] if self.found else left
 
     def uniform(self, layouts: Ints, fastest_s: Floats) -> None:
         """Settles one clock on all stages of layouts, whose times are not below these; the highest clock first."""
@@ -44,7 +51,7 @@ class _Level(ProfileSweep):
         order = np.argsort(-clock, kind="stable")
         layout, clock = layout[order], clock[order]
         clocks_mhz = problem.clocks_mhz[clock, None]
-        left = worth_evaluating(problem, self.front, layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
+        left = self.worth(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
         self.add(problem.plans(layout[left], clock[left], np.zeros(len(left))))
         self.evaluated += len(layout)
 
@@ -61,7 +68,7 @@ def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None)
         level = _settled(problem, front, layouts)
         evaluated, done = evaluated + level.evaluated, done + len(layouts)
         if level.found:
-            parts.append(front_of(concat(level.found), problem.goals))
+            parts += level.found
             front = merge(front, parts[-1])
         if progress is not None:
             progress(done * problem.num_clocks, problem.num_layouts * problem.num_clocks, len(front["slack"]))

@@ -36,6 +36,10 @@ class ProfileSweep:
         """Takes evaluated plans into the front."""
         self.front = merge(self.front, batch)
 
+    def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+        """Indices of plans to evaluate, as `worth_evaluating` has them."""
+        return worth_evaluating(self.problem, self.front, layouts, clocks, bounds)
+
     def settle(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
         """Settles layouts of any depth, (n,), whose plans' times and energies are not below these."""
         left = may_improve(self.front, time_lb_s, energy_lb_j)
@@ -79,7 +83,7 @@ class ProfileSweep:
         bounds[:, left] = self.problem.bounds(layout[left], clocks_mhz[left])
         self.evaluated += len(left)
         for lot in range(3):
-            left = left[worth_evaluating(self.problem, self.front, layout[left], clocks_mhz[left], bounds[:, left])]
+            left = left[self.worth(layout[left], clocks_mhz[left], bounds[:, left])]
             rows = [front_order(*bounds[:, left]), np.flatnonzero(slack[left] <= LITTLE), np.arange(len(left))][lot]
             some, left = left[rows], np.delete(left, rows)
             batch = self.problem.evaluated(layout[some], clock[some], slack[some], clocks_mhz[some])

@@ -116,3 +116,16 @@ def test_plans_below_the_chord_of_the_ends_are_measured_in_shares_of_its_span(sc
 def test_where_one_plan_is_best_in_both_the_product_of_both_decides() -> None:
     found = pareto.below_chord(np.array([2.0, 1.0, 3.0]), np.array([1.0, 1.0, 0.5]) * [1.0, 0.4, 1.0])
     np.testing.assert_allclose(found, -np.log([2.0, 0.4, 1.5]))
+
+
+def test_rows_are_spread_from_the_best_of_each_column_to_those_missed_most() -> None:
+    values = np.array([[0.0, 10.0], [0.1, 9.9], [1.0, 4.0], [3.9, 2.0], [4.0, 0.0]])
+    assert pareto.spread(values, 2).tolist() == [0, 4]
+    assert pareto.spread(values, 3).tolist() == [0, 2, 4]
+    assert pareto.spread(values, 9).tolist() == [0, 1, 2, 3, 4]
+    assert pareto.spread(values[:1], 3).tolist() == [0]
+
+
+def test_a_row_that_a_chosen_one_is_hardly_worse_than_is_missed_least() -> None:
+    values = np.array([[0.0, 1.0, 5.0], [0.5, 0.0, 5.0], [1.0, 1.0, 0.0], [0.9, 0.4, 4.0], [0.6, 0.1, 4.9]])
+    assert pareto.spread(values, 4).tolist() == [0, 1, 2, 3]
