@@ -214,8 +214,9 @@ def database(what: str) -> Callable[[F], F]:
 
 def storage_of_study(source: str, storage: str | None) -> str | None:
     """The URL that was given; else that of the environment for the name of a study, and None for a file."""
-    is_file = source == "-" or Path(source).exists() or Path(source).suffix.lower() in (".json", ".csv")
-    return storage or (None if is_file else os.environ.get(_STORAGE))
+    from jointopt.workflows.stored_plans import names_a_file  # imports pandas
+
+    return storage or (None if names_a_file(source) else os.environ.get(_STORAGE))
 
 
 def options(settings: Sequence[tuple[str, dict[str, Any]]], command: F) -> F:

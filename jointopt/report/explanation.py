@@ -32,7 +32,6 @@ _PHASES = {
     "compute_bound": "in kernels bound by compute", "memory_bound": "in those bound by memory",
     "communication": "in collectives and sends", "waiting": "while it waits",
 }  # fmt: skip
-_BYTES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 _WORDS = {
     "tensor_parallel_rereads": "activations re-read by tp", "intra_node": "within nodes", "inter_node": "between nodes",
     "registers": "registers and instructions", "l2": "L2",
@@ -245,7 +244,7 @@ def message_words(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sent(one: Mapping[str, Any]) -> str:
-    factor, unit = table.unit_of(one["size_bytes"], _BYTES)
+    factor, unit = table.unit_of(one["size_bytes"], table.MESSAGE_UNITS)
     return f"{one['kind']}, {float(format(one['size_bytes'] / factor, '.3g')):,g} {unit}"
 
 

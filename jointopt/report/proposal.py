@@ -115,14 +115,8 @@ class Proposal(Result):
     def _shown_frame(self) -> pd.DataFrame:
         frame = self.to_frame()
         wanted = (
-            *LAYOUT_COLUMNS,
-            "stage_clock_mhz",
-            POWER_LIMIT,
-            *RESULTS,
-            "tokens_per_s_per_gpu",
-            "mfu",
-            "tokens_per_j",
-        )
+            *LAYOUT_COLUMNS, "stage_clock_mhz", POWER_LIMIT, *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j",
+        )  # fmt: skip
         usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
         telling = {n for n in LAYOUT_COLUMNS if n in frame and (frame[n] != usual.get(n)).any()} | {*DEGREES}
         return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in telling)]]

@@ -158,8 +158,7 @@ def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:
     """
     if points.shape[1] == 2:
         return added_area(front, points, nadir(everything[:, 0], everything[:, 1]))
-    low, high = _box(everything)
-    drawn = low + (high - low) * np.random.default_rng(0).random((_DRAWN, points.shape[1]))
+    drawn = _drawn_in_box(everything)
     open_ = drawn[~is_beaten(front, drawn)]
     found = np.empty(len(points))
     for start in range(0, len(points), _AT_ONCE):
@@ -171,11 +170,12 @@ def added_volume(front: Floats, points: Floats, everything: Floats) -> Floats:
     return found / _DRAWN
 
 
-def _box(everything: Floats) -> tuple[Floats, Floats]:
-    """A tenth beyond the least and the worst of each column."""
+def _drawn_in_box(everything: Floats) -> Floats:
+    """Points of equal chance, always the same, between a tenth below the least and beyond the worst of each column."""
     low, high = everything.min(axis=0), everything.max(axis=0)
     beyond = 0.1 * np.maximum(high - low, 1e-3)
-    return low - beyond, high + beyond
+    low, high = low - beyond, high + beyond
+    return np.asarray(low + (high - low) * np.random.default_rng(0).random((_DRAWN, len(low))))
 
 
 def added_area(front: Floats, points: Floats, reference: tuple[float, float]) -> Floats:
@@ -227,8 +227,7 @@ def _volume_gain(known: Floats, values: Floats) -> float:
 
 def _counted_gain(known: Floats, values: Floats, everything: Floats) -> float:
     """`_volume_gain` of three objectives and more, by points drawn in the box of all."""
-    low, high = _box(everything)
-    drawn = low + (high - low) * np.random.default_rng(0).random((_DRAWN, known.shape[1]))
+    drawn = _drawn_in_box(everything)
     covered = is_beaten(known, drawn)
     left = drawn[~covered]
     after = np.mean([is_beaten(values[:, draw], left).sum() for draw in range(values.shape[1])])

@@ -7,7 +7,7 @@ are no worse in the third goal; branch and bound is that of `jointopt.search.exa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,18 +26,20 @@ LEVELS = 256  # at most so many of about equal size
 class _Level(ProfileSweep):
     """Plans of layouts of about the same third goal that the front of earlier levels leaves."""
 
-    found: list[Columns] = field(default_factory=list)
+    found: Columns | None = None
 
     def add(self, batch: Columns) -> None:
         """Keeps evaluated plans; the front stays that of earlier levels."""
-        self.found = [front_of(concat([*self.found, batch]), self.problem.goals)]
+        self.found = front_of(batch if self.found is None else concat([self.found, batch]), self.problem.goals)
 
     def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
         """Indices of plans that neither the front nor what this level found rules out by their bounds."""
         left = super().worth(layouts, clocks, bounds)
+        if self.found is None:
+            return left
         third = np.asarray(self.problem.third_goal)[layouts[left]]
         least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
-        return left[~is_beaten(stacked(concat(self.found), self.problem.goals), least)] if self.found else left
+        return left[~is_beaten(stacked(self.found, self.problem.goals), least)]
 
     def uniform(self, layouts: Ints, fastest_s: Floats) -> None:
         """Settles one clock on all stages of layouts, whose times are not below these; the highest clock first."""
@@ -67,8 +69,8 @@ def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None)
     for layouts in _levels(problem):
         level = _settled(problem, front, layouts)
         evaluated, done = evaluated + level.evaluated, done + len(layouts)
-        if level.found:
-            parts += level.found
+        if level.found is not None:
+            parts.append(level.found)
             front = merge(front, parts[-1])
         if progress is not None:
             progress(done * problem.num_clocks, problem.num_layouts * problem.num_clocks, len(front["slack"]))

@@ -56,10 +56,9 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
     path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
-    looks_like_a_file = path.suffix.lower() in _SUFFIXES or path.name != source
     if source == "-":
         found = _of_document(sys.stdin.read, "standard input")
-    elif storage is None and (path.is_file() or looks_like_a_file):
+    elif storage is None and names_a_file(source):
         found = _of_file(path)
     else:
         found = _of_study(source, storage or STORAGE)
@@ -70,6 +69,12 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
         return found
     _check_size(found, found.job)
     return replace(found, plans=with_rates(found.job, found.plans))
+
+
+def names_a_file(source: str) -> bool:
+    """True of a file, a folder, standard input, and what is written like one; else it is the name of a study."""
+    path = Path(source)
+    return source == "-" or path.exists() or path.suffix.lower() in _SUFFIXES or path.name != source
 
 
 def _of_file(path: Path) -> StoredPlans:
