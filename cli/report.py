@@ -14,7 +14,9 @@ from jointopt.cli import common
 @click.argument("out_or_study")
 @click.option("--out", type=common.PATH, required=True, help="The HTML file.")
 @click.option("--trace", type=common.PATH, help="Passes of the chosen plans for Perfetto (ui.perfetto.dev).")
-@click.option("--studies", help="Optuna storage URL of the study; sqlite:///jointopt.db where no such file exists.")
+@click.option(
+    "--studies", help="Optuna storage URL of the study; by default $JOINTOPT_STORAGE, else sqlite:///jointopt.db."
+)
 @common.model_options(surrogate=None)
 def report(out_or_study: str, out: Path, trace: Path | None, studies: str | None, basis: dict[str, Any]) -> None:
     """Write what propose found as one HTML file that needs no network.
@@ -30,7 +32,7 @@ def report(out_or_study: str, out: Path, trace: Path | None, studies: str | None
     """
     from jointopt.workflows.page import page
 
-    made = page(out_or_study, studies=studies, **basis)
+    made = page(out_or_study, studies=common.storage_of_study(out_or_study, studies), **basis)
     common.write_report(made, out, "--out")
     if trace is not None:
         with common.writing("--trace"):

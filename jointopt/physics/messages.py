@@ -20,7 +20,7 @@ from jointopt.spec.plans.placement import Group
 class Message:
     """One collective of a plan; ``link`` is the slowest class that it crosses, intra_node or inter_node."""
 
-    parallelism: str  # tp, cp, ep, pp, dp
+    parallelism: str  # tp, cp, ep, pp, dp, expert_dp (data parallelism of experts)
     kind: str  # of `collectives.KINDS`
     size_bytes: float  # one rank's full buffer
     members: int
@@ -31,7 +31,10 @@ class Message:
 
 
 def messages(physics: CostModel, index: int) -> list[Message]:
-    """The largest message of each kind of parallelism of layout row ``index``, alone on its links."""
+    """The largest message of each collective of layout row ``index``, alone on its links.
+
+    Gradients and weights of data parallelism count as one message of a stage's; frameworks send them in buckets.
+    """
     laid = Laid.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
     return [_message(physics, *one) for one in _largest(physics, laid) if one[3].size.flat[0] > 1]
 
@@ -50,8 +53,9 @@ def _largest(physics: CostModel, laid: Laid) -> Iterator[tuple[str, str, Floats,
     if job.model.is_moe:
         yield "ep", "all_to_all", traffic.routed_bytes(job.model, lay.tokens, lay.token_share, element), groups["ep"]
     yield "pp", "p2p", traffic.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, element), groups["pp"]
-    gradients = laid.trained.dense.max(axis=1) * job.training.gradient_comm_bytes
-    yield "dp", "reduce_scatter" if lay.zero.any() else "all_reduce", gradients, groups["dp_cp"]
+    for one in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
+        if one.sent.any():
+            yield "dp" if one.parameters == "dense" else "expert_dp", one.kind, one.size_bytes.max(axis=1), one.group
 
 
 def _message(physics: CostModel, name: str, kind: str, moved: Floats, group: Group) -> Message:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.collectives import collective_time_s, link_bytes
@@ -223,30 +225,50 @@ def gradient_traffic(
     between them.
     """
     profile, zero = job.training.framework, lay.zero[:, None]
-    weight_bytes = job.training.weight_gather_bytes
-    whole = (zero == 0) | (zero == 1) & profile.zero1_reduces_whole
     reduced = gathered = np.zeros((2, *params.dense.shape))
-    for held, count, name, kind in (
-        (params.dense, trained.dense, "dp_cp", ""), (params.expert, trained.expert, "expert_dp", "expert_"),
-    ):  # fmt: skip
+    for one in gradient_messages(job, lay, groups, params, trained):
+        if np.any(one.sent & (one.group.size > 1)):
+            cost = np.where(one.sent, collective(hw, one.kind, one.size_bytes, one.group), 0.0)
+            reduced, gathered = (reduced, gathered + cost) if one.kind == "all_gather" else (reduced + cost, gathered)
+    # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
+    every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & profile.gradient_sync_per_micro_batch
+    repeats = np.where(every, lay.micro_batches[:, None], 1.0)
+    once_s, once_j = reduced * repeats + np.where(zero == 3, 0.0, gathered)
+    gather_s, gather_j = np.where(zero == 3, gathered, 0.0)
+    return once_s, once_j, gather_s, 2.0 * gather_j
+
+
+class GradientMessage(NamedTuple):
+    """A collective over gradients or weights of data-parallel ranks; ``sent`` (L, 1): by which layouts."""
+
+    parameters: str  # dense or expert
+    kind: str  # of `collectives.KINDS`
+    size_bytes: Floats  # (L, pp), one rank's full buffer
+    group: Group  # (L, 1)
+    sent: Bools
+
+
+def gradient_messages(
+    job: Job, lay: LayoutArrays, groups: dict[str, Group], params: Parameters, trained: Parameters
+) -> Iterator[GradientMessage]:
+    """Collectives that `gradient_traffic` prices: of dense parameters, and of experts where there are any."""
+    zero, weight_bytes = lay.zero[:, None], job.training.weight_gather_bytes
+    whole = (zero == 0) | (zero == 1) & job.training.framework.zero1_reduces_whole
+    for of, held, count, name, kind in (
+        ("dense", params.dense, trained.dense, "dp_cp", ""),
+        ("expert", params.expert, trained.expert, "expert_dp", "expert_"),
+    ):
         if not np.any(held):
             continue
         ranks, shard, replica = (
             Group(groups[key].size[:, None], groups[key].local[:, None])
             for key in (name, f"{kind}shard", f"{kind}replica")
         )
-        gradients = count * job.training.gradient_comm_bytes
-        scattered = collective(hw, "reduce_scatter", gradients, shard)
-        if np.any(replica.size > 1):
-            scattered = scattered + collective(hw, "all_reduce", gradients / shard.size, replica)
-        reduced = reduced + np.where(whole, collective(hw, "all_reduce", gradients, ranks), scattered)
-        gathered = gathered + collective(hw, "all_gather", weight_bytes * np.where(zero == 3, held, count), shard)
-    # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
-    every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & profile.gradient_sync_per_micro_batch
-    repeats = np.where(every, lay.micro_batches[:, None], 1.0)
-    once_s, once_j = reduced * repeats + np.where((zero == 1) | (zero == 2), gathered, 0.0)
-    gather_s, gather_j = np.where(zero == 3, gathered, 0.0)
-    return once_s, once_j, gather_s, 2.0 * gather_j
+        gradients, weights = count * job.training.gradient_comm_bytes, np.where(zero == 3, held, count) * weight_bytes
+        yield GradientMessage(of, "all_reduce", gradients, ranks, whole)
+        yield GradientMessage(of, "reduce_scatter", gradients, shard, ~whole)
+        yield GradientMessage(of, "all_reduce", gradients / shard.size, replica, ~whole)
+        yield GradientMessage(of, "all_gather", weights, shard, zero > 0)
 
 
 def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> tuple[Floats, Floats]:

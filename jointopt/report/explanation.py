@@ -34,6 +34,7 @@ _PHASES = {
 }  # fmt: skip
 _WORDS = {
     "tensor_parallel_rereads": "activations re-read by tp", "intra_node": "within nodes", "inter_node": "between nodes",
+    "expert_dp": "dp of experts",
     "registers": "registers and instructions", "l2": "L2",
     "memory_read": "memory, read", "memory_written": "memory, written",
 }  # fmt: skip
@@ -120,7 +121,7 @@ class Explanation(Result):
     utilization: Mapping[str, float] = field(default_factory=dict)
     # the parts compute and memory, attributed to arithmetic, registers, l2, memory_read and memory_written
     energy_by_level_j: Mapping[str, float] = field(default_factory=dict)
-    messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`, one a parallelism
+    messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
     power_by_phase: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # s, W of a GPU; mean of stages
     power_swing: Mapping[str, float] = field(default_factory=dict)
@@ -239,7 +240,10 @@ def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
 
 def message_words(found: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on what messages reach of their links; blank where none is sent."""
-    words = [f"{one['parallelism']} {one['share']:.0%} {_WORDS[one['link']]} ({_sent(one)})" for one in found]
+    words = [
+        f"{_WORDS.get(one['parallelism'], one['parallelism'])} {one['share']:.0%} {_WORDS[one['link']]} ({_sent(one)})"
+        for one in found
+    ]
     return f"Of a link's speed a message reaches: {', '.join(words)}." if words else ""
 
 
