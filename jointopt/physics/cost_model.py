@@ -311,9 +311,9 @@ class CostModel:
         return clock, forward, backward, left, kernel
 
     def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
-        costs, (_, forward, backward, *_) = self.groups[g], stages
-        profile, batches = self.job.training.framework, costs.num_micro_batches[rows]
-        exposed = ms.dp_exposed_s(costs, rows, forward, backward, batches, costs.dp_overlap(self.job, rows))
+        costs, passes, profile = self.groups[g], stages[1:3], self.job.training.framework
+        hides = costs.dp_overlap(self.job, rows), profile.ddp_window
+        exposed = ms.dp_exposed_s(costs, rows, *passes, costs.num_micro_batches[rows], *hides)
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
         return ms.StageTimes(*stages, makespan, exposed, step, total)

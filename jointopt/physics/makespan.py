@@ -184,12 +184,13 @@ def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Float
 
 
 def dp_exposed_s(
-    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: Floats | float
-) -> Floats:
+    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: Floats | float,
+    ddp_window: float = 0.0,
+) -> Floats:  # fmt: skip
     """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
 
     At most the share ``overlap``, one or (n, 1), of it hides (Megatron's ``overlap_grad_reduce``,
-    ``overlap_param_gather``).
+    ``overlap_param_gather``); without ZeRO and pipelines all that has time in ``ddp_window`` of a backward pass.
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
@@ -204,7 +205,10 @@ def dp_exposed_s(
     window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
     # the distributed optimizer gathers weights under the next iteration's first forward pass
     window = window + np.where(zero == 1, forward, 0.0)
-    left = reduce - np.minimum(overlap * reduce, window)
+    hidden = np.minimum(overlap * reduce, window)
+    if ddp_window and costs.depth == 1:
+        hidden = np.where((zero == 0) & (overlap > 0.0), np.minimum(reduce, ddp_window * backward), hidden)
+    left = reduce - hidden
     # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
     drained = (np.cumsum(backward, axis=1) - backward) / vpp
     return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))

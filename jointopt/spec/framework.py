@@ -65,6 +65,8 @@ class Framework:
     # communication
     gradient_comm_bytes: int = 4  # per parameter in the gradient reduction
     dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
+    # share of the last backward pass under which torch's DDP hides gradients whole, without ZeRO and pipelines; 0: none
+    ddp_window: float = 0.0
     tp_overlap: float = 0.0
     # the same where a plan turns it on (`jointopt.spec.overlap`); 0: the framework leaves no choice
     chosen_dp_overlap: float = 0.0

@@ -87,7 +87,7 @@ def test_a_clock_without_a_measured_response_widens_the_interval_by_how_far_it_i
     plans = columns() | {"stage_clock_mhz": np.array([[top_mhz], [top_mhz / 2]])}
     found = with_time_interval(hopper, add_intervals(hopper, plans), np.full(2, 0.1), np.ones(2, bool))
     high = np.log(found["iteration_time_s_high"] / found["iteration_time_s"])
-    assert high.tolist() == pytest.approx([0.1, np.hypot(0.1, 0.25 * np.log(2))])
+    assert high.tolist() == pytest.approx([0.1, np.hypot(0.1, 0.2 * np.log(2))])
 
 
 def test_a_step_below_the_highest_clock_is_no_doubt_and_half_of_it_is() -> None:

@@ -71,7 +71,8 @@ def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Float
     overlap = costs.dp_overlap(physics.job, rows)
 
     def seconds(first_forward_s: Floats, last_backward_s: Floats) -> float:
-        exposed = dp_exposed_s(costs, rows, first_forward_s[None], last_backward_s[None], batches, overlap)
+        passes = first_forward_s[None], last_backward_s[None]
+        exposed = dp_exposed_s(costs, rows, *passes, batches, overlap, profile.ddp_window)
         return float(exposed[0]) + fixed_s
 
     return seconds

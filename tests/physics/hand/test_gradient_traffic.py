@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jointopt.core.schema import OVERLAP
 from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,
@@ -185,6 +186,23 @@ def test_gradients_hide_under_no_more_than_their_window(zero: int, layer_passes:
     host_s = 0.1e-3  # of each of 4 layers
     found = timed(host_s, dp=4, zero_stage=zero, framework={"dp_overlap": 1.0})["dp_comm"]
     assert found == pytest.approx(reduced_s(zero) - layer_passes * 4 * host_s)
+
+
+@pytest.mark.parametrize(("plan", "hidden"), [({}, 0.6 * 2 / 3), ({"zero_stage": 1}, 0.0), ({"pp": 2}, 0.0)])
+def test_ddp_hides_gradients_whole_under_its_window_of_the_last_backward_pass(
+    plan: dict[str, Any], hidden: float
+) -> None:
+    host_s, plain = 0.1e-3, {"dp_overlap": 1e-9}
+    long, short = (timed(s, dp=4, framework=plain | {"ddp_window": 0.6}, **plan)["dp_comm"] for s in (1.0, host_s))
+    whole = timed(host_s, dp=4, framework=plain, **plan)["dp_comm"]
+    assert short == pytest.approx(whole - hidden * 4 * host_s)
+    assert long == pytest.approx(0.0 if hidden else whole, abs=1e-8)
+
+
+def test_ddp_hides_nothing_where_the_plan_leaves_overlap_off() -> None:
+    habits = {"dp_overlap": 0.3, "chosen_dp_overlap": 0.3, "ddp_window": 0.6}
+    off = timed(1.0, dp=4, framework=habits, overlap=OVERLAP.code("none"))["dp_comm"]
+    assert off == pytest.approx(reduced_s(0))
 
 
 def test_gathered_weights_hide_under_the_pass_that_needs_them() -> None:
