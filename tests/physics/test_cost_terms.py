@@ -148,6 +148,12 @@ def test_a_gpu_without_a_lowest_clock_is_slowed_to_a_tenth_of_its_highest() -> N
     assert CostModel(job, model.layouts).ceilings[0].tolist() == [[100.0]]
 
 
+def test_experts_are_sharded_over_their_own_ranks_of_a_replica() -> None:
+    one = physics(model=MOE, dp=8, ep=2, zero_stage=1, dp_replicate=2)
+    lay = LayoutArrays(one.job, one.layouts)
+    assert (lay.shards.tolist(), lay.expert_dp.tolist(), lay.expert_shards.tolist()) == ([4.0], [4.0], [2.0])
+
+
 def test_each_expert_is_on_one_rank_at_least() -> None:
     one = physics(model=MOE, dp=2)
     lay = LayoutArrays(one.job, one.layouts | {"ep": np.array([8]), "dp_replicate": np.array([2])})

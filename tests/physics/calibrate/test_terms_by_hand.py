@@ -113,6 +113,12 @@ def test_plans_that_are_queried_together_are_predicted_as_each_alone() -> None:
     assert both.to_numpy() == pytest.approx(pd.concat([first, second]).to_numpy(), rel=5e-3)
 
 
+def test_a_rank_that_was_not_measured_is_not_predicted_and_says_so() -> None:
+    table = response_table(ranks())
+    _, found = fit_pipelines(table, table.rows.head(2).assign(rank=[0, 7]), BOARD)
+    assert found[NOT_PREDICTED].tolist() == ["", "no reading of that rank: measured are 0, 1"]
+
+
 def test_rows_are_predicted_plan_by_plan_whole_and_each_once() -> None:
     plans = [(str(i % 300),) for i in range(900)]
     blocks = list(_whole_plans(plans))

@@ -18,7 +18,7 @@ from jointopt.spec.model import Model
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.spec.plans.placement import even_domain, members_per_domain, placement
 from jointopt.spec.plans.ranks import DEFAULT_ORDER, TP_PP_DP_ORDER, stage_of_rank
-from jointopt.spec.plans.rules import check_plan
+from jointopt.spec.plans.rules import _plan_figures, check_plan
 from jointopt.spec.plans.space import _stated, enumerate_layouts
 from jointopt.spec.plans.stages import _with_ends, offered_splits
 
@@ -152,3 +152,19 @@ def test_experts_move_no_stage_unless_their_axis_lies_beyond_a_pipeline_with_dp_
 ) -> None:
     plan = {"tp": 2, "cp": 1, "ep": ep, "dp": 4, "pp": 2}
     assert stage_of_rank(plan, np.arange(16), order).tolist() == stages
+
+
+def test_a_group_of_experts_that_does_not_divide_the_ranks_is_refused_with_their_number(
+    make_job: Callable[..., Job], moe: Model
+) -> None:
+    job = make_job(3, 4, moe, framework=Framework(experts_span_tp=False), global_batch_size=24)
+    found = check_plan(job, PLAN | {"dp": 3, "cp": 2, "ep": 4, "zero_stage": 1})
+    assert "ep 4 does not divide dp*cp, which is 6." in found
+
+
+def test_figures_of_sentences_are_those_of_the_plan(make_job: Callable[..., Job]) -> None:
+    plan = PLAN | {"dp": 4, "tp": 3, "pp": 2, "cp": 5, "ep": 7, "etp": 2, "vpp": 6, "micro_batch_size": 2}
+    assert _plan_figures(make_job(seq_length=100), plan) == {
+        "product": 120, "step": 8, "shards": 20, "twice_cp": 10, "micro_batches": 3, "chunks": 12, "tokens": 20,
+        "stage_ranks": 60, "expert_ranks": 14,
+    }  # fmt: skip
