@@ -96,10 +96,10 @@ def _one_f_one_b_time_s(f: Floats, b: Floats, m: Ints) -> Floats:
     path = last_fill + last_drain - s[:-1] + rounds * t
     if (m <= p).any():
         # rank p-m has a single steady round, so a path cannot both come up to it and leave it downwards;
-        # ranks above run all forwards before any backward, and a path can only turn there between the two
+        # ranks above run all forwards before any backward: a path that turns there, S_{j+1} + (m-1) (F_j + B_j), is no
+        # longer than that of rank p-m
         once = np.maximum(fill + last_drain, last_fill + drain) - s[:-1] - t
-        turn = (m - 1) * (slowest_f + slowest_b) + s[1:]
-        path = np.where(rounds >= 0, path, np.where(rounds == -1, once, turn))
+        path = np.where(rounds >= 0, path, np.where(rounds == -1, once, 0.0))
     return np.asarray(path.max(axis=0))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.excursions import REACTION_S, Excursion, _leads, excursion
+from jointopt.physics.excursions import REACTION_S, Excursion, _free_w, _leads, excursion
 from jointopt.physics.timeline import Timeline
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
@@ -63,8 +63,9 @@ def test_passes_that_repeat_and_are_not_listed_are_no_pause() -> None:
 
 
 def test_nothing_is_above_a_limit_that_does_not_bind_and_lower_limits_are_exceeded_by_more() -> None:
-    slow, _ = found("tp=4 pp=4 dp=2 clock=1200")
+    slow, physics = found("tp=4 pp=4 dp=2 clock=1200")
     assert (slow.lasts_s == 0.0).all()
+    assert slow.peak_w == pytest.approx(_free_w(physics, 0, np.full(4, 1200.0)), rel=1e-9)
     assert (slow.peak_w < slow.limit_w).all()
     low, _ = found(job=replace(JOB, cluster=replace(JOB.cluster, power_limit_w=500.0)))
     assert (low.peak_w - low.limit_w > 250.0).all()

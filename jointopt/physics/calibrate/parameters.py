@@ -150,8 +150,8 @@ def board_of(gpu: str, measured: ResponseTable, queried: ResponseTable | None) -
     names = [name for name in CLOCK_COLUMNS if name in measured.rows]
     seen = [float(table.rows[name].max()) for table in tables for name in names if name in table.rows]
     top = max((clock for clock in seen if np.isfinite(clock)), default=0.0)
-    listed = (known.clock_max_mhz or 0.0) if known else 0.0
-    max_clock = listed if listed > 0.0 and top <= 1.01 * listed else top or 1.0
+    listed = known.clock_max_mhz if known else None
+    max_clock = listed if listed and top <= 1.01 * listed else top or 1.0
     drawn_w = float(np.nanmax(measured.rows["power_w"])) if "power_w" in measured.rows else 0.0
     return Board(gpu, max_clock, (known.clock_step_mhz if known else None) or 15.0, _prior(known, drawn_w))
 

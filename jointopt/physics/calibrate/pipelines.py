@@ -138,7 +138,7 @@ def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
     order = np.argsort(number, kind="stable")
     start = 0
     while start < len(order):
-        end = min(start + results.MOST_QUERIED, len(order))
+        end = start + results.MOST_QUERIED
         while end < len(order) and number[order[end]] == number[order[end - 1]]:
             end += 1
         yield order[start:end]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,13 +146,10 @@ def _value(key: str, value: Any) -> int | bool:
     if column.dtype == "bool":
         return _flag(key, value)
     lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, _LARGEST))
-    try:
-        number = lowest - 1 if isinstance(value, bool) else int(str(value))
-    except ValueError:
-        number = lowest - 1
-    if not lowest <= number <= highest:
-        raise PlanError(f"The {key} of a plan must be a whole number {lowest} to {highest}; got {value!r}.")
-    return number
+    with suppress(ValueError):
+        if not isinstance(value, bool) and lowest <= int(str(value)) <= highest:
+            return int(str(value))
+    raise PlanError(f"The {key} of a plan must be a whole number {lowest} to {highest}; got {value!r}.")
 
 
 def _flag(key: str, value: Any) -> bool:

@@ -75,7 +75,8 @@ def members_per_domain(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Int
     inside = (gpus <= domain) | (domain % block == 0)
     aligned = (domain % stride == 0) & (block % domain == 0)
     local = np.where(inside, size, np.where(aligned, domain // stride, 1))
-    odd = ~inside & ~aligned & (stride < domain) & (size > 1)
+    # a border cuts one of the groups at least, which leaves a member of three or fewer alone
+    odd = ~inside & ~aligned & (stride < domain) & (size > 3)
     if odd.any():
         local[odd] = _odd_members(size[odd], stride[odd], gpus[odd], domain)
     return local

@@ -43,7 +43,7 @@ def stage_of_rank(plan: Mapping[str, Any], ranks: Ints, order: str = DEFAULT_ORD
     axes = check_order(order).split("-")
     sizes = {name: int(plan[name]) for name in _AXES}
     inside = axes[: axes.index("pp")]
-    if "dp" in inside and "ep" in axes and "ep" not in inside:
+    if "ep" in axes and "ep" not in inside:
         sizes["dp"] //= math.gcd(sizes["dp"], int(plan.get("ep") or 1))
     stride = math.prod(sizes.get(name, 1) for name in inside)
     return np.asarray(ranks, np.int64) // stride % sizes["pp"]

@@ -101,7 +101,7 @@ class _Sieve:
             broken = rule.broken(columns)
             hits = int(np.count_nonzero(alive & broken))
             if hits:
-                self.dropped[rule.counted] = self.dropped.get(rule.counted, 0) + hits * self.weight
+                self.dropped[rule.counted] = hits * self.weight
                 alive &= ~broken
         return alive
 
@@ -150,7 +150,7 @@ class _Splits:
     """The codes of `offered_splits` of every (pp, vpp), and of the splits that the job lists; -1 fills up."""
 
     def __init__(self, job: Job, pp: Ints, vpp: Ints) -> None:
-        self.width = int(vpp.max()) + 1
+        self.width = int(vpp.max())  # pp * width + vpp is another number for each, as vpp is 1 to width
         listed = [COLUMNS["stage_layers"].inside(cell) for cell in job.search.stage_layers or ()]
         self.table = {
             p * self.width + v: [*map(STAGE_LAYERS.of, offered_splits(job, p, v)), *_stated(listed, p * v)]

@@ -161,7 +161,7 @@ def balanced_split(num_layers: int, pp: int, vpp: int, head_layers: float) -> tu
     for rank, layers in enumerate(ranks):
         first, last = rank == 0 and vpp > 1, rank == pp - 1 and vpp > 1
         least = [int(not ((first and c == 0) or (last and c == vpp - 1))) for c in range(vpp)]
-        loads = [0.5 * (first and c == 0) + head_layers * (last and c == vpp - 1) for c in range(vpp)]
+        loads = [head_layers * (last and c == vpp - 1) for c in range(vpp)]
         chunks[rank::pp] = _spread(layers, least, loads)
     return tuple(chunks)
 
