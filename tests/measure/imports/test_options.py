@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jointopt.measure.imports.files import read_text
 from jointopt.measure.imports.megatron import dump_taken, words_taken
+from jointopt.measure.imports.taken import Options
 from jointopt.measure.imports.torchtitan import config_taken
 
 WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8", "--num-query-groups", "2"]
@@ -79,3 +82,11 @@ def test_the_environment_that_libraries_read_is_kept() -> None:
 
 def test_a_script_that_starts_nothing_known_is_no_import() -> None:
     assert read_text("echo hello\npython train.py --epochs 3") == []
+
+
+def test_an_option_whose_value_cannot_be_read_stays_among_those_not_read() -> None:
+    options = Options({"layers": "many", "heads": "8", "flag": "perhaps", "on": "yes", "lr": 1, "lr_min": 2})
+    assert (options.whole("layers"), options.whole("heads"), options.plain("flag"), options.plain("on")) == (
+        None, 8, None, True,
+    )  # fmt: skip
+    assert options.left(re.compile("lr")) == (("layers", "flag"), 2)
