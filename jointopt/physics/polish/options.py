@@ -101,7 +101,7 @@ class Problem:
 
     def within(self, duration_s: Floats) -> Ints:
         """The slowest option of each instruction that takes at most ``duration_s`` (N,); else its fastest."""
-        choice = np.zeros(len(self.graph), np.int64)
+        choice = np.empty(len(self.graph), np.int64)
         for kind, options in enumerate(self.options):
             at = np.flatnonzero(self.graph.kind == kind)
             fits = np.searchsorted(options.duration_s, duration_s[at] * (1.0 + 1e-9), side="right") - 1

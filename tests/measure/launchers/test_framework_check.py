@@ -47,3 +47,11 @@ def test_the_files_of_a_plan_are_written_into_its_folder(tmp_path: Path) -> None
     program.prepare(job, plan, tmp_path)
     written = program.files(job, plan)
     assert {name: (tmp_path / name).read_text() for name in written} == written != {}
+
+
+def test_only_a_checkout_of_megatron_states_its_version(tmp_path: Path) -> None:
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    (tmp_path / "megatron" / "core" / "package_info.py").write_text("MAJOR = 0\nMINOR = 16\nPATCH = 1\n")
+    (tmp_path / "pretrain_gpt.py").touch()
+    assert FrameworkProgram("megatron", checkout=tmp_path).version == "0.16.1"
+    assert FrameworkProgram("nanotron", checkout=checkout("nanotron", tmp_path)).version == ""

@@ -99,6 +99,10 @@ def test_of_three_ranks_that_wrote_into_one_line_each_iteration_counts() -> None
     assert read_log(line(1) + mixed + line(5), dropped=0).iteration_s == (0.8123, 0.1111, 0.2222, 0.3333, 0.8123)
 
 
+def test_an_iteration_may_take_less_than_a_millisecond() -> None:
+    assert read_log(line(1, 0.5) + line(2, 0.0), dropped=0).iteration_s == (0.0005,)
+
+
 def test_no_meter_is_no_energy() -> None:
     row = measured(read_log(line(1, joules=0.0), dropped=0), 8)
     assert math.isnan(row["energy_j"])
