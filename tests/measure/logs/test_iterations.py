@@ -10,7 +10,7 @@ from jointopt.measure.logs.iterations import NAN, WARM_UP, Iteration, measured, 
 
 
 def lines(*numbers: int, seconds: float = 1.0, **more: object) -> list[Iteration]:
-    return [Iteration(n, seconds, loss=2.0, **more) for n in numbers]  # type: ignore[arg-type]
+    return [Iteration(n, seconds, loss=0.5, **more) for n in numbers]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,14 @@ def test_time_energy_and_power_are_medians_and_energy_is_that_of_all_gpus() -> N
     assert row["notes"] == "3 iterations, spread 150.0%, loss 2.5, a remark"
 
 
+def test_a_meter_that_shows_anything_has_measured() -> None:
+    assert measured(run_log([Iteration(1, 1.0, energy_per_gpu_j=0.5)], 0), 8)["energy_j"] == 4.0
+    assert math.isnan(measured(run_log([Iteration(1, 1.0, energy_per_gpu_j=0.0)], 0), 8)["energy_j"])
+
+
 def test_what_is_left_out_and_not_measured_stands_in_the_notes() -> None:
     log = run_log([*lines(1, 2), *lines(3, 4, fault=NAN)], 0)
-    assert measured(log, 8)["notes"] == "2 iterations, spread 0.0%, loss 2, 2 with NaN left out, energy not measured"
+    assert measured(log, 8)["notes"] == "2 iterations, spread 0.0%, loss 0.5, 2 with NaN left out, energy not measured"
     assert "energy" not in measured(log, 8, metered=True)["notes"]
     with pytest.raises(ValueError, match="2 iterations in the log, of which 2 with NaN"):
         run_log(lines(3, 4, fault=NAN), 0)
