@@ -289,3 +289,9 @@ def test_no_option_lies_below_the_clock_of_least_energy_nor_below_the_plan_s(pla
 
 def test_the_frontier_goes_from_the_plan_s_time_to_three_tenths_more() -> None:
     assert [round(1e3 * one) for one in SLOWDOWNS] == [0, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300]
+
+
+def test_the_shortest_pass_is_that_of_the_fastest_schedule() -> None:
+    problem = schedule_of(PLAN).problem
+    shortest_s = problem.durations_s(problem.fastest()).min()
+    assert polish(JOB, PLAN, solver="linear").shortest_pass_s == pytest.approx(shortest_s)

@@ -175,7 +175,7 @@ def _origin(part: Graph, whole: Graph) -> tuple[Ints, Bools]:
     group = part.pp if part.vpp > 1 else 1
     head = few // 2 // group * group
     batch = whole.micro_batch
-    same = np.clip(np.where(batch < head, batch, batch - left_out), 0, few - 1)
+    same = np.maximum(np.where(batch < head, batch, batch - left_out), 0)
     position = {key: k for k, key in enumerate(_keys(part, part.micro_batch))}
     kept = np.array([position[key] for key in _keys(whole, same)])
     return kept, (batch >= head) & (batch < head + left_out)

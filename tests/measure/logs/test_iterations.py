@@ -21,6 +21,9 @@ def lines(*numbers: int, seconds: float = 1.0, **more: object) -> list[Iteration
         ([101, 102, 103], 1, [102, 103], 1),  # of a checkpoint
         ([10, 20, 30], 9, [20, 30], 10),  # the first line holds iterations of warm-up
         ([10, 20, 30], 0, [10, 20, 30], 10),
+        ([10, 20, 30], 10, [20, 30], 10),
+        ([10, 20, 40], 0, [10, 20, 40], 10),  # a line is missing
+        ([1, 11, 21], 2, [21], 10),
         ([10, 20, 30], 11, [30], 10),
         ([1, 11, 21], 1, [11, 21], 10),  # torchtitan writes its first iteration too
         ([1, 2, 3, 2, 3, 4], 1, [2, 3, 3, 4], 1),  # each start warms up
