@@ -268,7 +268,8 @@ def test_beyond_the_schedule_the_first_forward_and_the_last_backward_pass_of_eac
     schedule, seen = schedule_of(PLAN), []
     graph = schedule.problem.graph
     schedule._beyond_s = lambda first, last: seen.append((first, last)) or 0.0
-    choice = np.random.default_rng(0).integers(0, 2, len(graph))
+    choice = np.zeros(len(graph), np.int64)
+    choice[[graph.of_rank(rank)[end] for rank in range(4) for end in (0, -1)]] = 1  # unlike all others
     seconds = schedule.problem.durations_s(choice)
     schedule.beyond_s(choice)
     for rank in range(4):
