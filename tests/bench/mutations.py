@@ -250,7 +250,16 @@ def _is_look(node: ast.AST, child: ast.AST) -> bool:
     return any(value is child and isinstance(key, ast.Constant) and key.value in LOOKS for key, value in pairs)
 
 
-_SILENT_CHILDREN = (_is_default_of_silent, _is_length, _is_digits, _is_look)
+def _is_silent_entry(node: ast.AST, child: ast.AST) -> bool:
+    """Whether a mapping's value stands at a name of `SILENT_NAMES`, as a keyword of that name: ``"maxiter"``."""
+    if not isinstance(node, ast.Dict):
+        return False
+    pairs = zip(node.keys, node.values, strict=True)
+    texts = (key.value for key, value in pairs if value is child and isinstance(key, ast.Constant))
+    return any(isinstance(text, str) and SILENT_NAMES.search(text) for text in texts)
+
+
+_SILENT_CHILDREN = (_is_default_of_silent, _is_length, _is_digits, _is_look, _is_silent_entry)
 
 
 def _called(node: ast.Call) -> str:

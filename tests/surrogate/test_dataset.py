@@ -13,7 +13,7 @@ from jointopt.core.facts import Source
 from jointopt.physics.describe import CONSTANTS
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate import dataset as learning
-from jointopt.surrogate.dataset import PricedPlans, _on, price, source_of, timed_runs, with_results
+from jointopt.surrogate.dataset import _NOTHING_PRICED, PricedPlans, _on, price, source_of, timed_runs, with_results
 from jointopt.workflows.predict import predict
 
 
@@ -138,3 +138,9 @@ def test_timed_runs_are_those_that_finished():
     table = pd.DataFrame({"iteration_time_s": [1.0, 2.0, np.nan, 0.0], "status": ["ok", "timeout", "ok", "ok"]})
     assert timed_runs(table)["iteration_time_s"].tolist() == [1.0]
     assert timed_runs(table.drop(columns="iteration_time_s")).empty
+
+
+def test_where_nothing_is_priced_every_column_is_empty() -> None:
+    nothing = _NOTHING_PRICED
+    columns = (nothing.rows, nothing.fitted, nothing.assumed, nothing.memory_limit_gib, nothing.work, nothing.place)
+    assert {len(column) for column in (*columns, *nothing.physics.values(), nothing.runs)} == {0}

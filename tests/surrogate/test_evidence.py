@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from jointopt.surrogate.evidence import Evidence
+from jointopt.physics.describe import CONSTANTS
+from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.spec.jobfile import shipped_job
+from jointopt.surrogate.dataset import Priced, price, with_results
+from jointopt.surrogate.evidence import Evidence, kind, power_log_ratio, sources_of_kind
 from jointopt.surrogate.residual_gp import FEATURES, Runs
 
 
@@ -46,3 +51,70 @@ def test_at_most_so_many_runs_are_drawn_each_once_and_in_their_order(most: int) 
     assert found.runs is not None
     assert len(found.runs) == len(found.residual) == found.timed.sum() == min(most, 10)
     assert (np.diff(found.residual) > 0).all()
+
+
+def test_measured_power_is_a_column_or_energy_over_time_and_gpus_of_runs_that_ended_well(synthetic_runs) -> None:
+    table = synthetic_runs(rows=5, groups=(256,)).assign(status=["ok", "ok", "oom", "ok", "ok"], energy_j=np.nan)
+    table = table.assign(avg_power_w=[300.0, np.nan, 300.0, 0.0, -5.0])
+    table.loc[[1, 3], "energy_j"] = 250.0 * table["iteration_time_s"] * table["num_gpus"]
+    clean = with_results(table)
+    priced = price(clean)
+    watts = np.array([300.0, 250.0, np.nan, 250.0, np.nan])[priced.rows]
+    assert np.exp(power_log_ratio(clean, priced)) * priced.physics["avg_power_w"] == pytest.approx(watts, nan_ok=True)
+
+
+def of_table(table: pd.DataFrame) -> tuple[Evidence, Priced, np.ndarray]:
+    clean = with_results(table)
+    priced = price(clean)
+    return Evidence.of(clean, priced, "runs"), priced, clean["iteration_time_s"].to_numpy()[priced.rows]
+
+
+def test_evidence_is_time_and_power_over_those_of_the_physics_and_a_gpu_s_static_power(synthetic_runs) -> None:
+    table = synthetic_runs(rows=4, groups=(256,)).assign(avg_power_w=300.0)
+    table.loc[2, "status"] = "oom"
+    found, priced, time_s = of_table(table)
+    expected = np.log(time_s / priced.physics["iteration_time_s"])
+    ended = priced.rows != 2
+    assert found.residual == pytest.approx(expected[ended])
+    assert found.timed.tolist() == ended.tolist()
+    assert found.static_w == known_gpu(table["gpu"][0]).power.static_w > 0
+    assert found.static_share == pytest.approx(found.static_w / priced.physics["avg_power_w"])
+    assert found.counts == {"runs": 3}
+
+
+def test_on_another_network_each_row_is_priced_anew_and_time_and_power_over_it_move(synthetic_runs) -> None:
+    # rows of two jobs by turns
+    table = synthetic_runs(rows=4).iloc[[0, 4, 1, 5, 2, 6]].reset_index(drop=True).assign(avg_power_w=300.0)
+    found, priced, time_s = of_table(table)
+    by = np.zeros(len(CONSTANTS))
+    by[CONSTANTS.index("intra_node")] = 1.0
+    again = found.moved(by)
+    assert again is not None
+    alone = [priced.take(np.array([i])).moved(by).physics for i in range(6)]
+    time, power = (np.array([one[name][0] for one in alone]) for name in ("iteration_time_s", "avg_power_w"))
+    assert again.priced[0].physics["iteration_time_s"] == pytest.approx(time)
+    assert again.residual == pytest.approx(np.log(time_s / time))
+    assert again.log_power_ratio == pytest.approx(np.log(300.0 / power))
+    assert again.static_share == pytest.approx(found.static_w / power)
+    assert again.runs is not None
+    assert again.runs.source.tolist() == priced.runs.source.tolist()
+    assert (time > priced.physics["iteration_time_s"]).any()
+
+
+def test_runs_of_two_tables_are_drawn_with_their_own_prices(synthetic_runs) -> None:
+    one, other = (of_table(synthetic_runs(rows=6, groups=(size,), seed=size))[0] for size in (256, 512))
+    both = Evidence.joined([one, other])
+    few = both.some(7)
+    times = np.concatenate([part.physics["iteration_time_s"] for part in few.priced])
+    every = np.concatenate([part.physics["iteration_time_s"] for part in both.priced])
+    at = [int(np.flatnonzero(both.residual == value)[0]) for value in few.residual]
+    assert times == pytest.approx(every[at])
+    assert len(times) == 7
+
+
+def test_sources_of_a_kind_share_gpu_gpus_per_node_and_framework() -> None:
+    job = shipped_job("opt-350m-8x4-gh200")
+    gpu, count, framework = kind(job)
+    like = f"lab|{framework}|{gpu}|{count}"
+    others = [f"lab|{framework}|a40|{count}", f"lab|{framework}|{gpu}|{count + 4}"]
+    assert sources_of_kind([like, *others], job) == [like]

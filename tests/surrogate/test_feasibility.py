@@ -16,6 +16,7 @@ from jointopt.surrogate.feasibility import (
     GRID,
     MemoryEvidence,
     MemoryMargin,
+    _fit_table,
     _loss,
     fit_draws,
     fit_probability,
@@ -169,3 +170,17 @@ def test_the_table_of_fit_probabilities_is_the_sum_over_the_grid(load, plan_sd, 
     normal = NormalDist()
     by_hand = [sum(w * normal.cdf((-one - g) / plan_sd) for w, g in zip(weights, GRID, strict=True)) for one in loads]
     assert found == pytest.approx(by_hand, abs=1.5e-13)
+
+
+def test_draws_of_a_source_that_needs_more_fit_less():
+    # the source needs a tenth more than predicted: a plan a tenth below the limit fits in half of the draws
+    known = (np.abs(GRID - 0.1) < 1e-9).astype(float)
+    loads = np.array([-0.1 - MARGIN.plan_sd, -0.1, 0.1])
+    draws = fit_draws(loads, known, MARGIN, 4000, np.random.default_rng(0))
+    np.testing.assert_allclose(draws.mean(axis=1), fit_probability(loads, known, MARGIN), atol=0.03)
+    assert draws[1].mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_table_of_fit_probabilities_reaches_as_far_up_as_down():
+    first, step, table = _fit_table(source_weights(MARGIN, MemoryEvidence()), MARGIN.plan_sd)
+    assert first + step * (table.shape[1] - 1) == pytest.approx(-first)

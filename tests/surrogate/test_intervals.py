@@ -19,6 +19,7 @@ from jointopt.surrogate.intervals import (
     doubts,
     in_domain,
     outside_of_domain,
+    with_power_interval,
     with_time_interval,
 )
 
@@ -123,3 +124,42 @@ def test_a_workload_that_no_recorded_run_spans_is_out_of_domain(beyond: dict[str
     assert not in_domain(replace(known, training=replace(known.training, **beyond)), columns()).any()
     assert not in_domain(replace(known, model=load_model("mixtral-8x7b")), columns()).any()
     assert not in_domain(known, columns() | {"cp": np.full(2, 128)}).any()
+
+
+KNOWN = {"iteration_time_s": (0.84, 1.33), "avg_power_w": (0.90, 1.10), "peak_memory_gib": (0.72, 1.28)}
+UNKNOWN = {"iteration_time_s": (0.70, 1.80), "avg_power_w": (0.75, 1.25), "peak_memory_gib": (0.60, 1.50)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "framework", "bounds"),
+    [
+        ("a100-sxm4-80gb", "nemo", KNOWN),
+        ("h100-sxm5-80gb", "nemo", KNOWN | {"avg_power_w": UNKNOWN["avg_power_w"]}),  # no response to clocks is known
+        ("a100-sxm4-80gb", "generic", UNKNOWN),
+        ("cpu-core", "generic", UNKNOWN | {"iteration_time_s": (0.25, 8.0)}),
+    ],
+)
+def test_the_intervals_of_the_physics_are_its_errors_on_recorded_runs(gpu: str, framework: str, bounds: Any) -> None:
+    found = add_intervals(job(gpu, framework), columns(clock_mhz=1e5))
+    for name, (low, high) in bounds.items():
+        assert found[f"{name}_low"] == pytest.approx(low * found[name])
+        assert found[f"{name}_high"] == pytest.approx(high * found[name])
+    (low, high), (p_low, p_high) = bounds["iteration_time_s"], bounds["avg_power_w"]
+    assert found["energy_j_low"] == pytest.approx(found["energy_j"] * np.exp(-np.hypot(np.log(low), np.log(p_low))))
+    assert found["energy_j_high"] == pytest.approx(found["energy_j"] * np.exp(np.hypot(np.log(high), np.log(p_high))))
+
+
+def test_at_half_the_clock_the_doubt_of_its_response_adds_to_time_in_squares() -> None:
+    one = job("h100-sxm5-80gb")
+    found = add_intervals(one, columns(clock_mhz=0.5 * float(one.cluster.gpu.clock_max_mhz or 0.0)))
+    low, high = (np.hypot(np.log(bound), 0.25 * np.log(2.0)) for bound in KNOWN["iteration_time_s"])
+    assert found["iteration_time_s_low"] == pytest.approx(found["iteration_time_s"] * np.exp(-low))
+    assert found["iteration_time_s_high"] == pytest.approx(found["iteration_time_s"] * np.exp(high))
+    assert found["peak_memory_gib_high"] == pytest.approx(1.5 * found["peak_memory_gib"])
+    assert not found["in_domain"].any()
+
+
+def test_measured_power_has_an_interval_of_its_own() -> None:
+    found = with_power_interval(add_intervals(job(), columns()), 0.1)
+    assert np.log(found["avg_power_w_low"] / found["avg_power_w"]) == pytest.approx(-0.1)
+    assert np.log(found["avg_power_w_high"] / found["avg_power_w"]) == pytest.approx(0.1)

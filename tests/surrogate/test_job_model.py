@@ -11,11 +11,14 @@ import pytest
 
 import jointopt
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation
 from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_from_options
+from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.features import watts_at
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
@@ -253,3 +256,24 @@ def test_a_model_has_a_fingerprint_where_something_moves_it_and_the_same_for_the
     assert JobModel.of(job, "none").fingerprint == ""
     assert alike == again != ""
     assert alike != other
+
+
+def test_plans_are_corrected_in_parts_as_all_at_once(
+    job: Job, layouts: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: values[:30] for name, values in layouts.items()}
+    whole = JobModel.of(job, measured=measured_runs(job, 1.3)).log_time_factor(some)
+    monkeypatch.setattr("jointopt.surrogate.job_model._CHUNK", 7)
+    parts = JobModel.of(job, measured=measured_runs(job, 1.3)).log_time_factor(some)
+    assert (whole > 0.1).all()
+    assert parts == pytest.approx(whole)
+
+
+def test_watts_are_those_of_a_share_of_the_highest_clock(job: Job, layouts: Columns) -> None:
+    some, rows = {name: values[:30] for name, values in layouts.items()}, np.array([3, 17])
+    physics = CostModel(job, some)
+    found = watts_at(physics, rows, (0.5, 1.0))
+    for watts, mhz in zip(found, (0.5 * physics.top_mhz, physics.top_mhz), strict=True):
+        clocks = uniform_stage_clocks(some["pp"][rows], mhz)
+        assert watts == pytest.approx(physics.evaluate(rows, clocks)["avg_power_w"])
+    assert (found[0] < found[1]).all()

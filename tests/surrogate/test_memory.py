@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.memory import log_load, memory_evidence, memory_margin
+from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.memory import MemoryPosterior, cost_of_failing, log_load, memory_evidence, memory_margin
 from jointopt.workflows.predict import predict
 
 
@@ -49,3 +50,35 @@ def test_the_margin_that_ships_is_one():
     assert 0.0 < margin.crash_share < 0.5
     assert margin.cut == pytest.approx(0.5)
     assert 0.02 < margin.plan_sd < margin.source_sd < 0.5
+
+
+def test_a_plan_of_even_odds_ranks_a_fifth_behind_and_one_that_hardly_fits_a_million_at_most():
+    assert cost_of_failing(np.array([1.0, 0.8, 0.5, 0.3])) == pytest.approx([1.0, 1.0125, 1.2, 1 + 0.2 * (7 / 3) ** 2])
+    assert cost_of_failing(np.array([0.0])) == pytest.approx([1.0 + 0.2 * 1e6])
+
+
+def test_evidence_is_measured_over_predicted_memory_and_the_load_of_runs_and_failures(synthetic_runs):
+    table = synthetic_runs(rows=5, groups=(256,)).assign(status=["ok", "ok", "oom", "failed", "ok"])
+    table = table.assign(peak_memory_gib=[10.0, 0.0, 10.0, np.nan, np.nan])
+    table.loc[4, "iteration_time_s"] = np.nan  # neither time nor memory
+    clean = with_results(table)
+    priced = price(clean)
+    by_row = dict(zip(priced.rows.tolist(), priced.physics["peak_memory_gib"], strict=True))
+    limit = dict(zip(priced.rows.tolist(), priced.memory_limit_gib, strict=True))
+    found = memory_evidence(clean, priced)
+    assert found.log_ratio == pytest.approx([np.log(10.0 / by_row[0])])
+    for row, loads in ((1, found.ok_load), (2, found.oom_load), (3, found.failed_load)):
+        assert loads == pytest.approx([np.log(by_row[row] / limit[row])])
+    none = memory_evidence(clean, priced, np.zeros(len(priced.rows), bool))
+    assert len(none) == 0
+
+
+def test_memory_of_a_source_is_moved_by_its_mean_offset_and_reaches_to_a_twentieth():
+    seen = MemoryPosterior(MemoryEvidence(log_ratio=np.full(50, 0.2)))
+    assert seen.factor == pytest.approx(np.exp(0.2), rel=0.02)
+    assert MemoryPosterior().factor == 1.0
+    assert seen.fit_probability(np.array([np.log(seen.reach)])) == pytest.approx([0.05], abs=1e-3)
+    cut = seen.margin.cut
+    loads = np.linspace(-0.6, 0.3, 50)
+    assert seen.fits(loads).tolist() == (seen.fit_probability(loads) >= cut).tolist()
+    assert 0 < seen.fits(loads).sum() < 50

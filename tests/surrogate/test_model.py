@@ -241,7 +241,18 @@ def _header_without_end(folder: Path) -> None:
     _hash_again(folder)
 
 
+def _first_is(value: float) -> Callable[[Any], Any]:
+    def change(values: Any) -> Any:
+        changed = np.array(values, float)
+        changed.flat[0] = value
+        return changed
+
+    return change
+
+
 DAMAGE = {
+    "one residual that is no number": _array("residual", _first_is(np.nan)),
+    "one sensitivity without end": _array("sensitivity", _first_is(np.inf)),
     "an array whose header does not end": _header_without_end,
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),

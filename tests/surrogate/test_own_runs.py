@@ -212,3 +212,31 @@ def test_trees_of_a_source_for_other_features_than_named_are_refused(learned: Ow
     save(Surrogate(KERNEL, None, (), some, steps(some), own=(wrong,)), tmp_path / "saved")
     with pytest.raises(TableError, match=f"features of time of {re.escape(SOURCE)} differ in number"):
         load(tmp_path / "saved")
+
+
+def test_clocks_of_a_source_are_those_of_its_runs_but_two_in_a_hundred_on_each_side(learned: OwnRuns) -> None:
+    assert learned.clocks == pytest.approx(np.quantile(runs().features["clock"], (0.02, 0.98)))
+
+
+@pytest.mark.parametrize(("count", "again"), [(400, 2), (401, 0)])
+def test_a_kernel_is_learned_anew_without_each_fold_up_to_400_runs(
+    count: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, learned_on = runs(count), []
+    monkeypatch.setattr(own_runs, "learn_alone", lambda runs, *rest: learned_on.append(len(runs)) or KERNEL)
+    fold = np.arange(count) % 2
+    own_runs._crossed_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
+    assert len(learned_on) == again
+    assert sum(learned_on) == (count if again else 0)
+
+
+def test_power_that_is_a_line_in_that_of_the_physics_is_learned_as_one() -> None:
+    some = runs(60)
+    physics_w = np.random.default_rng(3).uniform(200.0, 600.0, 60)
+    watts = 1.1 * STATIC_W + 0.8 * (physics_w - STATIC_W)
+    measured = Measured(some, noise(60), np.log(watts / physics_w) + noise(60, 4), STATIC_W / physics_w, STATIC_W)
+    own, errors = own_runs._with_power(OwnRuns(SOURCE), measured, 0)
+    assert own.power.over(physics_w) * physics_w == pytest.approx(watts, rel=0.03)
+    assert errors["power physics"] == pytest.approx(np.median(1.0 - watts / physics_w), abs=0.03)
+    assert errors["power process"] < 0.02
+    assert own.power.log_sd == pytest.approx(0.02, rel=0.4)  # as the meter's noise

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import huber
 
-from jointopt.surrogate.power_scale import RUN_SD, SOURCE_SD, _two, power_scale
+from jointopt.surrogate.power_scale import RUN_SD, SOURCE_SD, _two, _two_are_better, power_scale
 
 
 def test_nothing_measured_moves_nothing() -> None:
@@ -54,3 +54,10 @@ def test_two_factors_are_the_likeliest_under_their_prior_with_runs_far_off_weigh
 
     dynamic, apart = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}).x
     assert np.log(_two(ratio, share)) == pytest.approx([dynamic, dynamic + apart], abs=2e-3)
+
+
+def test_two_factors_are_better_where_loads_differ_and_not_where_they_do_not() -> None:
+    share = np.linspace(0.1, 0.7, 20)
+    assert _two_are_better(np.log(1.2 - 0.5 * share), share)  # 1.2 of what runs, 0.7 of what rests
+    assert _two_are_better(np.log(0.8 + 0.6 * share), share)
+    assert not _two_are_better(np.full(20, 0.2), share)

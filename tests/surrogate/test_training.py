@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jointopt.core.errors import TableError
 from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.surrogate import training
+from jointopt.surrogate import own_training, training
 from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
 from jointopt.surrogate.own_training import measured
 from jointopt.surrogate.residual_gp import default_kernel
@@ -229,3 +229,37 @@ def test_what_other_sources_are_predicted_from_knows_no_framework_and_one_source
     assert not np.allclose(data.known_residual, data.unknown_residual)
     alone = training_set(three_sources[three_sources["source"] == "a100"])
     np.testing.assert_array_equal(alone.known_residual, alone.unknown_residual)
+
+
+@pytest.mark.parametrize(("times", "kept"), [(1.9, 20), (2.1, 19), (1 / 1.9, 20), (1 / 2.1, 19)])
+def test_a_run_beyond_twice_the_physics_or_its_half_is_left_out(data, three_sources, times: float, kept: int) -> None:
+    table = three_sources.copy()
+    table.loc[0, "iteration_time_s"] *= times / np.exp(data.known_residual[0])
+    assert len(training_set(table).of({"a100"})) == kept
+
+
+def test_a_source_of_few_runs_is_judged_after_several_draws_of_measured_ones(data) -> None:
+    drawn = []
+    leave_source_out(data, without(data, "a100"), "a100", 3, predicted=lambda *one: drawn.append(one[3:5]))
+    judged, measured_runs = drawn[0]
+    assert len(drawn) == min(-(-training.ENOUGH_JUDGED // len(judged)), training.MOST_DRAWS)
+    assert len(judged) + len(measured_runs) == 20
+    leave_source_out(data, without(data, "a100"), "a100", 0, predicted=lambda *one: drawn.append(one[3:5]))
+    assert len(drawn[-1][0]) == 20  # of nothing there is one draw
+
+
+def test_runs_of_one_source_are_learned_around_the_surrogate_that_is_given(data, three_sources, monkeypatch) -> None:
+    monkeypatch.setattr(training, "learn_every_own", lambda *_: [])
+    base = without(data, "a100")
+    found, _ = train(three_sources[three_sources["source"] == "a100"], base=base)
+    assert found.kernel is base.kernel
+    assert set(found.support.source) == set(data.known.runs.source[data.of({"a100"})])
+
+
+@pytest.mark.parametrize(("count", "learned"), [(49, []), (50, ["lab"])])
+def test_what_is_of_one_source_alone_is_learned_from_fifty_runs_on(data, monkeypatch, count: int, learned) -> None:
+    rows = np.arange(count) % len(data.source)
+    source = SimpleNamespace(runs=SimpleNamespace(source=np.full(len(rows), "lab")))
+    monkeypatch.setattr(own_training, "measured", lambda *_: None)
+    monkeypatch.setattr(own_training, "learn_own", lambda key, *_: (key, np.zeros(count), np.zeros(count)))
+    assert [one.own for one in own_training.learn_every_own(SimpleNamespace(known=source), KERNEL)] == learned

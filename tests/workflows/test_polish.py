@@ -14,12 +14,23 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import CatalogError, InfeasibleError, UsageError
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.polish.instructions import InstructionCosts
 from jointopt.physics.polish.options import window
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
-from jointopt.workflows.polish import Schedule, _best_within, _by_linear, _by_lowtime, _in_pace, _points, polish
+from jointopt.workflows.polish import (
+    SLOWDOWNS,
+    Schedule,
+    _best_within,
+    _by_linear,
+    _by_lowtime,
+    _in_pace,
+    _options,
+    _points,
+    polish,
+)  # fmt: skip
 
 _SHIPPED = shipped_job("opt-350m-8x4-gh200")
 JOB = replace(_SHIPPED, training=replace(_SHIPPED.training, framework=load_framework("megatron-lm")))
@@ -214,7 +225,7 @@ def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_pl
     assert found[-1] <= problem.makespan_s(schedule.plan_choice(problem)) < min(found[:-1])
 
 
-@pytest.mark.parametrize(("slower", "pace_s"), [(1.0, 2.0), (0.9, 2.0), (1.05, 1.9)])
+@pytest.mark.parametrize(("slower", "pace_s"), [(1.0, 2.0), (0.9, 2.0), (1.05, 1.9), (1.00625, 1.9875)])
 def test_a_window_made_whole_runs_at_the_first_pace_that_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, slower: float, pace_s: float
 ) -> None:
@@ -242,3 +253,46 @@ def test_gradients_hide_under_the_last_backward_and_weights_under_the_first_forw
     early = of_ranks(graph.backward & (graph.micro_batch == 0))
     assert seen[0][0] == pytest.approx(of_ranks(~graph.backward) / m)
     assert seen[0][1] == pytest.approx(of_ranks(graph.backward) - (m - 1) * early)  # with the optimizer step
+
+
+def test_a_window_made_whole_is_tried_at_three_paces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.workflows.polish.widened", lambda part, choice, whole, pace: pace)
+    problem, piece = (SimpleNamespace(graph=SimpleNamespace(num_micro_batches=n)) for n in (48, 8))
+    piece.makespan_s = lambda _: 9.0
+    schedule: Any = SimpleNamespace(problem=problem, beyond_s=lambda _: 1.0, time_s=lambda p: 94.0)  # 4 s too late
+    part: Any = piece
+    assert _in_pace(schedule, part, np.zeros(1, np.int64), 90.0) == pytest.approx(2.0 - 2 * 4 / 40)
+
+
+def test_beyond_the_schedule_the_first_forward_and_the_last_backward_pass_of_each_rank_count() -> None:
+    schedule, seen = schedule_of(PLAN), []
+    graph = schedule.problem.graph
+    schedule._beyond_s = lambda first, last: seen.append((first, last)) or 0.0
+    choice = np.zeros(len(graph), np.int64)
+    choice[[graph.of_rank(rank)[end] for rank in range(4) for end in (0, -1)]] = 1  # unlike all others
+    seconds = schedule.problem.durations_s(choice)
+    schedule.beyond_s(choice)
+    for rank in range(4):
+        mine = graph.of_rank(rank)  # in the order in which they run
+        assert seen[0][0][rank] == seconds[mine[0]]
+        assert seen[0][1][rank] == seconds[mine[-1]]
+
+
+@pytest.mark.parametrize(("plan_mhz", "lowest"), [(1000.0, 1000.0), (1500.0, 1500.0), (2000.0, 1500.0)])
+def test_no_option_lies_below_the_clock_of_least_energy_nor_below_the_plan_s(plan_mhz: float, lowest: float) -> None:
+    # 12, 9 and 12 J with the waiting that a pass displaces: 2 W of 4, 2 and 1 s
+    mhz, one = np.array([1000.0, 1500.0, 2000.0]), np.array([[4.0, 2.0, 1.0]])
+    energy = np.array([[4.0, 5.0, 10.0]])
+    passes = InstructionCosts(mhz, one, one, energy, energy, np.zeros((1, 3)))
+    for options in _options(passes, 1, np.array([plan_mhz]), 2.0):
+        assert sorted(options.clock_mhz) == [clock for clock in mhz if clock >= lowest]
+
+
+def test_the_frontier_goes_from_the_plan_s_time_to_three_tenths_more() -> None:
+    assert [round(1e3 * one) for one in SLOWDOWNS] == [0, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300]
+
+
+def test_the_shortest_pass_is_that_of_the_fastest_schedule() -> None:
+    problem = schedule_of(PLAN).problem
+    shortest_s = problem.durations_s(problem.fastest()).min()
+    assert polish(JOB, PLAN, solver="linear").shortest_pass_s == pytest.approx(shortest_s)

@@ -19,7 +19,7 @@ def catalogue_name(text: str) -> str:
     """The catalogue's name of a model that others spell another way (``llama3`` and ``8B``); blank without one."""
     if known := known_model(text):
         return known.name
-    wanted = _squeezed(text.rsplit("/", 1)[-1])
+    wanted = _squeezed(text.rpartition("/")[2])
     return next((name for name in model_names() if _squeezed(name) == wanted), "")
 
 

@@ -58,7 +58,7 @@ def _launcher_options(words: Iterable[str]) -> dict[str, str]:
 
 
 def _first(found: dict[str, str], names: Iterable[str]) -> int | None:
-    numbers = (whole_of(found.get(name, "").rsplit(":", 1)[-1]) for name in names)
+    numbers = (whole_of(found.get(name, "").rpartition(":")[2]) for name in names)
     return next((number for number in numbers if number), None)
 
 

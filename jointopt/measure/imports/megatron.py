@@ -164,7 +164,7 @@ def _latent(shape: dict[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _training(options: Options) -> dict[str, Any]:
-    backend = options.word("attention_backend").rsplit(".", 1)[-1]
+    backend = options.word("attention_backend").rpartition(".")[2]
     flash = options.flag("use_flash_attn") or backend == "flash"
     kernel = "flash2" if flash else "unfused" if backend in ("unfused", "local") else None
     found = stated(dtype=_dtype(options), attention=kernel, cuda_graph=_graphs(options))

@@ -49,7 +49,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
 
 def _plan(options: Options) -> dict[str, Any]:
     size = {name: options.whole(f"parallelism.{name}") or 1 for name in ("tp", "pp")}
-    cut = options.word("parallelism.tp_mode").rsplit(".", 1)[-1] == "reduce_scatter"  # all_reduce where none is stated
+    cut = options.word("parallelism.tp_mode").rpartition(".")[2] == "reduce_scatter"  # all_reduce where none is stated
     return stated(
         dp=options.whole("parallelism.dp"), **size, cp=options.whole("parallelism.context_parallel_size") or 1,
         ep=options.whole("parallelism.expert_parallel_size") or 1, vpp=1,

@@ -85,7 +85,7 @@ def _batch_variables(header: list[str]) -> dict[str, str]:
         "SLURM_GPUS_ON_NODE": ("gpus-per-node",),
     }  # fmt: skip
     found = {name: next((given[key] for key in keys if key in given), "") for name, keys in names.items()}
-    return {name: value.rsplit(":", 1)[-1] for name, value in found.items() if value}
+    return {name: value.rpartition(":")[2] for name, value in found.items() if value}
 
 
 def _statements(text: str) -> Iterator[str]:

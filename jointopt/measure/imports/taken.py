@@ -75,8 +75,6 @@ class Options:
 
 def whole_of(value: object) -> int | None:
     """The whole number that a value means: 8, "8", "1_024", "4e6"; None for anything else."""
-    if isinstance(value, bool) or value is None:
-        return None
     try:
         number = float(str(value).replace("_", "").strip("'\""))
     except ValueError:

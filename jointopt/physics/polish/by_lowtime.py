@@ -82,8 +82,7 @@ def _spec(curve: Options, unit_s: float, scale: float) -> Any:
         def __call__(self, quant_time: int) -> float:
             return cost[quant_time]
 
-    # lowtime rounds down: half a unit keeps the count
-    options = [ExecutionOption((k + 0.5) * unit_s, unit_s, value, k) for k, value in cost.items()]
+    options = [ExecutionOption(float(k), 1.0, value, k) for k, value in cost.items()]  # in units: all are whole
     return OperationSpec(CandidateExecutionOptions(options), Curve())
 
 

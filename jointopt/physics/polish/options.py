@@ -101,7 +101,7 @@ class Problem:
 
     def within(self, duration_s: Floats) -> Ints:
         """The slowest option of each instruction that takes at most ``duration_s`` (N,); else its fastest."""
-        choice = np.zeros(len(self.graph), np.int64)
+        choice = np.empty(len(self.graph), np.int64)
         for kind, options in enumerate(self.options):
             at = np.flatnonzero(self.graph.kind == kind)
             fits = np.searchsorted(options.duration_s, duration_s[at] * (1.0 + 1e-9), side="right") - 1
@@ -175,7 +175,7 @@ def _origin(part: Graph, whole: Graph) -> tuple[Ints, Bools]:
     group = part.pp if part.vpp > 1 else 1
     head = few // 2 // group * group
     batch = whole.micro_batch
-    same = np.clip(np.where(batch < head, batch, batch - left_out), 0, few - 1)
+    same = np.maximum(np.where(batch < head, batch, batch - left_out), 0)
     position = {key: k for k, key in enumerate(_keys(part, part.micro_batch))}
     kept = np.array([position[key] for key in _keys(whole, same)])
     return kept, (batch >= head) & (batch < head + left_out)

@@ -168,3 +168,20 @@ def test_a_dcgm_that_does_not_work_changes_nothing(clock, tmp_path: Path, monkey
     reading = measured(clock).reading()
     assert reading.reason == ""
     assert reading.utilisation == pytest.approx([0.97] * 4)
+
+
+def test_a_sample_is_in_joules_watts_degrees_shares_and_megahertz(clock) -> None:
+    gpus = Gpus()
+    first = gpus.sample(0)
+    clock.sleep(20.0)
+    second = gpus.sample(0)
+    assert second[0] - first[0] == pytest.approx(20.0 * 690.0, rel=0.02)  # the counter moves every 0.1 s
+    assert first[1:] == pytest.approx((690.0, 64.0, 0.97, 1980.0))
+
+
+def test_power_is_taken_from_the_newest_source_that_the_driver_has(driver) -> None:
+    gpus = Gpus()
+    assert len(gpus._power_sources(gpus._gpus[0])) == 3
+    assert gpus._power_sources(gpus._gpus[0])[-1]() == pytest.approx(690_000)
+    gpus._nvml = None
+    assert len(gpus._power_sources(gpus._gpus[0])) == 2

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jointopt.core.facts import FailureKind
-from jointopt.measure.devices.occupancy import occupants
+from jointopt.measure.devices.occupancy import _of_gpu, occupants
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.spec.job import Job
 
@@ -80,3 +82,25 @@ def test_a_run_that_succeeds_beside_another_process_says_so(one_gpu: Job, strang
     row = CommandLauncher([sys.executable, "-c", write, "{result}"]).run(one_gpu, PLAN)
     assert row["status"] == "ok"
     assert f"not alone: 60.0 GiB of GPU 0 taken by process {stranger.pid}" in row["notes"]
+
+
+GIB = 2**30
+HELD = [  # bytes that processes hold, all that is used and there is; what counts, in GiB by pid
+    ({7: GIB // 2}, GIB, 80 * GIB, {7: 0.5}),
+    ({7: 255 * 2**20}, GIB, 80 * GIB, {}),  # a display
+    ({7: 0}, 3 * GIB, 80 * GIB, {7: 0.0}),  # the driver does not say how much: it counts
+    ({}, 2 * GIB + 1, 60 * GIB, {0: 2.0}),  # beyond what a driver keeps for itself
+    ({}, 2 * GIB, 60 * GIB, {}),
+    ({}, int(2.9 * GIB), 100 * GIB, {}),  # 3 % of a large GPU
+    ({}, int(3.1 * GIB), 100 * GIB, {0: 3.1}),
+    ({7: 255 * 2**20}, 2 * GIB + 255 * 2**20, 60 * GIB, {}),  # less what is seen
+    ({7: 9 * GIB}, 30 * GIB, 80 * GIB, {7: 9.0}),
+]
+
+
+@pytest.mark.parametrize(("held", "used", "total", "found"), HELD)
+def test_memory_counts_from_a_quarter_of_a_gib_on_or_beyond_what_a_driver_keeps(
+    held: dict[int, int], used: int, total: int, found: dict[int, float]
+) -> None:
+    gpus: Any = SimpleNamespace(processes=lambda _: held, memory_bytes=lambda _: (used, total))
+    assert {one.pid: one.held_gib for one in _of_gpu(gpus, 0)} == pytest.approx(found)

@@ -298,3 +298,11 @@ def test_the_hook_reads_the_stages_of_megatron_core_itself(order: str, stages: s
     environment = {**os.environ, **reporting([], tmp_path, tmp_path)}
     subprocess.run([*start, str(tmp_path / "train.py")], env=environment, capture_output=True, timeout=120, check=True)
     assert "".join((tmp_path / f"rank-{rank}").read_text() for rank in range(4)) == "0101"
+
+
+def test_ranks_that_are_hidden_are_waited_for_ten_times_as_long(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("jointopt.measure.devices.rank_check.time.monotonic", lambda: 1000.0)
+    looked = check(tmp_path, wait_s=5.0)
+    assert not looked.passed("no such mark", now_s=1050.0)
+    assert looked.passed("no such mark", now_s=1050.1)
+    assert looked.remark

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
-from jointopt.measure.devices.reading import Series, no_series, not_measured, together
+from jointopt.measure.devices.reading import QUANTITIES, Series, no_series, not_measured, together
 
 
 def steady(seconds: float = 10.0, watts: float = 400.0, gpus: int = 2, start: float = 1e9) -> Series:
@@ -130,6 +130,12 @@ def test_a_node_without_energy_leaves_the_sum_unknown_and_is_named() -> None:
     both = together([steady().between(), not_measured("no GPU")])
     assert both.reason == "node 1: no GPU"
     assert math.isnan(both.total_energy_j)
+
+
+def test_a_series_without_samples_has_no_gpus_and_no_times() -> None:
+    empty = no_series("no driver")
+    assert empty.time_s.shape == (0,)
+    assert all(getattr(empty, name).shape == (0, 0) for name in QUANTITIES)
 
 
 def test_samples_travel_through_a_file(tmp_path: Path) -> None:

@@ -130,3 +130,13 @@ def test_a_batch_system_starts_no_batch_system() -> None:
         files("slurm", "kubernetes")
     with pytest.raises(UsageError, match="--program names what a batch system starts"):
         files("megatron", "slurm")
+
+
+@pytest.mark.parametrize(("target", "folder"), [("deepspeed", None), ("torchtitan", "/plan"), ("nanotron", None)])
+def test_a_pod_finds_the_modules_of_the_plan(target: str, folder: str | None) -> None:
+    job = job_named("llama-3-8b", gpus=16)
+    plan = plan_of(job, pp=2, stage_layers="15;17") if target == "torchtitan" else plan_of(job, pp=2)
+    text = TARGETS["kubernetes"].export(intent_of(job, plan), program=target).files["jobset.yaml"]
+    _, jobset = yaml.safe_load_all(text)
+    spec = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert {one["name"]: one["value"] for one in spec["containers"][0]["env"]}.get("PYTHONPATH") == folder

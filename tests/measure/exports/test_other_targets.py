@@ -225,3 +225,13 @@ def test_formats_of_states_that_a_target_does_not_have_are_refused(intent: Any, 
 def test_words_that_a_script_states_itself_replace_those_of_the_plan_with_their_values() -> None:
     words = ("--a=1", "--lr", "1e-4", "model.tp=2", "--kept=3")
     assert list(_without(words, ("--a=7", "--lr", "2e-4", "model.tp=4"))) == ["--kept=3"]
+
+
+def test_arguments_stand_before_the_words_of_the_plan_and_replace_what_they_state_too(intent: Any) -> None:
+    plain = intent("llama-3-8b", pp=2)
+    made = dataclasses.replace(plain, arguments=("--my-own", "1e-4", "--seq-length=512"))
+    words, before = (TARGETS["megatron"].export(one).words for one in (made, plain))
+    at = before.index("--seq-length")
+    assert words == ("--my-own", "1e-4", "--seq-length=512", *before[:at], *before[at + 2 :])
+    script = TARGETS["slurm"].export(made, program="megatron").files["job.sbatch"]
+    assert script.count("1e-4") == 1

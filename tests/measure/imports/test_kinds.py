@@ -36,3 +36,8 @@ KINDS = [  # a text, and what it is read as; blank: nothing
 @pytest.mark.parametrize(("text", "kind"), KINDS)
 def test_a_file_is_known_by_what_stands_in_it(text: str, kind: str) -> None:
     assert [taken.format for taken in read_text(text)] == ([kind] if kind else [])
+
+
+def test_of_a_plan_in_json_the_columns_of_layouts_are_read() -> None:
+    (taken,) = read_text('{"tp": 2, "pp": 1, "dp": 4, "predicted_time_s": 5.0, "notes": "x"}')
+    assert taken.plan == {"tp": 2, "pp": 1, "dp": 4}

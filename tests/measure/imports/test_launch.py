@@ -28,6 +28,7 @@ STARTS: list[tuple[str, dict[str, Any]]] = [
     ("mpirun -np 16 python x.py", {}),
     ("deepspeed --num_nodes 2 --num_gpus 8 x.py", {"nodes": 2, "gpus_per_node": 8}),
     ("#SBATCH --nodes=4 --gres=gpu:4\nsrun python x.py", {"nodes": 4, "gpus_per_node": 4}),
+    ("#SBATCH --export=ALL,A=1,B=2\n#SBATCH --nodes=4\npython x.py", {"nodes": 4}),
     ("#SBATCH --nodes=4\nsrun --nodes=2 python x.py", {"nodes": 2}),
     ("#SBATCH -N 4\n#SBATCH --ntasks-per-node 8\npython x.py", {"nodes": 4, "gpus_per_node": 8}),
     ("NNODES=4\nGPUS_PER_NODE=8\npython x.py", {"nodes": 4, "gpus_per_node": 8}),

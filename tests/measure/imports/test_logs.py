@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jointopt.measure.imports import nanotron
 from jointopt.measure.imports.torchtitan import log_taken
 from jointopt.runs.store import Store
 from jointopt.workflows.import_ import import_
@@ -165,3 +166,9 @@ def test_a_log_that_ends_short_of_memory_in_a_library_is_a_row(text: str, tmp_pa
     (tmp_path / "run.log").write_text(head + text + trace)
     (row,) = import_([tmp_path / "run.log"]).runs
     assert (row["status"], row["framework_version"]) == ("oom", "0.2.2")
+
+
+def test_options_of_a_nanotron_log_have_no_effect_where_nothing_here_reads_them() -> None:
+    more = NANOTRON.replace("train_steps=15", "train_steps=15, newest=3")  # run, step, train steps and such are known
+    assert nanotron.log_taken(more).without_effect == nanotron.log_taken(NANOTRON).without_effect + 1 > 2
+    assert nanotron.log_taken(more).unread == ()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jointopt.measure.imports.files import read_text
 from jointopt.measure.imports.megatron import dump_taken, words_taken
+from jointopt.measure.imports.taken import Options, flags_of, pairs_of, whole_of
 from jointopt.measure.imports.torchtitan import config_taken
 
 WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8", "--num-query-groups", "2"]
@@ -79,3 +82,31 @@ def test_the_environment_that_libraries_read_is_kept() -> None:
 
 def test_a_script_that_starts_nothing_known_is_no_import() -> None:
     assert read_text("echo hello\npython train.py --epochs 3") == []
+
+
+def test_an_option_whose_value_cannot_be_read_stays_among_those_not_read() -> None:
+    options = Options({"layers": "many", "heads": "8", "flag": "perhaps", "on": "yes", "lr": 1, "lr_min": 2})
+    assert (options.whole("layers"), options.whole("heads"), options.plain("flag"), options.plain("on")) == (
+        None, 8, None, True,
+    )  # fmt: skip
+    assert options.left(re.compile("lr")) == (("layers", "flag"), 2)
+
+
+@pytest.mark.parametrize(("value", "number"), [
+    (8, 8), ("8", 8), ("1_024", 1024), ("4e6", 4_000_000), ("'16'", 16), (8.0, 8), (8.5, None), ("many", None),
+    (True, None), (False, None), (None, None), ("inf", None), ("nan", None), ("-1", -1),
+])  # fmt: skip
+def test_a_whole_number_is_read_in_any_spelling(value: object, number: int | None) -> None:
+    assert whole_of(value) == number
+
+
+def test_words_are_pairs_of_names_and_values() -> None:
+    words = "x.py --a-b 1 --on --list 1 2 3 --eq=5 --none= -- --neg -4 run.py --last"
+    assert dict(pairs_of(words.split())) == {
+        "a_b": "1", "on": True, "list": ["1", "2", "3"], "eq": "5", "none": "", "neg": "-4", "last": True,
+    }  # fmt: skip
+
+
+def test_options_that_are_off_are_no_flags() -> None:
+    given = {"z": 1, "a": True, "b": False, "c": None, "d": "None", "e": "false", "f": "x"}
+    assert list(flags_of(given).items()) == [("a", True), ("f", "x"), ("z", 1)]

@@ -135,6 +135,30 @@ def test_a_vocabulary_may_be_padded_or_one_token_more(vocabulary: int, known: bo
 
 
 @pytest.mark.parametrize(("text", "name"), [("Llama-3_8B", "llama-3-8b"), ("own/Mixtral-8x7B", "mixtral-8x7b"),
+                                            ("/models/meta/llama3-8b", "llama-3-8b"),
                                             ("llama-3-9b", ""), ("", "")])  # fmt: skip
 def test_a_model_goes_by_other_spellings(text: str, name: str) -> None:
     assert catalogue_name(text) == name
+
+
+OF_NO_LAYER = [  # a model, what a script may state as it likes, and whether the shape is still the model's
+    ("mixtral-8x7b", {"ffn_hidden_size": 1}, True),  # no layer has a dense MLP
+    ("deepseek-v2-lite", {"ffn_hidden_size": 1}, False),  # one has
+    ("llama-3-8b", {"ffn_hidden_size": 1}, False),
+    ("deepseek-v2-lite", {"head_dim": 64}, True),  # latent attention has widths of its own
+    ("llama-3-8b", {"head_dim": 64}, False),
+    ("llama-3-8b", {"max_position_embeddings": 8192}, True),
+    ("gpt2", {"max_position_embeddings": 512}, False),
+    ("mixtral-8x7b", {"num_experts": 4}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "known"), OF_NO_LAYER)
+def test_of_a_shape_only_what_the_model_uses_must_agree(name: str, changes: dict[str, Any], known: bool) -> None:
+    assert (name in [model.name for model in models_of_shape(shape_of(name, **changes))]) is known
+
+
+def test_positions_that_are_learned_may_be_left_out_of_a_shape() -> None:
+    shape = shape_of("gpt2", head_dim=None)
+    del shape["max_position_embeddings"], shape["head_dim"]
+    assert [model.name for model in models_of_shape(shape)] == ["gpt2"]

@@ -94,6 +94,15 @@ def test_memory_is_that_of_the_fullest_rank_whatever_the_unit() -> None:
     assert read_log(line(1) + of_bridge, dropped=0).peak_memory_gib == pytest.approx(50.0, rel=1e-4)
 
 
+def test_of_three_ranks_that_wrote_into_one_line_each_iteration_counts() -> None:
+    mixed = "".join(line(n, ms).rstrip("\n") for n, ms in ((2, 111.1), (3, 222.2), (4, 333.3))) + "\n"
+    assert read_log(line(1) + mixed + line(5), dropped=0).iteration_s == (0.8123, 0.1111, 0.2222, 0.3333, 0.8123)
+
+
+def test_an_iteration_may_take_less_than_a_millisecond() -> None:
+    assert read_log(line(1, 0.5) + line(2, 0.0), dropped=0).iteration_s == (0.0005,)
+
+
 def test_no_meter_is_no_energy() -> None:
     row = measured(read_log(line(1, joules=0.0), dropped=0), 8)
     assert math.isnan(row["energy_j"])

@@ -100,3 +100,45 @@ def test_few_power_samples_are_not_added_up() -> None:
 
 def test_a_counter_that_contradicts_the_power_is_refused() -> None:
     assert re.search(r"says .* J where its power adds up to", results(dmon(START, 60, POWER="200.000"))[2])
+
+
+@pytest.mark.parametrize(
+    ("still", "reason"),
+    [((20, 30), "the power of GPU 0 of 0.txt stood still for 10.0 s, too long for a window of 40.0 s"), ((5, 11), "")],
+)
+def test_power_that_stands_still_within_the_window_is_not_added_up(still: tuple[int, int], reason: str) -> None:
+    def watts(after_s: float, gpu: int) -> float:
+        return 400.0 if still[0] <= after_s < still[1] else 401.0 + after_s % 2
+
+    assert results(smi(START, 60, gpus=1, watts=watts), gpus=1)[2] == reason
+
+
+@pytest.mark.parametrize(("every_s", "known"), [(1.3, True), (1.4, False)])
+def test_power_added_up_must_change_thirty_times_in_a_window(every_s: float, known: bool) -> None:
+    text = smi(START, 60, gpus=1, watts=lambda after_s, gpu: 400.0 + round(after_s / every_s) % 2, every_s=every_s)
+    assert (results(text, gpus=1)[2] == "") is known
+
+
+def test_one_gpu_without_a_counter_is_enough_for_the_note_to_say_so() -> None:
+    found, words, reason = results(dmon(START, 60, gpus=1), dmon(START, 60, gpus=1, TOTEC="N/A"))
+    assert reason == ""
+    assert "(power samples added up, for want of counters)" in words
+    assert found["energy_j"] == pytest.approx(40 * (400.0 + 400.05) / 20, rel=1e-3)
+
+
+def test_two_gpus_of_one_power_at_other_times_are_two() -> None:
+    assert results(dmon(START, 60, gpus=1), dmon(START + 0.25, 60, gpus=1))[2] == ""
+    assert results(dmon(START, 60, gpus=1), dmon(START, 60, gpus=1))[2] == "the same trace is given twice"
+
+
+def test_a_line_without_a_time_counts_for_nothing() -> None:
+    whole = dmon(START, 60)
+    text = whole.replace(f"{START + 30:.3f} GPU 0", "GPU 0", 1)
+    assert text != whole
+    assert results(text)[0]["energy_j"] == pytest.approx(results(whole)[0]["energy_j"], rel=1e-3)
+
+
+def test_a_window_may_begin_with_the_first_sample_and_end_with_the_last() -> None:
+    assert results(dmon(START, 60), window=Window(START, START + 60.0, 20))[2] == ""
+    assert "has samples from" in results(dmon(START, 60), window=Window(START, START + 60.5, 20))[2]
+    assert "has samples from" in results(dmon(START, 60), window=Window(START - 0.5, START + 60.0, 20))[2]

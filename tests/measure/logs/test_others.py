@@ -97,6 +97,13 @@ def test_the_step_after_a_checkpoint_or_a_validation_does_not_count(beside: str)
     assert run.peak_memory_gib == 61.25
 
 
+def test_memory_is_that_of_the_fullest_rank_in_gib() -> None:
+    text = "".join(titan(n, 7213).replace("61.25", size) for n, size in ((1, "50.00"), (2, "62.50"), (3, "40.00")))
+    assert TORCHTITAN.read(text, 1, BATCH).peak_memory_gib == 62.5
+    lines = "".join(f" Peak reserved: {mb}MiB\n" for mb in ("40960.00", "51200.00", "1024.00"))
+    assert NANOTRON.read(nanotron(1, "900") + lines, 0, BATCH).peak_memory_gib == 50.0
+
+
 def test_overflows_of_deepspeed_are_skipped_iterations() -> None:
     text = deepspeed(1, 30.0) + deepspeed(2, 60.0, skipped=1) + deepspeed(3, 30.0, skipped=1)
     text += "[INFO] [logging.py:96:log_dist] [Rank 0] Overflow detected. Skipping step.\n" + deepspeed(

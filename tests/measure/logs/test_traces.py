@@ -90,6 +90,24 @@ def test_nvidia_smi_states_units_or_not_and_what_it_cannot_read() -> None:
     assert [one.values["power_w"] for one in found.samples] == pytest.approx([400, 401, math.nan, 401.1], nan_ok=True)
 
 
+@pytest.mark.parametrize("name", ["power.draw [W]", "power.draw.average [W]", "power.draw.instant [W]"])
+def test_each_kind_of_power_that_nvidia_smi_writes_is_in_watts(name: str) -> None:
+    found = read_trace(smi(START, 1, 1).replace("power.draw [W]", name))
+    assert [one.values for one in found.samples] == [
+        {"power_w": power, "temperature_c": 62.0} for power in (400.0, 400.1)
+    ]
+
+
+@pytest.mark.parametrize(("before", "after", "unread"), [
+    (" 61234 MiB", " 61234 MiB, 5", 2),  # a cell more than columns
+    ("index", "gpu_name", 2),  # no column names a GPU
+    ("index", "uuid", 0), ("index", "pci.bus_id", 0),
+])  # fmt: skip
+def test_a_row_of_nvidia_smi_has_a_cell_for_each_column_and_names_a_gpu(before: str, after: str, unread: int) -> None:
+    found = read_trace(smi(START, 1, 1).replace(before, after))
+    assert (found.unread, len(found.samples)) == (unread, 2 - unread)
+
+
 @pytest.mark.parametrize(
     "text", ["# Entity settings\nGPU 0\n", "timestamp,loss\n1,2\n", "# HELP DCGM_FI_DEV_SM_CLOCK x\n"]
 )

@@ -66,3 +66,14 @@ def test_whole_seconds_are_good_enough_for_a_long_window() -> None:
     window = found(text)
     assert window.end_s - window.start_s == pytest.approx(32.0)
     assert datetime.fromtimestamp(window.end_s).strftime("%m/%d %H:%M:%S") == "11/22 04:16:36"
+
+
+@pytest.mark.parametrize(("passed_s", "good"), [(110.9, True), (111.2, False), (89.2, True), (88.9, False)])
+def test_the_lines_may_differ_from_the_iterations_by_a_second_and_a_tenth(passed_s: float, good: bool) -> None:
+    # after the first line ten iterations of 10 s, 8192 tokens per GPU at 819 per s: up to 1 + 10 s more or less
+    text = titan(1, 90) + "".join(titan(n, 819, 10.0 * n) for n in range(2, 12)) + titan(12, 819, 20.0 + passed_s)
+    if good:
+        assert found(text).iterations == 11
+    else:
+        with pytest.raises(ValueError, match="of which the iterations"):
+            found(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jointopt.measure.logs.metered import of_windows
 from jointopt.measure.logs.zeus import is_zeus, read_windows
 
 HEAD = "start_time,window_name,elapsed_time,gpu0_energy,gpu1_energy\n"
@@ -27,3 +28,19 @@ def test_windows_of_unknown_meaning_are_refused() -> None:
     assert is_zeus(HEAD)
     with pytest.raises(ValueError, match="no window of Zeus is named like an iteration"):
         read_windows(rows(("evaluation", 1.0, 300.0, 310.0)), warmup=0)
+
+
+def test_windows_of_two_processes_add_up_and_the_slower_one_is_the_iteration() -> None:
+    texts = [rows(("step", 2.0, 300.0, 310.0)), rows(("step", 2.5, 320.0, 330.0))]
+    found, words = of_windows(texts, 4, 0)
+    assert found == pytest.approx({"iteration_time_s": 2.5, "energy_j": 1260.0, "avg_power_w": 1260.0 / 2.5 / 4})
+    assert words == "energy of 1 windows of Zeus"
+    with pytest.raises(ValueError, match="cover 2 of 4 GPUs"):
+        of_windows(texts[:1], 4, 0)
+
+
+def test_of_windows_inside_of_each_other_the_most_frequent_count_and_warm_up_alone_is_refused() -> None:
+    text = rows(("batch 0", 4.0, 1.0, 1.0), *[(f"step_{n}", 1.0 + n, 300.0, 310.0) for n in range(3)])
+    assert (read_windows(text, 1).seconds, read_windows(text, 1).count) == (2.5, 2)
+    with pytest.raises(ValueError, match="4 windows, of which 3 of warm-up"):
+        read_windows(text, 3)

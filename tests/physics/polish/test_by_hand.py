@@ -136,3 +136,21 @@ def test_lowtime_is_given_as_many_units_as_the_shortest_pass_has_and_one_more_fo
     assert sorted(option.quant_time for option in spec.options.options) == [4, 5, 6, 7, 8]
     assert spec.cost_model(4) == pytest.approx(10_000.0)
     assert spec.cost_model(8) == pytest.approx(4_000.0)
+
+
+def test_a_pass_that_ends_at_the_makespan_but_for_rounding_is_slowed() -> None:
+    # 0.1 + 0.2 is above 0.3 by the last bit
+    fixed = Options(np.array([1000.0]), np.array([0.1]), np.array([5.0]))
+    last = Options(np.array([1000.0, 500.0]), np.array([0.1, 0.2]), np.array([5.0, 4.0]))
+    problem = Problem(schedule_graph(1, 1, 1), [fixed, fixed, last])
+    assert problem.spend_slack(problem.fastest(), 0.3).tolist() == [0, 1]
+    assert problem.spend_slack(problem.fastest(), 0.2999).tolist() == [0, 0]
+
+
+def test_the_last_backward_pass_has_options_of_its_own() -> None:
+    kinds = [Options(np.array([1000.0]), np.array([seconds]), np.array([1.0])) for seconds in (1.0, 2.0, 3.0)]
+    problem = Problem(schedule_graph(1, 1, 2), kinds)
+    assert sorted(problem.durations_s(problem.fastest())) == [1.0, 1.0, 2.0, 3.0]
+    part, whole = Problem(schedule_graph(1, 1, 2), kinds), Problem(schedule_graph(1, 1, 4), kinds)
+    found = widened(part, part.fastest(), whole, 3.0)
+    assert whole.makespan_s(found) == pytest.approx(4 * 1.0 + 3 * 2.0 + 3.0)

@@ -63,3 +63,20 @@ def test_a_last_unit_that_saves_less_than_a_thousandth_of_the_dearest_is_left_ou
     )
     assert sorted(option.quant_time for option in spec.options.options) == units
     assert spec.cost_model(2) == pytest.approx(40 / 6)
+
+
+def test_beside_a_pass_that_no_clock_changes_the_others_are_shortened() -> None:
+    fixed = Options(np.array([1000.0]), np.array([1.0]), np.array([10.0]))
+    last = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), np.array([20.0, 16.0]))
+    seconds = np.array(list(shortened(Problem(schedule_graph(1, 1, 1), [fixed, last, last]), 1.0)))
+    assert seconds.tolist() == [[1, 4], [1, 3], [1, 2]]
+
+
+@pytest.mark.parametrize("times", [1e-6, 1.0, 1e6])
+def test_schedules_do_not_depend_on_how_much_energy_a_pass_takes(times: float) -> None:
+    # lowtime takes 1e4 of a unit's energy for infinite and 1e-6 for nothing
+    forward = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), times * np.array([10.0, 4.0]))
+    last = Options(np.array([1000.0, 500.0]), np.array([2.0, 4.0]), times * np.array([20.0, 16.0]))
+    seconds = np.array(list(shortened(Problem(schedule_graph(1, 1, 1), [forward, last, last]), 0.5)))
+    # the pass that saves 2 W is shortened before the one that saves 6 W
+    assert seconds.tolist() == [[2, 4], [2, 3.5], [2, 3], [2, 2.5], [2, 2], [1.5, 2], [1, 2]]

@@ -63,3 +63,10 @@ def test_within_takes_the_slowest_option_that_is_fast_enough_and_else_the_fastes
     options = Options(np.array([2.0, 1.0]), np.array([1.0, 2.0]), np.array([2.0, 1.0]))
     problem = Problem(schedule_graph(2, 1, 1), [options] * 6)
     assert problem.within(np.array([0.5, 1.0, 1.9, 2.0])).tolist() == [0, 0, 0, 1]
+
+
+def test_a_clock_below_all_options_comes_to_the_slowest() -> None:
+    three = Options(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 4.0]), np.array([9.0, 4.0, 1.0]))
+    problem = Problem(schedule_graph(2, 1, 2), [three] * 6)
+    assert set(problem.clocks_mhz(problem.at_clocks(np.array([0.5, 0.5])))) == {1.0}
+    assert set(problem.clocks_mhz(problem.at_clocks(np.array([2.5, 2.5])))) == {2.0}
