@@ -96,7 +96,7 @@ class _Loop(Campaign):
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
         self._lost: list[str] = []  # objectives that are left out
-        self._said: list[str] = []  # notes of what is left out
+        self._unknown_before: list[str] = []  # notes of what is left out
         self._retry_failed = retry_failed
         self._keys = plan_keys(candidates.record(index) for index in range(candidates.size))
         self._elsewhere: set[str] = set()  # keys of plans that are left to other processes
@@ -216,10 +216,10 @@ class _Loop(Campaign):
         if lost != self._lost:
             self._lost, self._basis = lost, ""  # the best prediction was judged for other objectives
         unknown = self._unknown(lost)
-        self.notes = [note for note in self.notes if note in unknown or note not in self._said]
+        self.notes = [note for note in self.notes if note in unknown or note not in self._unknown_before]
         for sentence in unknown:
             self._note_once(sentence)
-        self._said = unknown
+        self._unknown_before = unknown
 
     def _unknown(self, lost: list[str]) -> list[str]:
         kept, sentences = " and ".join(self.objectives()), []

@@ -64,10 +64,10 @@ class Cluster:
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         at = self.places[plan_key(plan)]
-        told = {goal: float(values[at] * np.exp(self.rng.normal(0.0, 0.02))) for goal, values in self.truth.items()}
+        found = {goal: float(values[at] * np.exp(self.rng.normal(0.0, 0.02))) for goal, values in self.truth.items()}
         if self.rng.random() < self.unreported:
-            told.pop(self.goals[-1])
-        return {"status": "ok"} | told
+            found.pop(self.goals[-1])
+        return {"status": "ok"} | found
 
     def shares(self, places: list[int]) -> list[float]:
         """Share of the true front's volume that the first 4, 8 and 16 plans hold, by the truth."""
