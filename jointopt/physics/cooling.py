@@ -268,6 +268,11 @@ def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
     return np.asarray(np.fmin(limit_w, (limit_w - at_zero) / (1.0 + gain)))
 
 
+def leave_power(limits_w: Floats, cluster: Cluster, constants: PowerConstants) -> Bools:
+    """Whether limits (n,) in W leave kernels anything beside what a GPU in the hottest air draws whatever runs."""
+    return np.asarray(electrical_limit_w(limits_w, cooler(cluster, constants)) > constants.static_w)
+
+
 def kernel_limit_w(
     limit_w: Floats, cooler: Cooler, cluster: Cluster, static_w: float, rests: Rests | None = None
 ) -> Floats:

@@ -18,7 +18,8 @@ from jointopt.search.problem import Problem, Progress
 
 ROUNDS = 12
 EVALUATIONS = 100_000  # of moves
-NEAR = 0.01  # of a goal: plans that gain no more than that are as good as one
+NEAR = 0.001  # of a goal: plans that gain no more than that are as good as one
+NEAR_OF_MANY = 0.01  # the same of four goals and more, of which a front of all that differ has no end
 MOST = 800  # plans of a front, above which none joins it
 PAIRED = 400  # plans of a round from which two genes move at once
 
@@ -38,17 +39,19 @@ def sharpened(problem: Problem, front: Columns, evaluations: int = EVALUATIONS) 
 
     A plan of the front is replaced by the move that beats it in every goal.
     """
-    genome, started, spent = Genome.of(problem), Seen(), 0
+    genome, started, spent, few = Genome.of(problem), Seen(), 0, len(problem.goals) <= 3
+    near = NEAR if few else NEAR_OF_MANY
     for _ in range(ROUNDS):
         plans = take(front, started.add(front["layout_index"], front["stage_clock_mhz"]))
         if spent >= evaluations or not len(plans["slack"]):
             break
         batch = _moves(genome, plans, evaluations - spent)
         spent += len(batch["slack"])
-        front = _replaced(problem, front, batch)
+        front = _replaced(problem, front, batch, near)
     if evaluations > spent:
         batch = _some(genome, _swept(genome, front), evaluations - spent)
-        front, spent = _replaced(problem, front, batch), spent + len(batch["slack"])
+        front = _replaced(problem, front, batch, 0.0 if few else near)
+        spent += len(batch["slack"])
     return front, spent
 
 
@@ -77,10 +80,10 @@ def _some(genome: Genome, genes: Ints, most: int) -> Columns:
     return take(plans, plans["violation"] <= 0.0)
 
 
-def _replaced(problem: Problem, front: Columns, batch: Columns) -> Columns:
+def _replaced(problem: Problem, front: Columns, batch: Columns, near: float) -> Columns:
     """The front with each plan that some of the ``batch`` beat replaced by the one of least product of goals.
 
-    Of the batch those that are no plan's neighbours join it.
+    Of the batch those that are no plan's neighbours (within ``near``) join it.
     """
     own, moved = (np.log(stacked(plans, problem.goals)) for plans in (front, batch))
     order = np.argsort(moved.sum(axis=1), kind="stable")
@@ -89,7 +92,7 @@ def _replaced(problem: Problem, front: Columns, batch: Columns) -> Columns:
     chosen = np.unique(order[[place for place in places if place is not None]])
     mixed = np.random.default_rng(0).permutation(order)  # in the order of products one part of the front would fill it
     known = np.concatenate([own[kept], moved[chosen]])
-    joined = np.concatenate([chosen, _apart(known, moved, mixed, MOST - len(known))]).astype(np.int64)
+    joined = np.concatenate([chosen, _apart(known, moved, mixed, MOST - len(known), near)]).astype(np.int64)
     return front_of(concat([take(front, kept), take(batch, joined)]), problem.goals)
 
 
@@ -99,10 +102,10 @@ def _first_that_beats(moved: Floats, one: Floats) -> int | None:
     return place if beats[place] and np.any(moved[place] < one) else None
 
 
-def _apart(known: Floats, moved: Floats, order: Ints, most: int) -> Ints:
-    """Rows of ``moved``, by this order, that are better than each other and all ``known`` by `NEAR` in some goal."""
-    left, chosen = order[~is_beaten(known, moved[order] + NEAR)], list[int]()
+def _apart(known: Floats, moved: Floats, order: Ints, most: int, near: float) -> Ints:
+    """Rows of ``moved``, by this order, that are better than each other and all ``known`` by ``near`` in some goal."""
+    left, chosen = order[~is_beaten(known, moved[order] + near)], list[int]()
     while len(left) and len(chosen) < most:
         chosen.append(int(left[0]))
-        left = left[np.any(moved[left] + NEAR < moved[left[0]], axis=1)]
+        left = left[np.any(moved[left] + near < moved[left[0]], axis=1)]
     return np.array(chosen, np.int64)

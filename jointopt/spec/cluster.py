@@ -59,6 +59,7 @@ class Gpu:
     host_gbytes_per_s: float | None = None  # link to host memory, one direction; None = its architecture's PCIe x16
     host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
     process_memory_gib: float | None = None  # held by a process before it trains; None = the framework's overhead
+    power_limit_min_w: float | None = None  # the least limit that its driver takes
     power: PowerConstants | None = None
     product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, measured over the catalogue's
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -77,11 +78,12 @@ class Gpu:
 
     @property
     def power_limit_span_w(self) -> tuple[float, float]:
-        """(draw at rest, most) W that a power limit lies between, and what a mean power is at most.
+        """(least, most) W that a power limit lies between, and what a mean power is at most.
 
-        No board is sold with half as much again as its rated power.
+        The least is what its driver takes, where a source states it, else what it draws at rest. No board is sold with
+        half as much again as its rated power.
         """
-        return self.idle_w or 0.0, _MOST_OF_TDP * (self.tdp_w or math.inf)
+        return self.power_limit_min_w or self.idle_w or 0.0, _MOST_OF_TDP * (self.tdp_w or math.inf)
 
     @property
     def memory_span_gib(self) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,19 +23,25 @@ def read_power_limits(search: Section, cluster: Cluster) -> tuple[float, ...] | 
     """
     if not search.has(POWER_LIMIT):
         return None
-    if cluster.gpu.power is None:
-        raise JobError(
-            f"{search.at(POWER_LIMIT)}: nothing is known of the power of GPU {cluster.gpu.id!r}, so that no limit can "
-            f"be predicted; leave it out."
-        )
-    lowest, highest = cluster.gpu.power_limit_span_w[0], cluster.power_limit_w
     given: Any = search.values[POWER_LIMIT]
     listed = given if isinstance(given, list) else [given]
-    limits = _from_range(search, highest) if isinstance(given, Mapping) else listed
-    if not 0 < len(limits) <= _MOST or not all(is_number(w) and lowest < w <= highest for w in limits):
-        within = f"above {lowest:g} and at most {highest:g} W, what a GPU of the cluster may draw"
-        raise search.refuse(POWER_LIMIT, f"a limit in W, up to {_MOST} of them, or {{min, max, step}}, {within}")
+    limits = _from_range(search, cluster.power_limit_w) if isinstance(given, Mapping) else listed
+    if not 0 < len(limits) <= _MOST or not all(is_number(watts) for watts in limits):
+        raise search.refuse(POWER_LIMIT, f"a limit in W, up to {_MOST} of them, or {{min, max, step}}")
+    if refused := refused_limits(cluster, limits):
+        raise JobError(f"{search.at(POWER_LIMIT)} lists {refused}; leave it out.")
     return tuple(sorted({float(watts) for watts in limits}, reverse=True))
+
+
+def refused_limits(cluster: Cluster, limits_w: Iterable[float]) -> str:
+    """The limits that no GPU of the cluster takes, and which ones it does; blank where it takes them all."""
+    gpu, most = cluster.gpu, cluster.power_limit_w
+    if gpu.power is None:
+        return f"a limit, and nothing is known of the power of GPU {gpu.id!r}, so that what it does cannot be predicted"
+    least = gpu.power_limit_span_w[0]
+    refused = [f"{watts:g}" for watts in limits_w if watts <= 0 or not least <= watts <= most]
+    within = f"at least {least:g}" if least else "more than 0"
+    return f"{', '.join(refused)} W, and a GPU of the cluster takes {within} and at most {most:g} W" if refused else ""
 
 
 def _from_range(search: Section, highest: float) -> list[float]:

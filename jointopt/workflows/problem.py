@@ -9,6 +9,7 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
+from jointopt.physics.cooling import leave_power
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
@@ -24,6 +25,7 @@ from jointopt.workflows.search_steps import Stopwatch, times
 
 NO_MEMORY = "does not fit in the GPU's memory"
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
+LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
 MEMORY_GOALS = (*OBJECTIVES, "peak_memory_gib")
 _EVEN = 0.5  # probability of fitting
@@ -75,6 +77,21 @@ def _fit_probability(model: JobModel, peak_bytes: Floats) -> Floats:
     return model.memory.fit_probability(np.log(load))
 
 
+def searched_limits(job: Job, count: int) -> tuple[tuple[float, ...] | None, dict[str, int]]:
+    """(power limits of the search under which something runs, ``count`` layouts dropped for each other, by reason).
+
+    Where nothing runs under any of them they stay, for the sentence that refuses them.
+    """
+    limits, power = job.search.power_limit_w, job.cluster.gpu.power
+    if limits is None or power is None:
+        return limits, {}
+    some = leave_power(np.array(limits), job.cluster, power).tolist()
+    if all(some) or not any(some):
+        return limits, {}
+    runs, idle = ([w for w, one in zip(limits, some, strict=True) if one is wanted] for wanted in (True, False))
+    return tuple(runs), {LIMITED.format(f"{watts:g}"): count for watts in idle}
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The search problem of a job, what it was made of, and the layouts dropped before, by reason."""
@@ -92,7 +109,8 @@ def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
     """The search problem of a job, of many layouts priced as far as is needed; InfeasibleError without any."""
     space, layouts, peak_bytes, dropped = feasible_layouts(model, watch)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
-        layouts = under_limits(layouts, model.job.search.power_limit_w)
+        limits, without = searched_limits(model.job, len(peak_bytes))
+        layouts, dropped = under_limits(layouts, limits), dropped | without
         peak_bytes = repeated(peak_bytes, len(layouts["pp"]))
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
@@ -110,7 +128,7 @@ def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
     model = job if isinstance(job, JobModel) else JobModel(job)
     need_power(model.job)
     space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch())
-    layouts = under_limits(layouts, model.job.search.power_limit_w)
+    layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
     physics = model.cost_model(layouts, repeated(peak_bytes, len(layouts["pp"])))
     fitting = model.fit_probability(physics)
     if not once:

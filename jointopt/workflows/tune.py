@@ -96,6 +96,7 @@ class _Loop(Campaign):
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
         self._lost: list[str] = []  # objectives that are left out
+        self._unknown_before: list[str] = []  # notes of what is left out
         self._retry_failed = retry_failed
         self._keys = plan_keys(candidates.record(index) for index in range(candidates.size))
         self._elsewhere: set[str] = set()  # keys of plans that are left to other processes
@@ -210,20 +211,28 @@ class _Loop(Campaign):
         return tuple(known) or TIME
 
     def _note_unknown(self) -> None:
-        """Note once which objectives of the job are left out, and which constraints cannot be checked."""
-        kept = " and ".join(self.objectives())
+        """Note which objectives are left out and which constraints cannot be checked, as long as that is so."""
         lost = [name for name in self.job.objectives if name not in self.objectives()]
         if lost != self._lost:
             self._lost, self._basis = lost, ""  # the best prediction was judged for other objectives
+        unknown = self._unknown(lost)
+        self.notes = [note for note in self.notes if note in unknown or note not in self._unknown_before]
+        for sentence in unknown:
+            self._note_once(sentence)
+        self._unknown_before = unknown
+
+    def _unknown(self, lost: list[str]) -> list[str]:
+        kept, sentences = " and ".join(self.objectives()), []
         for name in lost:
             predicted = np.isfinite(self.candidates.predicted[name]).any()
             unknown = f"no power of {self.job.cluster.gpu.id} is known to predict it"
             why = "no run measures it" if predicted else unknown
-            self._note_once(f"The objective {name} is left out, since {why}; plans are compared by {kept} alone.")
+            sentences.append(f"The objective {name} is left out, since {why}; plans are compared by {kept} alone.")
         good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
         for name in good[0] if good else ():
             if all(np.isnan(held[name][0]) for held in good):
-                self._note_once(f"The constraint {name} cannot be checked, since no run measures it.")
+                sentences.append(f"The constraint {name} cannot be checked, since no run measures it.")
+        return sentences
 
     def _note_once(self, text: str) -> None:
         if text not in self.notes:

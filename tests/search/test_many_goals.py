@@ -49,6 +49,16 @@ def test_every_plan_of_the_front_is_kept_or_beaten_and_all_that_join_are_feasibl
     assert spent > 0
 
 
+def test_of_three_goals_no_clock_or_share_of_slack_of_the_fronts_layouts_is_missing(
+    problem: Problem, drawn: Columns
+) -> None:
+    front, _ = sharpened(problem, drawn)
+    genome = Genome.of(problem)
+    every = _some(genome, _swept(genome, front), 100_000)
+    assert len(front["slack"]) > 1
+    assert is_beaten(stacked(front, GOALS) * (1 + 1e-12), stacked(every, GOALS) * (1 + 1e-9)).all()
+
+
 @pytest.mark.parametrize("most", [1, 30, 700])
 def test_no_more_plans_are_evaluated_than_allowed(problem: Problem, drawn: Columns, most: int) -> None:
     front, spent = sharpened(problem, drawn, evaluations=most)
@@ -111,7 +121,8 @@ def test_a_place_is_taken_by_the_first_plan_that_is_nowhere_worse_and_somewhere_
 def test_plans_join_that_gain_more_than_a_hundredth_over_all_others() -> None:
     known = np.array([[0.0, 0.0]])
     moved = np.array([[0.5, -0.005], [-0.2, 0.5], [-0.205, 0.495], [-0.3, 0.6], [0.4, -0.3]])
-    assert _apart(known, moved, np.arange(5), 9).tolist() == [1, 3, 4]
-    assert _apart(known, moved, np.array([4, 3, 2, 1, 0]), 9).tolist() == [4, 3, 2]
-    assert _apart(known, moved, np.arange(5), 2).tolist() == [1, 3]
-    assert _apart(known, moved, np.arange(5), 0).tolist() == []
+    assert _apart(known, moved, np.arange(5), 9, 0.01).tolist() == [1, 3, 4]
+    assert _apart(known, moved, np.array([4, 3, 2, 1, 0]), 9, 0.01).tolist() == [4, 3, 2]
+    assert _apart(known, moved, np.arange(5), 9, 0.0).tolist() == [0, 1, 2, 3, 4]
+    assert _apart(known, moved, np.arange(5), 2, 0.01).tolist() == [1, 3]
+    assert _apart(known, moved, np.arange(5), 0, 0.01).tolist() == []

@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.search.pareto import front_rows, objectives, take
-from jointopt.spec.jobfile import shipped_job, with_changes
+from jointopt.spec.jobfile import parse_job, shipped_job, with_changes
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import earlier_runs
 from jointopt.workflows.explain import explain
-from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.problem import priced_problem, searched_limits
 from jointopt.workflows.propose import propose
 
 LIMITS = (400.0, 250.0, 200.0, 150.0)
@@ -45,6 +46,27 @@ def test_a_lower_limit_is_slower_leaner_and_draws_no_more_than_it(found) -> None
     assert len(set(limits.tolist())) > 1
     assert (np.diff(limits) <= 0).all()
     assert (front["avg_power_w"] <= front[POWER_LIMIT] * (1 + 1e-9)).all()
+
+
+def test_limits_that_a_gpu_draws_whatever_runs_are_dropped_and_counted_and_the_others_searched() -> None:
+    hot = with_changes(JOB, {"cluster.inlet_temperature_c": 45, f"search.{POWER_LIMIT}": [200, 62]})
+    limits, dropped = searched_limits(hot, 7)
+    assert (limits, list(dropped.values())) == ((200.0,), [7])
+    assert all("power limit of 62 W" in reason for reason in dropped)
+    found = propose(hot, surrogate="none")
+    assert set(found.front[POWER_LIMIT]) == {200.0}
+    assert [n for reason, n in found.infeasible.items() if "62 W" in reason] == [found.feasible_layouts]
+    with pytest.raises(InfeasibleError, match="nothing to compute with"):
+        propose(with_changes(hot, {f"search.{POWER_LIMIT}": [62, 61]}), surrogate="none")
+
+
+def test_a_plan_on_cores_of_a_cpu_states_no_limit() -> None:
+    cores = {"cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4}, "objectives": ["iteration_time_s"]}
+    training = {"seq_length": 128, "global_batch_size": 8, "dtype": "fp32"}
+    job = parse_job({"model": "opt-350m", "training": training} | cores, "job", None)
+    assert not explain(job, "dp=4").violations
+    (sentence,) = explain(job, "dp=4 power_limit_w=50").violations
+    assert "nothing is known of the power of GPU 'cpu-core'" in sentence
 
 
 def test_answers_of_one_plan_under_a_limit_agree(found) -> None:

@@ -69,6 +69,17 @@ def test_an_objective_that_no_run_measures_is_left_out_and_said_to_be(job: Job, 
     assert len(study.directions) == 2
 
 
+def test_an_objective_that_later_runs_measure_is_no_longer_said_to_be_left_out(job: Job, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/t.db"
+    first = tune(job, Physics(*RESULTS[:2]), 2, surrogate="none", storage=storage)
+    found = tune(job, Physics(*RESULTS[:3]), 3, surrogate="none", storage=storage)
+    assert [len(first.runs), len(found.runs)] == [2, 5]
+    assert any("is left out" in note for note in first.notes)
+    assert not any("is left out" in note for note in found.notes)
+    assert found.objectives == RESULTS[:3]
+    assert set(found.front) <= {2, 3, 4}
+
+
 def test_the_study_of_a_tune_has_as_many_values_as_objectives(job: Job, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/t.db"
     found = tune(job, Physics(*RESULTS[:3]), 2, surrogate="none", storage=storage)

@@ -82,8 +82,8 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
         figures[key], stand_in = _figure(section, key, gpu, nodes, per_node)
         assumed += [stand_in] if stand_in else []
     lowest, highest = gpu.power_limit_span_w
-    if section.has("power_limit_w") and not lowest < figures["power_limit_w"] <= highest:
-        raise section.refuse("power_limit_w", f"above {lowest:g} and at most {highest:g} W for {gpu.id}")
+    if section.has("power_limit_w") and not lowest <= figures["power_limit_w"] <= highest:
+        raise section.refuse("power_limit_w", f"at least {lowest:g} and at most {highest:g} W for {gpu.id}")
     figures |= _site(section) | {"name": section.text("name", ""), "exhaust_ranks": _exhaust_ranks(section, per_node)}
     stated = frozenset(key for key in (*FIGURES, "memory_gib") if given.has(key))
     cluster = Cluster(

@@ -18,7 +18,7 @@ _MOST = {
     "scale_up_gpus": 65_536, "usual_gpus_per_node": 1024, "usual_inter_node_gbytes_per_s": 10_000.0,
     "clock_min_mhz": 10_000.0, "clock_max_mhz": 10_000.0, "clock_step_mhz": 1000.0, "tdp_w": 20_000.0,
     "idle_w": 5000.0, "wait_w": 20_000.0, "throttle_temperature_c": 150.0, "host_gbytes_per_s": 10_000.0,
-    "host_time_factor": 100.0, "process_memory_gib": 1000.0,
+    "host_time_factor": 100.0, "process_memory_gib": 1000.0, "power_limit_min_w": 20_000.0,
 }  # fmt: skip
 _WHOLE = ("sm_count", "scale_up_gpus", "usual_gpus_per_node")
 _MOST_TFLOPS = 1e6
@@ -38,6 +38,8 @@ def own_gpu(mapping: Mapping[str, Any], where: str = "cluster.gpu") -> Gpu:
     like = _like(section)
     figures: dict[str, Any] = {key: getattr(like, key) for key in FIGURES} if like else dict.fromkeys(FIGURES)
     figures |= {key: _figure(section, key) for key in FIGURES if section.has(key) or (key in _NEEDED and not like)}
+    if like and figures["tdp_w"] != like.tdp_w and not section.has("power_limit_min_w"):
+        figures["power_limit_min_w"] = None  # of another TDP, a driver takes other limits
     gpu = Gpu(
         id=name, name=name, vendor=section.text("vendor", like.vendor if like else "unknown"),
         architecture=section.text("architecture", like.architecture if like else "unknown"),
@@ -81,6 +83,6 @@ def _check(section: Section, gpu: Gpu) -> None:
         raise JobError(
             f"{section.at('clock_step_mhz')} ({step:g}) must not be above the span of clocks ({high - low:g})."
         )
-    for key in ("idle_w", "wait_w"):
+    for key in ("idle_w", "wait_w", "power_limit_min_w"):
         if (watts := getattr(gpu, key)) is not None and gpu.tdp_w is not None and watts >= gpu.tdp_w:
             raise JobError(f"{section.at(key)} ({watts:g}) must be below tdp_w ({gpu.tdp_w:g}).")

@@ -36,6 +36,7 @@ from jointopt.spec.plans.newer_rules import (
     stage_rules,
 )
 from jointopt.spec.plans.rule import DUPLICATE, SEARCH, SEARCHED, Rule, not_in, recompute_codes, searched
+from jointopt.spec.power_limits import refused_limits
 
 FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reaches over
 
@@ -66,12 +67,13 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     broken = [rule for rule in layout_rules(job) if rule.sentence and rule.broken(columns).item()]
     broken.sort(key=lambda rule: rule.of_search)
     stated = {name: "blank" if value == "" else value for name, value in plan.items()}
-    figures, most = {**stated, **_plan_figures(job, plan)}, job.cluster.power_limit_w
+    figures = {**stated, **_plan_figures(job, plan)}
     limits = {"power_limit_w": [plan.get("power_limit_w")], "stage_power_limit_w": plan.get("stage_power_limit_w", [])}
+    given = {key: [watts for watts in listed if watts is not None] for key, listed in limits.items()}
     return [rule.sentence.format(**figures) for rule in broken] + [
-        f"{key} is above the {most:g} W that a GPU of the cluster may draw (cluster.power_limit_w)."
-        for key, stated in limits.items()
-        if any(watts is not None and watts > most for watts in stated)
+        f"{key} states {refused}."
+        for key, listed in given.items()
+        if listed and (refused := refused_limits(job.cluster, listed))
     ]
 
 

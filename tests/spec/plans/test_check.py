@@ -47,7 +47,8 @@ GOOD = {
         ({"micro_batch_size": 5}, "dp*micro_batch_size is 10, which does not divide the global batch of 24 sequences."),
         (
             {"power_limit_w": 2000.0},
-            "power_limit_w is above the 400 W that a GPU of the cluster may draw (cluster.power_limit_w).",
+            "power_limit_w states a limit, and nothing is known of the power of GPU 'gpu-x', so that what it "
+            "does cannot be predicted.",
         ),
         ({"ep": 2}, "ep 2 needs experts, and dense is a dense model."),
         ({"zero_stage": 3}, "generic has no zero_stage 3 with pp > 1."),
