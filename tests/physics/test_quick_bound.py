@@ -79,12 +79,21 @@ def test_layouts_priced_when_read_cost_what_layouts_priced_at_once_do(one_clock:
 
 
 @pytest.mark.parametrize("machine", [COMPUTING, MOVING], ids=["flops alone", "bytes alone"])
-@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"recompute": 2}], ids=str)
+@pytest.mark.parametrize(
+    "plan", [{}, {"dtype": "fp8"}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"recompute": 2}], ids=str
+)
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
-def test_where_one_stage_does_all_the_work_the_quick_bound_is_the_bound(model: Model, plan: Any, machine: Any) -> None:
+def test_where_one_stage_does_all_the_work_the_bound_is_the_quick_one_and_the_step(
+    model: Model, plan: Any, machine: Any
+) -> None:
     overheads = {"iteration_overhead_s": 0.02, "micro_batch_overhead_s": 0.003}
     cold = physics(model=model, framework=overheads, **plan)
-    gpu = replace(cold.job.cluster.gpu, power=PowerConstants(60.0, 90.0, 80.0, 0.7, 30.0, 0.5, 1.4))
+    gpu = replace(cold.job.cluster.gpu, power=PowerConstants(60.0, 90.0, 80.0, 0.1, 30.0, 0.5, 1.4))
     job = replace(cold.job, cluster=replace(cold.job.cluster, gpu=gpu))
-    priced, row = CostModel(job, cold.layouts, machine), np.array([0])
-    np.testing.assert_allclose(priced.quick_bound(row), priced.lower_bound(row), rtol=1e-9)
+    unpriced, row = CostModel(job, cold.layouts, machine, lazily=True), np.array([0])
+    (time_s, energy_j), bound = np.ravel(unpriced.quick_bound(row)), np.ravel(unpriced.lower_bound(row))
+    costs = unpriced.groups[0]
+    step_s, step_bytes = float(costs.optimizer_s[0, 0]), float(costs.iteration_hbm_bytes[0, 0])
+    cold_w, gain = unpriced.cooler.leakage_line
+    step_j = plan.get("tp", 1) * ((1.0 + gain) * (60.0 * step_s + 30e-12 * step_bytes) + cold_w * step_s)
+    assert bound == pytest.approx([time_s + step_s, energy_j + step_j], rel=1e-9)
