@@ -55,6 +55,17 @@ def random_clocks(physics: CostModel, seed: int) -> Floats:
 
 
 @pytest.mark.parametrize("job", JOBS)
+def test_no_plan_draws_less_than_the_least_power_of_its_clocks_and_few_much_more(
+    job: int, shipped_physics: Physics
+) -> None:
+    physics = shipped_physics(job)
+    clocks, index = random_clocks(physics, 2), np.arange(len(physics.layouts["pp"]))
+    drawn = physics.evaluate(index, clocks)["avg_power_w"] / physics.least_power_w(index, clocks)
+    assert (drawn >= 1.0 - 1e-9).all()
+    assert np.median(drawn) < 1.5
+
+
+@pytest.mark.parametrize("job", JOBS)
 def test_a_batch_of_plans_equals_each_plan_alone(job: int, shipped_physics: Physics) -> None:
     physics = shipped_physics(job)
     clocks = random_clocks(physics, 1)

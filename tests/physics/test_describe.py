@@ -60,6 +60,12 @@ def test_a_slower_host_has_longer_launches_and_half_a_millisecond_where_none_is_
         assert found.host_floor_pp_tp_s == pytest.approx(0.01 * np.exp(0.1))
 
 
+@pytest.mark.parametrize("name", ["micro_batch", "iteration"])
+def test_no_time_that_is_added_falls_below_zero(make_job, name):
+    found = describe.moved(make_job(), np.where(np.array(CONSTANTS) == name, -1e3, 0.0))
+    assert getattr(found.training.framework, FIGURES[name][0]) == 0.0
+
+
 @pytest.mark.parametrize("job", range(7))
 def test_a_slower_machine_never_makes_a_plan_faster(job, shipped_physics):
     # but for what a longer step elsewhere hides of a gradient's traffic

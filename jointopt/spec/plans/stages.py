@@ -126,7 +126,7 @@ def largest_chunk(model: Model, c: Columns) -> Ints:
     most = -(-model.num_layers // (c["pp"] * c["vpp"]))
     for code in np.unique(c["stage_layers"]).tolist():
         if code:
-            most = np.where(c["stage_layers"] == code, max(STAGE_LAYERS.numbers(code), default=0), most)
+            most = np.where(c["stage_layers"] == code, max(STAGE_LAYERS.numbers(code)), most)
     return np.asarray(most, np.int64)
 
 

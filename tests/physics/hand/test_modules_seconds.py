@@ -17,6 +17,7 @@ from tests.physics.hand.plain_machine import (
     TABLE_WEIGHTS,
     gpu_constants,
     middle,
+    physics,
     products_s,
     seconds,
     stages,
@@ -68,6 +69,15 @@ def test_offloaded_activations_wait_for_the_link_to_the_host() -> None:
     kept = SEQ * (4 * 2 * 2 * 1024 / 2 + 2 * (2 * 16 + 2 * 4) * 64 + 4 * 16 + 2 * 3 * 4096)
     found = seconds(machine=gpu_constants(), batches=3, offload=OFFLOAD.code("activations"))
     assert found["offload"] == pytest.approx(3 * 2 * 4 * kept / HOST_BYTES_PER_S)
+
+
+def test_a_byte_that_is_offloaded_pays_for_the_link_out_and_in_again() -> None:
+    machine = gpu_constants()
+    none, some = (stages(machine=machine, **cells) for cells in ({}, {"offload": OFFLOAD.code("activations")}))
+    moved = 4 * SEQ * (4 * 2 * 2 * 1024 / 2 + 2 * (2 * 16 + 2 * 4) * 64 + 4 * 16 + 2 * 3 * 4096)
+    j_per_byte = physics().hardware.intra_j_per_byte
+    assert j_per_byte > 0
+    assert (some.link_j - none.link_j)[0, 0] == pytest.approx(2 * j_per_byte * moved)
 
 
 def test_an_offloaded_optimizer_steps_in_host_memory() -> None:

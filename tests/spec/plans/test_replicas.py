@@ -51,6 +51,13 @@ def test_a_replica_holds_whole_groups_of_experts(make_job: Callable[..., Job], m
     assert sentence == "dp_replicate 4 does not divide the ranks that share an expert, dp*cp*tp/(ep*etp)."
 
 
+def test_experts_of_a_plan_without_etp_are_not_cut(make_job: Callable[..., Job], moe: Model) -> None:
+    job = with_framework(make_job(4, 4, moe, global_batch_size=16), "megatron-lm")
+    plan = PLAN | {"tp": 1, "dp": 16, "ep": 4}
+    assert check_plan(job, plan | {"dp_replicate": 2, "etp": 0}) == []
+    assert "share an expert" in " ".join(check_plan(job, plan | {"dp_replicate": 8, "etp": 0}))
+
+
 def test_replicas_that_are_searched_are_one_scale_up_domain_each(make_job: Callable[..., Job]) -> None:
     space = enumerate_layouts(with_framework(make_job(4, 4))).layouts
     ranks = space["dp"] * space["cp"] * space["tp"]
