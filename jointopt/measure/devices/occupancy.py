@@ -68,5 +68,5 @@ def _name(pid: int) -> str:
         process = psutil.Process(pid)
         known = process.username()
         with suppress(psutil.Error, OSError):
-            known += ": " + " ".join(redacted(process.cmdline()))[:80]
+            known += ": " + " ".join(redacted(process.cmdline()) or [process.name()])[:80]
     return f"process {pid}" + (f" ({known})" if known else "")
