@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from jointopt.core.facts import FailureKind
 from jointopt.measure.devices.occupancy import _of_gpu, occupants
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.spec.job import Job
+from tests.processes import wait_until_begun
 
 GIB = 2**30
 PLAN = {
@@ -37,8 +36,7 @@ def stranger(driver) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds 60 GiB of GPU 0 while it lives."""
     with subprocess.Popen(["sleep", "600"]) as process:
         (driver.folder / "holds-0").write_text(f"{process.pid} {60 * GIB}\n")
-        while not psutil.Process(process.pid).cmdline():  # which the system writes after the process has begun
-            time.sleep(0.001)
+        wait_until_begun(process.pid)
         yield process
         process.kill()
 

@@ -24,6 +24,7 @@ from jointopt.measure.devices.stage_hook.sitecustomize import FOLDER
 from jointopt.measure.guard.records import MARK
 from jointopt.spec.plans.ranks import DEFAULT_ORDER, NANOTRON_04_EXPERTS_ORDER, NANOTRON_EXPERTS_ORDER, TP_PP_DP_ORDER
 from tests.places import ROOT
+from tests.processes import wait_until_begun
 
 PEERS = ROOT.parent / "shared" / "peers"
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "ep": 1, "pp": 2}
@@ -168,6 +169,8 @@ def ranks(*places: tuple[int, int], words: list[str] = PP2) -> Iterator[str]:
         for r, local in places
     ]
     try:
+        for process in processes:
+            wait_until_begun(process.pid)
         yield mark
     finally:
         for process in processes:
