@@ -1,4 +1,4 @@
-"""Sentences on ingested rows that no prediction will learn from."""
+"""Sentences on columns and rows of tables that nothing is read or learned from."""
 
 from __future__ import annotations
 
@@ -14,6 +14,32 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _RESULTS = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w")
+# Names in configs of Megatron-LM, Hugging Face, DeepSpeed and torchtitan, and what tables often call these.
+_ELSEWHERE = {
+    name: column for column, names in {
+        "dp": "data_parallel data_parallel_size dp_size", "cp": "context_parallel context_parallel_size cp_size",
+        "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
+        "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
+        "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
+        "etp": "expert_tensor_parallel_size",
+        "vpp": "virtual_pipeline virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size vp_size",
+        "micro_batch_size": "mbs micro_batch microbatch_size per_device_train_batch_size",
+        "global_batch_size": "gbs global_batch batch_size train_batch_size",
+        "zero_stage": "zero zero_level", "recompute": "recompute_granularity activation_checkpointing rc",
+        "sequence_parallel": "sp", "num_gpus": "gpus n_gpus world_size", "gpus_per_node": "ngpus_per_node",
+        "num_layers": "layers n_layers n_layer num_hidden_layers", "hidden_size": "hidden d_model n_embd",
+        "num_attention_heads": "heads n_heads n_head num_heads",
+        "num_query_groups": "kv_heads num_kv_heads num_key_value_heads n_kv_heads",
+        "ffn_hidden_size": "ffn intermediate_size ffn_size", "vocab_size": "vocab vocabulary",
+        "seq_length": "seq_len sequence_length max_seq_length max_position_embeddings",
+        "moe_router_topk": "experts_per_token num_experts_per_tok top_k topk",
+        "num_experts": "experts n_experts num_local_experts n_routed_experts",
+        "moe_ffn_hidden_size": "moe_intermediate_size", "dtype": "precision",
+        "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration",
+        "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
+        "energy_j": "energy",
+    }.items() for name in names.split()
+}  # fmt: skip
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 
 
@@ -22,7 +48,7 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     if runs.empty:
         return []
     gpus = runs["gpu"] if "gpu" in runs else runs.assign(gpu=None)["gpu"]
-    lines = [text for name in map(str, runs.columns) if name not in COLUMNS and (text := _misspelt(name))]
+    lines = misspelt_lines(runs)
     if count := int(gpus.isna().sum()):
         names = "row names" if count == 1 else "rows name"
         lines.append(f"{count:,} {names} no GPU (column gpu): kept, and never learned from.")
@@ -65,9 +91,22 @@ def _rows_are(count: int) -> str:
     return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
-def _misspelt(name: str) -> str:
-    """Of a column that is not known but nearly so; empty for one that is just more than is known."""
-    close = difflib.get_close_matches(name.lower(), [*COLUMNS, "clock_mhz"], n=1, cutoff=_ALIKE)
-    if not close or close[0] == name:
-        return ""
-    return f"column {name} is kept, but nothing reads it (did you mean {close[0]!r}?)."
+def misspelt_lines(table: pd.DataFrame) -> list[str]:
+    """One sentence for each column that nothing reads and whose name is another spelling of one that is lacking.
+
+    That is a similar name, or what other programs call it. A column that is just more than is known has none.
+    """
+    lacking = {*COLUMNS, "clock_mhz"} - set(table.columns)
+    found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in COLUMNS}
+    return [
+        f"column {name} is kept, but nothing reads it (did you mean {meant!r}?)."
+        for name, meant in found.items() if meant
+    ]  # fmt: skip
+
+
+def _meant(name: str, lacking: set[str]) -> str:
+    """The column that a name nearly is, or that other programs call so; empty where there is none."""
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name] if _ELSEWHERE[name] in lacking else ""
+    close = difflib.get_close_matches(name, sorted(lacking), n=1, cutoff=_ALIKE)
+    return close[0] if close and name != "clock_mhz" else ""

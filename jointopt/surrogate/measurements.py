@@ -16,6 +16,7 @@ from jointopt.core.schema import Floats
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.table import checked_results
+from jointopt.runs.unused import misspelt_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -142,9 +143,11 @@ class Measurements:
 
     @functools.cached_property
     def checked(self) -> Measurements:
-        """The same runs; the first time `doubts` are logged. TableError as there."""
+        """The same runs; the first time `doubts` and columns that nothing reads are logged. TableError as there."""
         for sentence in self.doubts:
             _log.warning("%s", sentence)
+        for line in misspelt_lines(self.table):
+            _log.warning("%s: %s", self.name, line)
         return self
 
     @functools.cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import logging
 import platform
 import shlex
 import tempfile
@@ -22,12 +23,14 @@ from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
 from jointopt.runs.table import checked_results, read_table
+from jointopt.runs.unused import misspelt_lines
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.files import CARD, DAMAGED, load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, Use, train
 
+_log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"
 _HELD_OUT_TYPES = {"row": np.uint64, "source": str, "error": float}
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
@@ -134,6 +137,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
     parts = []
     for path in tables:
         table = read_table(path)
+        for line in misspelt_lines(table):
+            _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         parts.append(table.assign(source=table.get("source", blank).fillna(path.stem)))
     if storage is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
-from jointopt.runs.unused import unused_lines
+from jointopt.runs.unused import misspelt_lines, unused_lines
 
 GOOD = {"gpu": "h100-sxm5-80gb", "status": "ok", "iteration_time_s": 1.0}
 
@@ -16,6 +17,16 @@ def test_rows_that_teach_something_need_no_words():
 def test_a_column_that_is_nearly_known_is_named():
     (line,) = unused_lines(pd.DataFrame([{**GOOD, "peak_memory_gb": 40.0}]))
     assert line == "column peak_memory_gb is kept, but nothing reads it (did you mean 'peak_memory_gib'?)."
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("tensor_model_parallel_size", "tp"), ("num_experts_per_tok", "moe_router_topk"), ("tp", "")]
+)
+def test_a_column_that_other_programs_call_so_is_named_unless_the_table_has_it(name, meant):
+    plans = pd.DataFrame([{"gpu": "h100-sxm5-80gb", name: 2, "own_note": 1}])
+    found = [] if not meant else [f"column {name} is kept, but nothing reads it (did you mean {meant!r}?)."]
+    assert misspelt_lines(plans) == found
+    assert misspelt_lines(plans.assign(**{meant or "pp": 2})) == []
 
 
 def test_gpus_that_no_catalogue_knows_are_counted():

@@ -31,6 +31,14 @@ def test_one_odd_run_among_sound_ones_is_no_unit_and_a_source_of_them_is(factor)
         checked_scale(np.log([factor, factor, 1.0]), source)
 
 
+def test_columns_that_nothing_reads_are_named_once_of_the_table_and_once_of_the_measured_runs(synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3).rename(columns={"etp": "expert_tensor_parallel_size"})
+    evaluate(runs, "default", runs)
+    line = "column expert_tensor_parallel_size is kept, but nothing reads it (did you mean 'etp'?)."
+    logged = [one.getMessage() for one in caplog.records if "is kept" in one.getMessage()]
+    assert sorted(logged) == [f"The table: {line}", f"the measured runs given: {line}"]
+
+
 @pytest.mark.parametrize(("factor", "times"), [(8.0, "8"), (0.1, "0.1")])
 def test_doubtful_runs_are_learned_from_with_a_warning(synthetic_runs, caplog, factor, times):
     runs = synthetic_runs(factor=factor, noise=0.0, rows=3)
