@@ -22,14 +22,16 @@ from jointopt.cli.plan import PlanType
 @click.option("--check-s", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="Wait for ranks that do not show their stage, in seconds; 0 sets clocks at once.")  # fmt: skip
 @click.option("--default-clocks", is_flag=True, help="Leave clocks to the driver; power limits are set.")
+@click.option("--power-profile", metavar="NAMES", help="NVIDIA's workload power profiles, such as max-q+llm-training; "
+              "jointopt doctor lists those that the driver offers.")  # fmt: skip
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
 @click.option("--reading", type=common.PATH, help="File for the meter's samples.")
 @click.pass_context
 def exec(
     ctx: click.Context, command: tuple[str, ...], plan: dict[str, Any], node: int | None,
-    gpus_per_node: int | None, order: str | None, check_s: float, default_clocks: bool, grace_s: float,
-    reading: Path | None,
+    gpus_per_node: int | None, order: str | None, check_s: float, default_clocks: bool, power_profile: str | None,
+    grace_s: float, reading: Path | None,
 ) -> None:  # fmt: skip
     """Run COMMAND with every GPU of this machine at the clock and power limit of its pipeline stage.
 
@@ -48,8 +50,8 @@ def exec(
 
     common.offer_restore()
     done = execute(
-        command, plan, node=node, gpus_per_node=gpus_per_node, default_clocks=default_clocks,
-        grace_s=grace_s, series=reading, order=order, check_s=check_s,
+        command, plan | {"power_profile": power_profile or ""}, node=node, gpus_per_node=gpus_per_node,
+        default_clocks=default_clocks, grace_s=grace_s, series=reading, order=order, check_s=check_s,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")
     if done.trouble:

@@ -16,7 +16,7 @@ _FIGURES = {
 }  # fmt: skip
 _GPU_FACTS = {
     "name": "{}", "memory_gib": "{:.1f} GiB", "clock_min_mhz": "from {:g} MHz", "clock_max_mhz": "to {:g} MHz",
-    "power_limit_w": "limited to {:g} W",
+    "power_limit_w": "limited to {:g} W", "power_profiles": "power profiles {}",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``exec``: any program under the clocks and power limits of a plan, with its energy where there is a meter."""
+"""``exec``: any program under a plan's clocks, power limits and profiles, with its energy where there is a meter."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def execute(
 ) -> Executed:  # fmt: skip
     """Run ``command`` with the GPUs of this machine as ``plan`` (plan columns) has them, and put them back.
 
+    ``plan`` may have a ``power_profile``, such as max-q+llm-training, that the driver of its GPUs offers.
     ``node`` is this machine's place among those of the plan, by default SLURM_NODEID where Slurm started us, else 0.
     ``order`` is that of the ranks, by default the usual one of the framework that the command starts, else
     Megatron-LM's. Where clocks differ by stage and the command starts ranks, they are set when all ranks of this
@@ -148,4 +149,5 @@ def _setting_words(settings: Sequence[Setting], local: int) -> str:
         if values:
             span = " to ".join(f"{value:g}" for value in dict.fromkeys((values[0], values[-1])))
             parts.append(f"{name} {span} {unit}")
+    parts += dict.fromkeys(f"power profile {'+'.join(s.profiles)}" for s in settings if s.profiles)
     return f"{local} GPUs: {', '.join(parts)}."

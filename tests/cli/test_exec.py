@@ -115,6 +115,15 @@ def test_at_default_clocks_a_plan_still_has_its_power_limit(driver, tmp_path: Pa
     assert "with --default-clocks, with plans that have no power limit" in here(*words).stderr
 
 
+def test_a_power_profile_is_requested_while_the_program_runs(driver, plan: str, monkeypatch) -> None:
+    monkeypatch.setenv("STAND_IN_NVML_PROFILES", str(1 << 1 | 1 << 7))
+    ran = here("exec", "--plan", plan, "--default-clocks", "--power-profile", "max-q+llm-training", "true")
+    assert (ran.exit_code, "4 GPUs: power profile max-q+llm-training." in ran.stderr) == (0, True)
+    assert driver.calls() == [f"profiles-{to} {gpu} 130" for to, gpus in (("on", range(4)), ("off", (3, 2, 1, 0)))
+                              for gpu in gpus]  # fmt: skip
+    assert "power profiles max-q, llm-training" in here("doctor").output
+
+
 def test_without_a_gpu_the_program_runs_only_at_default_clocks(driver, plan: str) -> None:
     no_driver = {"STAND_IN_NVML_GPUS": "0"}
     assert "No GPU is found" in jointopt(driver, "exec", "--plan", plan, "true", **no_driver).stderr

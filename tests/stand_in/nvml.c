@@ -5,7 +5,8 @@
    `no-permission`  nothing may be set            `lost-N`  GPU N is gone
    `holds-N`        lines of "pid bytes": memory of GPU N that processes hold while they live; pid 0: of one not shown
    `still-N`        its energy counter stands     `jump-N`  its counter is 1 MJ ahead     `cut-N`  it is cut (MIG)
-   STAND_IN_NVML_GPUS says how many there are (4). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
+   STAND_IN_NVML_GPUS says how many there are (4), STAND_IN_NVML_PROFILES which workload power profiles they offer (a
+   mask; none: the GPU is older). An H100: 210 to 1980 MHz in steps of 15, power 90 + 600 (f/fmax)^3 W
    up to the limit; the energy counter integrates that over time (the seconds in the file `now`, else real time) and moves
    every 100 ms, as real ones do. */
 #include <fcntl.h>
@@ -23,7 +24,7 @@ enum { MOST_GPUS = 64, LOWEST_MHZ = 210, HIGHEST_MHZ = 1980, STEP_MHZ = 15, HIGH
 
 typedef int Return;
 typedef struct { int index; } Device;
-typedef struct { double at_s, energy_mj, told_mj; unsigned clock_mhz, limit_mw; int locked; } State;
+typedef struct { double at_s, energy_mj, told_mj; unsigned clock_mhz, limit_mw; int locked; unsigned profiles; } State;
 typedef struct { unsigned field, scope; long long at, latency; int type, result; union { unsigned u; double d; } value; } Field;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned instance, part; } Holder;
 
@@ -71,7 +72,7 @@ static double watts(const State *s)
 /* Brings a GPU's state up to now and, where `set` is given, changes it: one step for all processes and threads. */
 static State step(int index, void (*set)(State *, unsigned), unsigned value)
 {
-    State s = {0, 0, 0, HIGHEST_MHZ, HIGHEST_MW, 0};
+    State s = {0, 0, 0, HIGHEST_MHZ, HIGHEST_MW, 0, 0};
     char path[4096];
     path_of("gpu", index, path);
     int file = open(path, O_RDWR | O_CREAT, 0666);
@@ -269,4 +270,40 @@ Return nvmlDeviceSetPowerManagementLimit(Device *d, unsigned mw)
 {
     if (mw < LOWEST_MW || mw > HIGHEST_MW) return INVALID;
     return change(d, "limit", set_limit, mw);
+}
+
+/* Workload power profiles: structures of a version and masks of eight words, of which the first is enough here. */
+static void add_profiles(State *s, unsigned mask) { s->profiles |= mask; }
+static void drop_profiles(State *s, unsigned mask) { s->profiles &= ~mask; }
+
+static unsigned offered(void)
+{
+    const char *mask = getenv("STAND_IN_NVML_PROFILES");
+    return mask ? (unsigned)strtoul(mask, NULL, 0) : 0;
+}
+
+Return nvmlDeviceWorkloadPowerProfileGetProfilesInfo(Device *d, unsigned *info)
+{
+    (void)d;
+    info[1] = offered();
+    return info[1] ? OK : NOT_SUPPORTED;
+}
+
+Return nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(Device *d, unsigned *found)
+{
+    if (!offered()) return NOT_SUPPORTED;
+    found[1] = offered();
+    found[9] = found[17] = step(d->index, NULL, 0).profiles;
+    return OK;
+}
+
+Return nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(Device *d, const unsigned *request)
+{
+    if (request[1] & ~offered()) return INVALID;
+    return change(d, "profiles-on", add_profiles, request[1]);
+}
+
+Return nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(Device *d, const unsigned *request)
+{
+    return change(d, "profiles-off", drop_profiles, request[1]);
 }

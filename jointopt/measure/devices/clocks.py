@@ -1,4 +1,4 @@
-"""Clocks and power limits of a plan on the GPUs of its ranks: set before a run, put back whatever ends it.
+"""Clocks, power limits and profiles of a plan on the GPUs of its ranks: set before a run, put back whatever ends it.
 
 Clocks of a GPU have one owner on the machine (`owners`), who writes down first what it has found. A guardian, a process
 of its own, puts things back after SIGKILL; where that is killed too, `restore` does, and the next run on these GPUs.
@@ -22,7 +22,8 @@ import numpy as np
 from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import Ints, num_gpus
 from jointopt.measure.devices.meter import Gpus
-from jointopt.measure.devices.owners import Owned, Owner, claimed, is_held, owners
+from jointopt.measure.devices.owners import Before, Owned, Owner, claimed, is_held, owners
+from jointopt.measure.devices.power_profiles import profile_names
 from jointopt.measure.guard.guarded import Guardian
 from jointopt.spec.plans.clocks import parse_stage_clocks
 from jointopt.spec.plans.ranks import DEFAULT_ORDER, stage_of_rank
@@ -35,11 +36,12 @@ NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is th
 
 @dataclass(frozen=True)
 class Setting:
-    """Clock and power limit of one GPU of this machine, by local rank; None leaves it to the driver."""
+    """Clock, power limit and power profiles of one GPU of this machine, by local rank; None leaves it to the driver."""
 
     index: int
     clock_mhz: float | None = None
     power_limit_w: float | None = None
+    profiles: tuple[str, ...] | None = None
 
 
 def ranks_of_node(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None) -> Ints:
@@ -58,7 +60,7 @@ def plan_settings(
 ) -> list[Setting]:  # fmt: skip
     """Settings of the GPUs of ``node`` under ``plan`` (plan columns), whose ranks are numbered in ``order``.
 
-    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits alone. Raises
+    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits and profiles alone. Raises
     PlanError where the plan has no such node, or not a clock or power limit for each stage.
     """
     pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
@@ -66,8 +68,9 @@ def plan_settings(
     limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
     stages = stage_of_rank(plan, ranks, order).tolist()
     clocks = [None] * pp if default_clocks else clocks
-    settings = [Setting(i, clocks[stage], limits[stage]) for i, stage in enumerate(stages)]
-    return [s for s in settings if s.clock_mhz is not None or s.power_limit_w is not None]
+    profiles = profile_names(str(plan["power_profile"])) if _given(plan.get("power_profile")) else None
+    settings = [Setting(i, clocks[stage], limits[stage], profiles) for i, stage in enumerate(stages)]
+    return [s for s in settings if s != Setting(s.index)]
 
 
 @contextmanager
@@ -128,10 +131,7 @@ class Held:
             self._owned = Owned(ids[s.index] for s in self._settings)
             for one in self._owned.found.values():  # so that "before" is what it was before them too
                 _undone(one, Gpus(visible=False))
-            before = {
-                ids[s.index]: gpus.power_limit_w(s.index) if s.power_limit_w is not None else None
-                for s in self._settings
-            }
+            before = {ids[s.index]: _before(gpus, s) for s in self._settings}
             self._owned.write(before)
             if self._owned.new:
                 self._guardian = Guardian({"command": [], "linger_s": 0.0, "restore": _RESTORE, "scratch": [],
@@ -184,13 +184,17 @@ class Held:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    def _set(self, gpus: Gpus, setting: Setting, limit_before_w: float | None) -> None:
+    def _set(self, gpus: Gpus, setting: Setting, before: Before) -> None:
         index = setting.index
         if setting.clock_mhz is not None:
             with self._undone_by(f"the clock of GPU {index}", partial(gpus.reset_clock, index)):
                 gpus.lock_clock(index, setting.clock_mhz)
-        if setting.power_limit_w is not None and limit_before_w is not None:
-            back = partial(gpus.set_power_limit, index, limit_before_w)
+        if setting.profiles is not None and before.profiles is not None:
+            profiles = gpus.profiles(index)
+            with self._undone_by(f"the power profile of GPU {index}", partial(profiles.request, before.profiles)):
+                profiles.request(setting.profiles)
+        if setting.power_limit_w is not None and before.limit_w is not None:
+            back = partial(gpus.set_power_limit, index, before.limit_w)
             with self._undone_by(f"the power limit of GPU {index}", back):
                 gpus.set_power_limit(index, setting.power_limit_w)
 
@@ -242,13 +246,15 @@ def restore() -> list[str]:
 
 
 def reset_all() -> list[str]:
-    """Clock and power limit of every GPU of this machine as the driver has them, whoever set them; a sentence each."""
+    """Every GPU of this machine at the driver's own clock, limit and profiles, whoever set others; a sentence each."""
     gpus = Gpus(visible=False)
     for index in range(len(gpus)):
         gpus.reset_clock(index)
         limit_w = gpus.default_power_limit_w(index)
         if limit_w is not None and limit_w != gpus.power_limit_w(index):
             gpus.set_power_limit(index, limit_w)
+        if gpus.profiles(index).offered():
+            gpus.profiles(index).request(())
     for one in leftovers():
         with claimed(one):
             pass
@@ -266,8 +272,21 @@ def _undone(one: Owner, gpus: Gpus) -> str:
     gpus.reset_clock(index)
     if limit_w is not None:
         gpus.set_power_limit(index, limit_w)
+    if one.profiles_before is not None:  # a preset of the maker does no harm, whoever claims it
+        gpus.profiles(index).request(one.profiles_before)
     limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
-    return f"The clock of {gpus.name(index)} is the driver's again{limit}."
+    profiles = "" if one.profiles_before is None else f", its power profile {'+'.join(one.profiles_before) or 'none'}"
+    return f"The clock of {gpus.name(index)} is the driver's again{limit}{profiles}."
+
+
+def _before(gpus: Gpus, setting: Setting) -> Before:
+    """What a GPU has set of what a setting changes; PlanError where it has no power profiles."""
+    index = setting.index
+    profiles = None
+    if setting.profiles is not None:
+        gpus.profiles(index).check(setting.profiles)
+        profiles = gpus.profiles(index).requested()
+    return Before(gpus.power_limit_w(index) if setting.power_limit_w is not None else None, profiles)
 
 
 def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
@@ -276,6 +295,9 @@ def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
     if wanted_w is not None and abs((limit_w := gpus.power_limit_w(index)) - wanted_w) > 1:
         text = f"the power limit of GPU {index} was set to {limit_w:g} W by another program, not {wanted_w:g}"
         yield f"limit {index}", text
+    if setting.profiles is not None and set(found := gpus.profiles(index).requested()) != {*setting.profiles}:
+        text = f"the power profile of GPU {index} was set to {'+'.join(found) or 'none'} by another program"
+        yield f"profile {index}", text
     if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
         yield f"clock {index}", f"GPU {index} ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
 

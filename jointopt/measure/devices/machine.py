@@ -38,6 +38,7 @@ class FoundGpu:
     clock_min_mhz: float | None = None
     clock_max_mhz: float | None = None
     power_limit_w: float | None = None
+    power_profiles: str = ""  # names of workload power profiles, a comma between
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _metered(gpus: Gpus, index: int, name: str, memory_gib: float | None) -> Fou
     except DeviceError:
         limit_w = None
     low, high = (float(clocks[-1]), float(clocks[0])) if clocks else (None, None)
-    return FoundGpu(name, memory_gib, low, high, limit_w)
+    return FoundGpu(name, memory_gib, low, high, limit_w, ", ".join(gpus.profiles(index).offered()))
 
 
 def _named_gpus() -> tuple[FoundGpu, ...]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
 from jointopt.measure.devices.dcgm import SmActivity
+from jointopt.measure.devices.power_profiles import PowerProfiles
 from jointopt.measure.devices.reading import QUANTITIES, Reading, Series, no_series
 
 _PERIOD_S = 0.1
@@ -120,6 +121,11 @@ class Gpus:
         milliwatts = round(1e3 * limit_w)
         gpu = self._gpus[index]
         _answer(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+
+    def profiles(self, index: int) -> PowerProfiles:
+        """The GPU's workload power profiles."""
+        handle = None if self._nvml is None else self._gpus[index].handle
+        return PowerProfiles(self._nvml, handle, self.name(index), lambda query, what: _answer(query, index, what))
 
     def memory_bytes(self, index: int) -> tuple[int, int]:
         """Memory of the GPU that is in use, by whatever, and all that it has; DeviceError where it does not say."""
@@ -339,11 +345,12 @@ def _nvml_of(gpus: Any) -> Any:
 
 def _answer(query: Callable[[], Any], index: int, what: str = "") -> Any:
     """The answer of GPU ``index``; a refusal becomes one sentence, with what to do where rights are missing."""
+    import pynvml
     from zeus.device.gpu.common import ZeusGPUNoPermissionError
 
     try:
         return query()
-    except ZeusGPUNoPermissionError as error:
+    except (ZeusGPUNoPermissionError, pynvml.NVMLError_NoPermission) as error:
         raise DevicePermissionError(f"GPU {index} refuses {what}: {PERMISSION}.") from error
     except _zeus_errors() as error:
         how = f"refuses {what}" if what else "does not answer"

@@ -32,8 +32,16 @@ _FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
 
 
 @dataclass(frozen=True)
+class Before:
+    """Limit and profiles of a GPU before they were set anew; None: left alone."""
+
+    limit_w: float | None = None
+    profiles: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Owner:
-    """Whoever has set the clock or the power limit of one GPU, and the limit before (None: not set)."""
+    """Whoever has set the clock, power limit or profiles of one GPU, and what these were before (None: not set)."""
 
     file: Path
     gpu: str  # identity
@@ -42,6 +50,7 @@ class Owner:
     host: str
     command: str
     limit_before_w: float | None
+    profiles_before: tuple[str, ...] | None  # workload power profiles; None: not set
     trusted: bool  # whether the file is this user's or root's; what others claim is not put back
 
     def __str__(self) -> str:
@@ -67,15 +76,16 @@ class Owned:
             self.released(self.new)
             raise
 
-    def write(self, limits_before_w: Mapping[str, float | None]) -> None:
-        """Write down what is to be put back, before anything is set."""
+    def write(self, before: Mapping[str, Before]) -> None:
+        """Write down what is to be put back, by GPU, before anything is set."""
         about = {
             "pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "command": tool_words(),
             "boot": boot_id(),
         }  # fmt: skip
         for gpu in self.new:
-            content = json.dumps({**about, "gpu": gpu, "limit_before_w": limits_before_w.get(gpu)}) + "\n"
-            _rewrite(self._mine[gpu], content)
+            was = before.get(gpu, Before())
+            own = {"gpu": gpu, "limit_before_w": was.limit_w, "profiles_before": was.profiles}
+            _rewrite(self._mine[gpu], json.dumps({**about, **own}) + "\n")
 
     def released(self, gpus: Iterable[str], put_back: bool = True) -> None:
         """Own these no more; what is not ``put_back`` stays written down."""
@@ -204,9 +214,10 @@ def _read(file: Path) -> Owner:
         os.close(handle)
     if content["boot"] != boot_id():  # the driver has forgotten everything since
         raise ValueError
+    profiles = content.get("profiles_before")  # which earlier versions do not write
     return Owner(
         file, content["gpu"], content["pid"], content["user"], content["host"], content["command"],
-        content["limit_before_w"], whose in (0, os.geteuid()),
+        content["limit_before_w"], None if profiles is None else tuple(profiles), whose in (0, os.geteuid()),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
 from jointopt.measure.devices import clocks, meter
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
-from jointopt.measure.devices.owners import Owned
+from jointopt.measure.devices.owners import Before, Owned
 from jointopt.spec.plans.ranks import stage_of_rank
 
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
@@ -46,7 +46,7 @@ def left_by(gpu: str, monkeypatch: pytest.MonkeyPatch, limit_w: float | None = N
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: 4321)
         owned = Owned([gpu])
-        owned.write({gpu: limit_w})
+        owned.write({gpu: Before(limit_w)})
         owned.released([gpu], put_back=False)
 
 
