@@ -21,8 +21,7 @@ def restore(everything: bool) -> None:
     """End what runs that were killed (SIGKILL) have left, and put clocks back to the driver, limits to what they were.
 
     A run's guardian does so by itself; this is for where that was killed too. --all also gives every GPU the driver's
-    default power limit. GPUs that a living run holds are left alone, except
-    with --all.
+    default power limit, and no power profile. GPUs that a living run holds are left alone, except with --all.
     """
     from jointopt.measure.devices.clocks import reset_all
     from jointopt.measure.devices.clocks import restore as undo

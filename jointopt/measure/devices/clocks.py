@@ -280,7 +280,7 @@ def _undone(one: Owner, gpus: Gpus) -> str:
 
 
 def _before(gpus: Gpus, setting: Setting) -> Before:
-    """What a GPU has set of what a setting changes; PlanError where it has no power profiles."""
+    """Limit and profiles of a GPU that a setting changes; PlanError where the driver does not offer the profiles."""
     index = setting.index
     profiles = None
     if setting.profiles is not None:
