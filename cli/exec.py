@@ -22,8 +22,8 @@ from jointopt.cli.plan import PlanType
 @click.option("--check-s", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="Wait for ranks that do not show their stage, in seconds; 0 sets clocks at once.")  # fmt: skip
 @click.option("--default-clocks", is_flag=True, help="Leave clocks to the driver; power limits are set.")
-@click.option("--power-profile", metavar="NAMES", help="NVIDIA's workload power profiles, such as max-q+llm-training; "
-              "jointopt doctor lists those that the driver offers.")  # fmt: skip
+@click.option("--power-profile", metavar="NAMES", help="NVIDIA's workload power profiles, such as max-q+llm-training, "
+              "in place of the plan's clocks; jointopt doctor lists those that the driver offers.")  # fmt: skip
 @click.option("--grace-s", type=click.FloatRange(min=0), default=20.0, show_default=True,
               help="Time to end after SIGTERM or Ctrl-C, in seconds.")  # fmt: skip
 @click.option("--reading", type=common.PATH, help="File for the meter's samples.")
@@ -50,8 +50,9 @@ def exec(
 
     common.offer_restore()
     done = execute(
-        command, plan | {"power_profile": power_profile or ""}, node=node, gpus_per_node=gpus_per_node,
-        default_clocks=default_clocks, grace_s=grace_s, series=reading, order=order, check_s=check_s,
+        command, plan | ({"power_profile": power_profile} if power_profile else {}), node=node,
+        gpus_per_node=gpus_per_node, default_clocks=default_clocks, grace_s=grace_s, series=reading, order=order,
+        check_s=check_s,
     )  # fmt: skip
     common.remark(f"{done.reading.words()}.")
     if done.trouble:

@@ -92,6 +92,7 @@ class Column:
         return {"bool": range(2), "str": range(len(RECOMPUTE_NAMES))}.get(self.dtype, whole)
 
 
+POWER_PROFILE = "power_profile"  # a preset of the driver, which chooses clocks by itself; measured, never predicted
 COLUMNS = {
     c.name: c
     for c in (
@@ -121,6 +122,7 @@ COLUMNS = {
                layout=True, codes=OVERLAP, neutral=0),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", 0, MOST_GPU_POWER_W, "limit"),
+        Column(POWER_PROFILE, "str", "", "plan", "NVIDIA's workload power profiles, + between; blank: none"),
         Column("source", "str", "", "workload", "where the row came from"),
         Column("group", "str", "", "workload", "rows of one group are comparable"),
         Column("model", "str", "", "workload", "name of the model"),

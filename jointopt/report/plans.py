@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, outside
+from jointopt.core.schema import (
+    COLUMNS,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    POWER_LIMIT,
+    POWER_PROFILE,
+    STAGE_LAYERS,
+    Columns,
+    outside,
+)
 from jointopt.physics.facility import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
@@ -31,13 +40,13 @@ TIGHT = 0.8  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
-    "stage_power_limit_w": "stage_power_limit_w", "stage_clock_mhz": "clock",
+    "stage_power_limit_w": "stage_power_limit_w", "stage_clock_mhz": "clock", POWER_PROFILE: "profile",
 }  # fmt: skip
 _NEUTRAL = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
 _CELLS: dict[Any, str] = {False: "-", True: "y", "none": "-", "selective": "sel", "full": "all"}
 _IN_TABLES = ("dp", "tp", "pp", "micro_batch_size")  # where all plans have the same value, too
 _LIMITS = (POWER_LIMIT, "stage_power_limit_w")
-_IN_WORDS = (*_IN_TABLES, "recompute", "zero_stage")
+_IN_WORDS = (*_IN_TABLES, "recompute", "zero_stage", POWER_PROFILE)
 
 
 def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
@@ -79,7 +88,8 @@ def _shown(name: str, plan: Row) -> Any:
 def plan_words(plan: Row, differing: Collection[str]) -> str:
     """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
     shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
-    shown = [name for name in shown if not is_neutral(name, plan[name])]
+    replaced = "stage_clock_mhz" if plan.get(POWER_PROFILE) else ""  # a profile chooses clocks by itself
+    shown = [name for name in shown if name != replaced and not is_neutral(name, plan[name])]
     return " ".join(f"{_HEADS[name]}={_word(name, _shown(name, plan))}" for name in shown)
 
 
@@ -118,7 +128,8 @@ def plan_table(
     left_over = table.room() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
     right = table.fitting(right, left_over, " ")
     room = max(_SHORTEST_CLOCKS, table.room() - table.table_width([*columns, *right], " ") - 1)
-    clocks = TextColumn("clock\nMHz", [short_clocks(plan["stage_clock_mhz"], room) for plan in plans])
+    cells = [plan.get(POWER_PROFILE) or short_clocks(plan["stage_clock_mhz"], room) for plan in plans]
+    clocks = TextColumn("clock\nMHz", cells)
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
     return [*table.paragraphs(sentence), *table.lay_out([*columns, clocks, *right], " ")]
 

@@ -12,7 +12,17 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    LORA_TARGETS,
+    NEUTRAL,
+    POWER_PROFILE,
+    Columns,
+    Floats,
+    Ints,
+)
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
@@ -164,6 +174,10 @@ def _impossible(runs: pd.DataFrame) -> dict[int, str]:
     """Rows by position that no physics can price, and the first reason of each."""
     checks = {f"{name} is blank.": runs[name].isna() for name in _REQUIRED}
     checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
+    if POWER_PROFILE in runs:
+        checks["it ran under a power_profile, whose effect is measured and never predicted."] = runs[
+            POWER_PROFILE
+        ].notna()
     reasons: dict[int, str] = {}
     for reason, rows in checks.items():
         reasons = {int(row): reason for row in runs.index[rows]} | reasons

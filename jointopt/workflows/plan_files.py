@@ -9,7 +9,7 @@ from typing import Any
 
 from jointopt.core.errors import UsageError
 from jointopt.core.input_files import regular_bytes
-from jointopt.core.schema import DEGREES
+from jointopt.core.schema import DEGREES, POWER_PROFILE
 from jointopt.spec.plans.parse import PLAN_KEYS
 
 _MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
@@ -25,7 +25,7 @@ def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}.") from error
     found = _plan_in(document, path, row)
-    plan = {name: value for name, value in found.items() if name in PLAN_KEYS}
+    plan = {name: value for name, value in found.items() if name in (*PLAN_KEYS, POWER_PROFILE)}
     if not set(DEGREES) & plan.keys():
         raise UsageError(
             f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
@@ -31,9 +31,10 @@ from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
-from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, Expected, Outlook, held_to
+from jointopt.workflows.campaign.outlook import Expected, Outlook
+from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
 from jointopt.workflows.campaign.record import Queued, plan_keys
-from jointopt.workflows.campaign.verdict import why_none
+from jointopt.workflows.campaign.verdict import known_before, unmeasured, why_none
 from jointopt.workflows.campaign.volumes import front, volumes
 
 _log = logging.getLogger(__name__)
@@ -50,16 +51,18 @@ def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, batch: int = 1, retry_failed: bool = False, spread: Spread | None = None,
-    machine: Machine | None = None, **options: Any,
+    machine: Machine | None = None, power_profiles: Sequence[str] = (), **options: Any,
 ) -> Tuned:  # fmt: skip
     """Run plans of ``job`` within ``budget`` (a number: runs), each chosen by all before it; return what was measured.
 
     ``launcher`` is one, or the name of one made with ``options``; ``spread``: how far predictions are trusted (by
-    default less on CPU cores); ``batch`` plans are chosen at a time; others as in `JobModel.of`. Every run is kept in
-    ``storage`` as soon as it ends, and what that holds of the job or its cluster is known from the start. A plan is
-    run once (``retry_failed``: again where it failed, unless for want of memory). After an interrupt, a kill or three
-    failures for one cause the same call goes on with the rest of the budget; runs left to a cluster come first.
-    Raises LauncherError where nothing can be run, InfeasibleError where no plan is left.
+    default less on CPU cores); ``batch`` plans are chosen at a time; others as in `JobModel.of`. ``power_profiles``:
+    NVIDIA's (+ between those requested together), under which the layouts of the measured front run at last, each until
+    it gains nothing; a run is left for each. Every run is kept in ``storage`` as soon as it ends; what that holds
+    of the job or its cluster is known from the start. A plan is run once (``retry_failed``: again where it failed, but
+    for want of memory). After an interrupt, a kill or three failures for one cause the same call goes on with the rest
+    of the budget; runs left to a cluster come first. Raises LauncherError where nothing can be run, InfeasibleError
+    where no plan is left.
     """
     chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
     runs = None if measured is None else Measurements.given(measured)
@@ -67,9 +70,10 @@ def tune(
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
     job = model.job
     listing = chosen.candidates(job)
+    check_profiles(power_profiles, job, listing is not None)
     candidates = searched(model) if listing is None else listed(listing, job, calibration, machine)
     usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
-    loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed)
+    loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)
@@ -88,10 +92,10 @@ class _Loop(Campaign):
 
     def __init__(
         self, model: JobModel, launcher: Launcher, candidates: Candidates, seed: int, storage: str | None,
-        measured: Measurements | None, spread: Spread, retry_failed: bool,
+        measured: Measurements | None, spread: Spread, retry_failed: bool, profiles: Sequence[str],
     ) -> None:  # fmt: skip
         super().__init__(model, launcher, storage, measured, "tune", "--retry-failed")
-        self.candidates = candidates
+        self.candidates, self._profiles = candidates, profiles
         self.runs: list[TunedRun] = []
         self._differing = differing(candidates.record(index) for index in range(candidates.size))
         self._index: list[int] = []  # of each run among the candidates
@@ -118,7 +122,7 @@ class _Loop(Campaign):
         self._continue(budget)
         progress.report(_BAR, *budget.done(self.spent))
         self.record.progress(self._state(budget))
-        stopped = self.until_the_end(lambda: self._rounds(budget, batch), lambda: self._count > 0)
+        stopped = self.until_the_end(lambda: self._with_profiles(budget, batch), lambda: self._count > 0)
         progress.report(_BAR, 1, 1)
         if stopped in ("interrupted", "failed"):
             self.record.pause(self._state(budget))
@@ -126,11 +130,33 @@ class _Loop(Campaign):
             self.record.finish()
         return stopped
 
+    def _with_profiles(self, budget: Budget, batch: int) -> str:
+        """The rounds, then the layouts of the measured front under each power profile; why that ended."""
+        stopped = self._rounds(budget, batch)
+        of_front = [self._index[place] for place in front(self.values(self.objectives())).tolist()]
+        indices = at_highest_clock(self.candidates, of_front)
+        for profile in self._profiles if stopped != "failed" else ():
+            under = self.candidates.under(profile)
+            known = self.earlier(self.candidates.rows, profile)
+            before = dict(zip(known.index, known.rows, strict=True))
+            for index in indices:
+                if index in before:
+                    self._add(index, before[index], len(self.runs), 0, {}, float("nan"), under)
+                elif not budget.runs_left(self.spent):
+                    self._note_once(f"The budget ended before power profile {profile} had run on every layout.")
+                    break
+                elif not self._run(np.array([index]), {}, budget, begun=False, under=under):
+                    return "failed"
+                if len(self.runs) - 1 not in front(self.values(self.objectives())):
+                    break
+        return stopped
+
     def _rounds(self, budget: Budget, batch: int) -> str:
         first = True
         while True:
             self._meet_others()
-            spare = budget.runs_left(self.spent)
+            kept = len(self._profiles) if any(run.status == "ok" for run in self.runs) else 0
+            spare = max(0, budget.runs_left(self.spent) - kept)
             left = self._left()
             self._note_unknown()
             posterior = self.posterior() if left.any() else None
@@ -215,24 +241,13 @@ class _Loop(Campaign):
         lost = [name for name in self.job.objectives if name not in self.objectives()]
         if lost != self._lost:
             self._lost, self._basis = lost, ""  # the best prediction was judged for other objectives
-        unknown = self._unknown(lost)
+        predicted = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
+        good = [run.row for run in self.runs if run.status == "ok"]
+        unknown = unmeasured(self.job, lost, self.objectives(), predicted, good)
         self.notes = [note for note in self.notes if note in unknown or note not in self._unknown_before]
         for sentence in unknown:
             self._note_once(sentence)
         self._unknown_before = unknown
-
-    def _unknown(self, lost: list[str]) -> list[str]:
-        kept, sentences = " and ".join(self.objectives()), []
-        for name in lost:
-            predicted = np.isfinite(self.candidates.predicted[name]).any()
-            unknown = f"no power of {self.job.cluster.gpu.id} is known to predict it"
-            why = "no run measures it" if predicted else unknown
-            sentences.append(f"The objective {name} is left out, since {why}; plans are compared by {kept} alone.")
-        good = [held_to(self.job, run.row) for run in self.runs if run.status == "ok"]
-        for name in good[0] if good else ():
-            if all(np.isnan(held[name][0]) for held in good):
-                sentences.append(f"The constraint {name} cannot be checked, since no run measures it.")
-        return sentences
 
     def _note_once(self, text: str) -> None:
         if text not in self.notes:
@@ -268,18 +283,20 @@ class _Loop(Campaign):
         # nothing has run yet: any run is evidence
         least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
         time_s = posterior.columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
-        gpu_s = _gpu_s(self.job, time_s)
         return acquire(
-            posterior.columns, measured, gpu_s, count, self._rng, objectives=objectives, allowed=left,
-            least_chance=least, draws=posterior.draws, apart=posterior.apart,
+            posterior.columns, measured, _gpu_s(self.job, time_s), count, self._rng, objectives=objectives,
+            allowed=left, least_chance=least, draws=posterior.draws, apart=posterior.apart,
         )  # fmt: skip
 
-    def _run(self, indices: Ints, columns: Columns, budget: Budget, begun: bool) -> bool:
-        """Run candidates, several at once where the launcher can; whether others may follow.
+    def _run(
+        self, indices: Ints, columns: Columns, budget: Budget, begun: bool, under: Candidates | None = None
+    ) -> bool:
+        """Run candidates (``under``: of a profile), at once where the launcher can; whether others may follow.
 
         None begins once there is a reason to give up, nor beyond the budget, those on their way counted; unless an
         earlier process had ``begun`` them all.
         """
+        under = under or self.candidates
         base, number = len(self.runs), self._round + 1
         before = self.spent.runs
         order: list[int] = []  # of those that have begun
@@ -289,23 +306,24 @@ class _Loop(Campaign):
             for index in indices.tolist():
                 if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
-                if not self.record.reserve(self.candidates.record(index), begun or self._retry_failed):
+                if not self.record.reserve(under.record(index), begun or self._retry_failed):
                     self._elsewhere.add(self._keys[index])
                     continue
                 order.append(index)
-                plan = self.candidates.record(index)
+                plan = under.record(index)
                 words, spent = plan_words(plan, self._differing), budget.words(self.spent)
                 _log.info("%s: %s (%s spent) ...", name(len(order) - 1), words, spent)
                 self._end_those_behind()
-                yield Queued(self.candidates.question(index), plan, _predicted(columns, index), number)
+                yield Queued(under.question(index), plan, _predicted(columns, index), number)
 
         def name(place: int) -> str:
             return f"run {before + place + 1}"
 
         with closing(self.run_all(queue(), name)) as runs:
             for place, done in runs:
-                at, fits = order[place], float(columns["probability_fits"][order[place]])
-                run = self._add(at, done.row, base + bisect(ended, place), number, _predicted(columns, at), fits)
+                at = order[place]
+                fits = float(columns["probability_fits"][at]) if columns else float("nan")
+                run = self._add(at, done.row, base + bisect(ended, place), number, _predicted(columns, at), fits, under)
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
                 self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
@@ -327,10 +345,11 @@ class _Loop(Campaign):
             self.launcher.behind_s = _CLEARLY_BEHIND * float(best_s.min()) if known else 0.0
 
     def _add(
-        self, index: int, row: Mapping[str, Any], place: int, number: int, predicted: Mapping[str, float], fits: float
-    ) -> TunedRun:
+        self, index: int, row: Mapping[str, Any], place: int, number: int, predicted: Mapping[str, float], fits: float,
+        under: Candidates | None = None,
+    ) -> TunedRun:  # fmt: skip
         """Put the run of a candidate at its ``place`` among the runs."""
-        plan = self.candidates.record(index)
+        plan = (under or self.candidates).record(index)
         run = TunedRun(
             plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
         )
@@ -345,21 +364,9 @@ class _Loop(Campaign):
                 self._forgotten += 1
                 continue
             self._add(index, row, len(self.runs), 0, {}, float("nan"))
-        if self.runs:
-            was, are = ("was", "is") if len(self.runs) == 1 else ("were", "are")
-            failed = sum(run.status in _CURABLE and not is_bounded(run.row) for run in self.runs)
-            again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
-            plans = count(len(self.runs), "plan")
-            self.note(f"{plans} of this job {was} measured before (run -) and {are} not run again.{again}")
-        if self._forgotten:
-            self.note(f"{count(self._forgotten, 'plan')} of this job that failed before may be run again.")
-        if earlier.others:
-            later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
-            since = f"from the first run on ({earlier.first})" if earlier.first else later
-            self.note(
-                f"{earlier.others} runs of other jobs on this kind of cluster are known; predictions rest on them "
-                f"{since}."
-            )
+        failed = sum(run.status in _CURABLE and not is_bounded(run.row) for run in self.runs)
+        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier):
+            self.note(sentence)
 
     @property
     def _measured_plans(self) -> int:

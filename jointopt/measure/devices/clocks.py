@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import DeviceError, JointOptError, PlanError
-from jointopt.core.schema import Ints, num_gpus
+from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.measure.devices.meter import Gpus
 from jointopt.measure.devices.owners import Before, Owned, Owner, claimed, is_held, owners
 from jointopt.measure.devices.power_profiles import profile_names
@@ -60,15 +60,16 @@ def plan_settings(
 ) -> list[Setting]:  # fmt: skip
     """Settings of the GPUs of ``node`` under ``plan`` (plan columns), whose ranks are numbered in ``order``.
 
-    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits and profiles alone. Raises
-    PlanError where the plan has no such node, or not a clock or power limit for each stage.
+    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits and profiles alone, as
+    where the plan has a ``power_profile``, which chooses clocks by itself. Raises PlanError where the plan has no such
+    node, or not a clock or power limit for each stage.
     """
     pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
     clocks = _per_stage(plan, "stage_clock_mhz", "clock_mhz", pp)
     limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
     stages = stage_of_rank(plan, ranks, order).tolist()
-    clocks = [None] * pp if default_clocks else clocks
-    profiles = profile_names(str(plan["power_profile"])) if _given(plan.get("power_profile")) else None
+    profiles = profile_names(str(plan[POWER_PROFILE])) if _given(plan.get(POWER_PROFILE)) else None
+    clocks = [None] * pp if default_clocks or profiles else clocks
     settings = [Setting(i, clocks[stage], limits[stage], profiles) for i, stage in enumerate(stages)]
     return [s for s in settings if s != Setting(s.index)]
 

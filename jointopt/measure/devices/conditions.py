@@ -46,6 +46,11 @@ class Conditions:
         """Seconds that a run must measure for its energy to be known."""
         return 0.0 if self.meter is None else MEASURE_S
 
+    @property
+    def _profiles(self) -> str:
+        """The power profiles of the run, blank where it has none."""
+        return next(("+".join(setting.profiles) for setting in self.settings if setting.profiles), "")
+
     def added_to(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
     ) -> dict[str, Any]:
@@ -68,15 +73,15 @@ class Conditions:
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
         out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
-        if self.default_clocks:
+        if self.default_clocks or self._profiles:
             out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
         return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
 
     def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
         if window_s and reading.reason:
             yield f"energy not measured: {reading.reason}"
-        if self.default_clocks:
-            yield "at default clocks"
+        if self.default_clocks or self._profiles:
+            yield f"at clocks of the power profile {self._profiles}" if self._profiles else "at default clocks"
         for setting in self.settings:
             seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
             if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:

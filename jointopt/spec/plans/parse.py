@@ -16,7 +16,17 @@ import numpy as np
 
 from jointopt.core.errors import PlanError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, ONE_CLOCK, STAGE_LAYERS, Columns, Floats
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    ONE_CLOCK,
+    POWER_PROFILE,
+    STAGE_LAYERS,
+    Columns,
+    Floats,
+)
 from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import format_stage_clocks, number_in, parse_stage_clocks, plain_number
@@ -108,6 +118,9 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
         pairs = [_pair(word) for word in words if word not in ("", "MHz", "W")]  # as reports print clocks
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
+    if any(key == POWER_PROFILE and value for key, value in pairs):
+        raise PlanError("What a power_profile does is measured and never predicted; give the plan without it.")
+    pairs = [pair for pair in pairs if pair[0] != POWER_PROFILE]
     given = dict(pairs)
     for key in given:
         if key not in PLAN_KEYS:

@@ -17,6 +17,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_constraints
+from jointopt.workflows.campaign.profiles import under_profile
 from jointopt.workflows.campaign.record import Done, Queued, Record
 from jointopt.workflows.campaign.verdict import same_cause
 
@@ -49,13 +50,16 @@ class Campaign:
         self.notes.append(text)
         _log.info(text)
 
-    def earlier(self, candidates: pd.DataFrame) -> Earlier:
-        """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster."""
+    def earlier(self, candidates: pd.DataFrame, power_profile: str = "") -> Earlier:
+        """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster.
+
+        ``power_profile``: of runs under it, of which each counts as that of a candidate at its highest clock.
+        """
         tables = [*self._given, *([] if self.record.store is None else [self.record.related(candidates)])]
         known = [table for table in tables if len(table)]
         if not known:
             return Earlier()
-        together = pd.concat(known, ignore_index=True)
+        together = under_profile(pd.concat(known, ignore_index=True), candidates, power_profile)
         found = earlier_runs(candidates, together, self.model.surrogate, self.job.cluster.machine)
         if found.unread:
             self.note(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, outside
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Columns, Floats, Ints, outside
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.search.pareto import front_order, non_dominated
@@ -44,14 +44,23 @@ class Candidates:
     predicted: Columns  # objectives and avg_power_w, SI
     log_load: Floats  # log of predicted memory over what a GPU has for a run
     log_room: Floats  # log of what the job allows a run over what a GPU has for it: 0, or below
+    power_profile: str = ""  # under which they run, in place of their clocks
 
     def record(self, index: int) -> dict[str, Any]:
         """The plan columns of one candidate, as JSON has them."""
-        return plan_records(self.plans, self.plans["stage_clock_mhz"], [index])[0]
+        return plan_records(self.plans, self.plans["stage_clock_mhz"], [index])[0] | self._profile
 
     def question(self, index: int) -> dict[str, Any]:
         """The row for the launcher."""
-        return {str(name): value for name, value in self.rows.iloc[index].items()}
+        return {str(name): value for name, value in self.rows.iloc[index].items()} | self._profile
+
+    def under(self, power_profile: str) -> Candidates:
+        """The same plans under a power profile, whose effect no prediction knows."""
+        return replace(self, power_profile=power_profile)
+
+    @property
+    def _profile(self) -> dict[str, str]:
+        return {POWER_PROFILE: self.power_profile} if self.power_profile else {}
 
     @property
     def size(self) -> int:

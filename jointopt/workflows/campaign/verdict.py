@@ -1,4 +1,4 @@
-"""Sentences for runs that have found no plan to use, or that all end for the same cause."""
+"""Sentences on runs: known before, all ended for one cause, no plan to use among them, objectives not measured."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jointopt.core.facts import failure_in
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
-from jointopt.workflows.campaign.outlook import held_to
+from jointopt.workflows.campaign.earlier import Earlier
+from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, held_to
 
 _ALIKE = 3  # failures in a row for one cause: a fourth would be no news
 
@@ -82,3 +85,47 @@ def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
     runs = "The only run that succeeded does not keep" if len(good) == 1 else several
     closest = plan_words(good[best].plan, differing(run.plan for run in good))
     return f"{runs} the job's constraints; the closest, {closest}, breaks {' and '.join(broken)}."
+
+
+def unmeasured(
+    job: Job, lost: Sequence[str], kept: Sequence[str], predicted: Sequence[str], good: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Sentences on objectives that are left out (``lost``), and on constraints that cannot be checked.
+
+    ``kept`` are the other objectives, ``predicted`` those lost ones that are known; ``good`` rows of sound runs.
+    """
+    sentences = []
+    for name in lost:
+        unknown = f"no power of {job.cluster.gpu.id} is known to predict it"
+        why = "no run measures it" if name in predicted else unknown
+        compared = f"plans are compared by {' and '.join(kept)} alone"
+        sentences.append(f"The objective {name} is left out, since {why}; {compared}.")
+    held = [held_to(job, row) for row in good]
+    for name in held[0] if held else ():
+        if all(np.isnan(one[name][0]) for one in held):
+            sentences.append(f"The constraint {name} cannot be checked, since no run measures it.")
+    return sentences
+
+
+def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier) -> list[str]:
+    """Sentences on what is known before a tune begins: ``runs`` of the job, ``failed`` among them, and other jobs.
+
+    ``forgotten``: plans that failed and may run again.
+    """
+    sentences = []
+    if runs:
+        was, are = ("was", "is") if runs == 1 else ("were", "are")
+        again = f" {failed} of them failed; --retry-failed lets such plans run again." if failed else ""
+        sentences.append(f"{_plans(runs)} of this job {was} measured before (run -) and {are} not run again.{again}")
+    if forgotten:
+        sentences.append(f"{_plans(forgotten)} of this job that failed before may be run again.")
+    if earlier.others:
+        later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
+        since = f"from the first run on ({earlier.first})" if earlier.first else later
+        cluster = f"{earlier.others} runs of other jobs on this kind of cluster are known"
+        sentences.append(f"{cluster}; predictions rest on them {since}.")
+    return sentences
+
+
+def _plans(number: int) -> str:
+    return "1 plan" if number == 1 else f"{number} plans"

@@ -61,6 +61,17 @@ def test_at_default_clocks_the_row_says_at_which_it_ran(driver, clock) -> None:
     assert row["energy_j"] > 0
 
 
+def test_under_a_power_profile_the_row_says_which_and_at_which_clocks_it_ran(driver, clock, monkeypatch) -> None:
+    monkeypatch.setenv("STAND_IN_NVML_PROFILES", "2")
+    with under_plan(PLAN | {"power_profile": "max-q"}, clock=clock) as conditions:
+        start = clock.time()
+        clock.sleep(2.2)
+    row = conditions.added_to(NOTHING, (start, clock.time()), 10)
+    assert row["stage_clock_mhz"] == [1980, 1980]
+    assert "at clocks of the power profile max-q" in row["notes"]
+    assert driver.calls() == ["profiles-on 0 2", "profiles-on 1 2", "profiles-off 1 2", "profiles-off 0 2"]
+
+
 @pytest.mark.usefixtures("torch")
 def test_a_clock_that_the_gpus_do_not_have_is_a_failed_run(driver, tiny: Job) -> None:
     row = torchrun().run(tiny, PLAN | {"stage_clock_mhz": [1410.0, 2500.0]})

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import LauncherError
+from jointopt.measure.devices.clocks import Setting, plan_settings
 from jointopt.measure.devices.node_meters import check_settable, with_readings, write_plan
 from jointopt.measure.devices.reading import Series
 from jointopt.measure.launchers.rows import result_row
+from jointopt.workflows.plan_files import plan_of
 
 PLAN: dict[str, Any] = {"dp": 2, "tp": 1, "pp": 2, "cp": 1}
 
@@ -28,6 +30,12 @@ def write_series(folder: Path, node: int, watts: float, clock_mhz: float) -> Non
 
 def row(**told: Any) -> dict[str, Any]:
     return result_row("") | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10} | told
+
+
+def test_nodes_read_the_power_profile_of_the_plan_as_it_was_written(tmp_path: Path) -> None:
+    write_plan(PLAN | {"stage_clock_mhz": [1410.0, 1200.0], "power_profile": "max-q"}, tmp_path)
+    read = plan_of(tmp_path / "plan.json")
+    assert plan_settings(read) == [Setting(gpu, profiles=("max-q",)) for gpu in range(4)]
 
 
 def test_energy_of_several_nodes_adds_up_and_the_hottest_counts(tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def test_a_power_limit_may_be_any_watts_up_to_a_million(make_job, watts):
     assert parse_plan(f"power_limit_w={watts}", make_job()).layouts["power_limit_w"].tolist() == [watts]
 
 
+def test_a_plan_under_a_power_profile_is_not_predicted(job):
+    with pytest.raises(PlanError, match="power_profile does is measured and never predicted"):
+        parse_plan({"tp": 2, "power_profile": "max-q"}, job)
+    assert int(parse_plan({"tp": 2, "power_profile": None}, job).layouts["tp"][0]) == 2
+
+
 def test_one_clock_serves_all_stages(make_job):
     assert parse_plan("pp=4 clock_mhz=600", make_job()).stage_clock_mhz.tolist() == [[600.0] * 4]
 
