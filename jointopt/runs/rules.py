@@ -21,6 +21,8 @@ from jointopt.spec.cluster import Gpu
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
 _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
+# Of the full rate; the 2,332 recorded runs with a time reach 0.00018 (a batch of 4 on 32 nodes) to 0.65.
+_MOST_REACHED, _LEAST_REACHED = 0.85, 1e-5
 _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
 
 
@@ -243,10 +245,27 @@ def _too_fast(runs: pd.DataFrame) -> pd.Series:
     return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_time_s(runs), index=runs.index)
 
 
-def _beyond_peak(runs: pd.DataFrame) -> pd.Series:
-    """Whether forward and backward pass took less than the full rate allows: an MFU above 1."""
+def _reached(runs: pd.DataFrame) -> pd.Series:
+    """MFU of each row, (n,): what forward and backward pass take at the full rate over the time stated."""
     least_s = (_flop(runs) + _attention_flop(runs)) / _rates(runs, _stated_flops)
-    return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_s, index=runs.index)
+    return pd.Series(least_s / runs["iteration_time_s"].to_numpy(float), index=runs.index)
+
+
+def _near_peak(runs: pd.DataFrame) -> pd.Series:
+    return _reached(runs) > _MOST_REACHED
+
+
+def _too_slow(runs: pd.DataFrame) -> pd.Series:
+    reached = _reached(runs)
+    return (reached < _LEAST_REACHED) & (reached > 0)  # 0: a core, whose rate has no bound
+
+
+def _slow_words(run: pd.Series) -> str:
+    most_s = float(_reached(run.reindex(_TIMED).to_frame().T).iloc[0] * run["iteration_time_s"]) / _LEAST_REACHED
+    return (
+        f"iteration_time_s to be at most {most_s:.3g}, {1 / _LEAST_REACHED:,.0f} times what forward and backward pass "
+        "take at the full rate of these GPUs (is it in seconds, and of one iteration?)"
+    )
 
 
 def _slowest_words(run: pd.Series) -> str:
@@ -262,9 +281,10 @@ def _peak_words(run: pd.Series) -> str:
     row = run.reindex(_TIMED).to_frame().T
     flop = float((_flop(row) + _attention_flop(row))[0])
     rate, reached = float(_rates(row, _stated_flops)[0]), flop / float(run["iteration_time_s"])
+    reason = reasons.of_time(run, reached) if reached > rate else "is it in seconds, and of a whole iteration?"
     return (
-        f"iteration_time_s to be at least {flop / rate:.3g}, what forward and backward pass take at the full rate of "
-        f"these GPUs: it is {reached / rate:.2f} of that rate ({reasons.of_time(run, reached)})"
+        f"iteration_time_s to be at least {flop / rate / _MOST_REACHED:.3g}, what forward and backward pass take at "
+        f"{_MOST_REACHED:g} of the full rate of these GPUs: it is {reached / rate:.2f} of that rate ({reason})"
     )
 
 
@@ -328,7 +348,8 @@ _DRAWN = ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus")
 DOUBTS = (
     Rule(("peak_memory_gib", "gpu"), _memory_words, _above_memory),
     Rule((*_DRAWN, "power_limit_w"), _limit_words, _above_limit),
-    Rule(_TIMED, _peak_words, _beyond_peak),
+    Rule(_TIMED, _peak_words, _near_peak),
+    Rule(_TIMED, _slow_words, _too_slow),
 )
 MEASUREMENT_RULES = (
     *RULES, *GPU_RULES, *RESULT_RULES,

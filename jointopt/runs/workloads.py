@@ -325,6 +325,7 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
     shape = [name for name in shape if name not in NOT_IN.get(str(row.get("block", "")), ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
+    assumed += ["moe_router_topk"] * (0 < experts < int(row.get("moe_router_topk", 0)))  # taken to be all of them
     assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_KIN))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
