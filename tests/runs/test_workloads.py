@@ -114,6 +114,7 @@ IMPOSSIBLE: tuple[tuple[dict[str, Any], str], ...] = (
     ({"stage_clock_mhz": "1410;1200;900"}, "stage_clock_mhz"),
     ({"gpu": "a40", "power_limit_w": 45}, "draws"),
     ({"power_limit_w": 700}, "power_limit_w"),
+    ({"gpu": "cpu-core", "power_limit_w": 100}, "of whose power nothing is known (leave power_limit_w blank"),
     ({"clock_mhz": 3000}, "clock_mhz to be from 210 to 1410 MHz"),
     ({"stage_clock_mhz": "100"}, "stage_clock_mhz to be from 210 to 1410 MHz"),
 )
