@@ -41,6 +41,7 @@ LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 MODEL_BLOCKS = ("layer", "attention", "feed_forward")  # of a model, without embedding and head
 CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Core's cuda_graph_impl
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
+LEAST_LINK_GBYTES_PER_S = 0.001  # 8 Mb/s for a GPU: nothing that trains together is slower
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
 
 
@@ -163,7 +164,7 @@ COLUMNS = {
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),
         Column("num_gpus", "int", "", "workload", "GPUs of the job"),
         Column("inter_node_gbytes_per_s", "float", "GB/s", "workload", "fabric between nodes, per GPU and direction",
-               low=0),
+               low=LEAST_LINK_GBYTES_PER_S, high=10**6),
         Column("status", "str", "", "result", "ok, oom, failed or timeout"),
         Column("iteration_time_s", "float", "s", "result", "wall time of one iteration", low=0, high=10**6),
         Column("energy_j", "float", "J", "result", "energy of all GPUs for one iteration", low=0, high=10**12),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jointopt.core.errors import CatalogError, JobError, nearest
 from jointopt.core.facts import Assumption
+from jointopt.core.schema import LEAST_LINK_GBYTES_PER_S
 from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
 from jointopt.spec.catalog.own_gpus import own_gpu
 from jointopt.spec.check import Section, is_whole
@@ -156,6 +157,8 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
     value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
+    if key.endswith("_gbytes_per_s") and value < LEAST_LINK_GBYTES_PER_S:
+        raise section.refuse(key, f"at least {LEAST_LINK_GBYTES_PER_S:g} GB/s, 8 Mb/s (is it in GB/s, per GPU?)")
     return value, None
 
 

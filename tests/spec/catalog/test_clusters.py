@@ -77,3 +77,10 @@ def test_an_unknown_key_an_unknown_gpu_and_an_unknown_cluster_name_what_was_mean
 def test_an_unknown_gpu_is_reported_under_its_key() -> None:
     with pytest.raises(CatalogError, match=r"^cluster\.gpu: "):
         build_cluster(A100 | {"gpu": "tpu-v5"})
+
+
+@pytest.mark.parametrize("key", ["intra_node_gbytes_per_s", "inter_node_gbytes_per_s"])
+def test_a_link_slower_than_any_that_trains_is_refused_with_its_unit(key: str) -> None:
+    assert getattr(build_cluster(A100 | {key: 0.001}), key) == 0.001
+    with pytest.raises(JobError, match=rf"{key} must be at least 0.001 GB/s, 8 Mb/s .*; got 1e-09"):
+        build_cluster(A100 | {key: 1e-9})
