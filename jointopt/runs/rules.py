@@ -150,6 +150,19 @@ GPU_RULES = (
 )
 
 
+def _limit_without_power(runs: pd.DataFrame) -> pd.Series:
+    """Whether a row limits a GPU of which nothing says what a limit does, (n,)."""
+    known = {str(name): known_gpu(name) for name in runs["gpu"].dropna().unique()}
+    unknown = [name for name, gpu in known.items() if gpu and gpu.power is None]
+    return runs["gpu"].isin(unknown) & runs["power_limit_w"].notna()
+
+
+KNOWN_POWER = Rule(
+    ("power_limit_w", "gpu"), "no power limit on a GPU of whose power nothing is known (leave power_limit_w blank to "
+    "predict the run without it)", _limit_without_power,
+)  # fmt: skip
+
+
 def _nodes_are_broken(runs: pd.DataFrame) -> pd.Series:
     """Jobs on part of one node are common; those on whole nodes and a part of another are no job that was recorded."""
     return (runs["num_gpus"] > runs["gpus_per_node"]) & (runs["num_gpus"] % runs["gpus_per_node"] > 0)

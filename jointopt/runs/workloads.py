@@ -25,7 +25,7 @@ from jointopt.core.schema import (
 )
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
-from jointopt.runs.rules import GPU_RULES, RUN_RULES, Rule, above, broken_rules
+from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import FROM_CATALOGUE, SHAPE, whole_name, with_catalogue_shapes
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
@@ -33,7 +33,7 @@ from jointopt.spec.block import NOT_IN, block_of
 from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
-from jointopt.spec.catalog.gpus import known_gpu, load_gpu
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
@@ -65,19 +65,6 @@ _ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
-
-
-def _limit_without_power(runs: pd.DataFrame) -> pd.Series:
-    """Whether a row limits a GPU of which nothing says what a limit does, (n,)."""
-    known = {str(name): known_gpu(name) for name in runs["gpu"].dropna().unique()}
-    unknown = [name for name, gpu in known.items() if gpu and gpu.power is None]
-    return runs["gpu"].isin(unknown) & runs["power_limit_w"].notna()
-
-
-_KNOWN_POWER = Rule(
-    ("power_limit_w", "gpu"), "no power limit on a GPU of whose power nothing is known (leave power_limit_w blank to "
-    "predict the run without it)", _limit_without_power,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -194,7 +181,7 @@ def _impossible(runs: pd.DataFrame) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for reason, rows in checks.items():
         reasons = {int(row): reason for row in runs.index[rows]} | reasons
-    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, _KNOWN_POWER, *GPU_RULES)):
+    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, KNOWN_POWER, *GPU_RULES)):
         reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
     return reasons
 
