@@ -31,9 +31,10 @@ import numpy as np
 import pandas as pd
 import xgboost
 from bench_accuracy import ROOT, clean
+from bench_predict import CODES
 from scipy.stats import kendalltau
 
-from jointopt.core.schema import RECOMPUTE_NAMES, Floats, Ints
+from jointopt.core.schema import RECOMPUTE_NAMES, SCHEDULE, Floats, Ints
 from jointopt.runs.table import write_table
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.space import enumerate_layouts
@@ -245,7 +246,9 @@ def made_up(rows: int, seed: int = 0) -> pd.DataFrame:
     layouts, model = enumerate_layouts(job).layouts, job.model
     at = rng.integers(0, len(layouts["pp"]), rows)
     runs = pd.DataFrame({name: values[at] for name, values in layouts.items()})
-    runs["recompute"] = np.array(RECOMPUTE_NAMES)[runs["recompute"]]
+    runs = runs.drop(columns=[name for name in CODES if not runs[name].any()])  # 0 is a blank cell
+    for name, words in (("recompute", RECOMPUTE_NAMES), ("schedule", SCHEDULE.names)):
+        runs[name] = np.array(words)[runs[name]]
     runs["source"] = rng.choice(list(SOURCES), rows)
     for i, name in enumerate(("gpu", "framework", "factor")):
         runs[name] = runs["source"].map({source: values[i] for source, values in SOURCES.items()})

@@ -13,7 +13,7 @@ import pytest
 
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
-from jointopt.workflows.campaign.candidates import listed, searched
+from jointopt.workflows.campaign.candidates import listed, peeled, searched
 from jointopt.workflows.campaign.volumes import front, volumes
 from jointopt.workflows.explain import explain
 from jointopt.workflows.tune import tune
@@ -108,3 +108,15 @@ def test_volumes_of_three_objectives_never_fall_and_count_what_each_run_adds() -
     found = volumes(values)
     assert found[0] == found[1] == found[2] < found[3]
     assert found[0] == pytest.approx((0.1 / 1.1) ** 2 * (0.6 / 1.1), rel=0.15)
+
+
+def test_a_front_that_is_too_large_for_the_candidates_is_thinned_and_keeps_both_of_its_ends() -> None:
+    time_s = np.linspace(1.0, 2.0, 50)
+    front = np.column_stack([time_s, 1 / time_s, 1 + (time_s - 1.5) ** 2])
+    values = np.concatenate([front, front * 3])  # what is beaten comes after
+    kept = peeled(values, 10)
+    assert len(set(kept.tolist())) == len(kept) == 10
+    assert kept.max() < 50
+    assert {0, 49} <= set(kept.tolist())
+    assert np.diff(np.sort(time_s[kept])).max() < 0.25
+    assert set(range(50)) < set(peeled(values, 60).tolist())

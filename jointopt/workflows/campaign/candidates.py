@@ -13,7 +13,7 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Columns, Floats, Ints, outside
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.search.pareto import front_order, non_dominated
+from jointopt.search.pareto import front_order, non_dominated, spread
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.machine import Machine
@@ -146,7 +146,7 @@ def searched(job: Job | JobModel) -> Candidates:
 
 
 def peeled(values: Floats, count: int) -> Ints:
-    """At most ``count`` of the points (n, k): the front, the front of the rest, and so on."""
+    """At most ``count`` of the points (n, k): the front, the front of the rest, and so on; the last thinned evenly."""
     left, chosen = np.arange(len(values)), np.empty(0, np.int64)
     while len(left) and len(chosen) < count:
         of_left = values[left]  # one objective is a front of one plan, and two are quicker
@@ -154,9 +154,11 @@ def peeled(values: Floats, count: int) -> Ints:
         front = left[front_order(of_left[:, 0], of_left[:, -1]) if flat else non_dominated(of_left)]
         if not len(front):
             break
+        if len(front) > (room := count - len(chosen)):  # by the first column alone one end of it would be left out
+            front = front[spread(np.log(values[front]), room)]
         chosen = np.concatenate([chosen, front])
         left = np.setdiff1d(left, front)
-    return chosen[:count]
+    return chosen
 
 
 def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
