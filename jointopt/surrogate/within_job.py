@@ -18,7 +18,7 @@ class Spread:
     """Standard deviations of log(measured / predicted), chosen on recorded groups (tests/bench/bench_replay.py)."""
 
     shared: float = 0.2  # common to all plans of a job: what the kernel table and the cluster share
-    trend: float = 0.03  # per doubling of a degree, wherever the others stand, and of each of its values beside that
+    trend: float = 0.03  # per doubling of a degree, wherever the others stand
     noise: float = 0.07  # of one plan, not explained by the others
 
 
@@ -35,11 +35,9 @@ _ROUNDS = 20  # of reweighting; the weights settle to a few per cent in ten
 
 
 def plan_features(plans: Columns) -> Floats:
-    """Plans as points (n, d) around their mean, in which a doubling of any degree is a step of 1.
+    """Plans as points (n, 11), 12 with power limits, in which a doubling of any degree is a step of 1, around the mean.
 
     ``plans`` holds the layout columns and ``stage_clock_mhz``; a switch is half a doubling, an octave of clock two.
-    Each value of a degree or switch that has several is a column of its own too: what it costs need not follow its
-    size. With these a tune of an unknown framework needs 3.3 runs instead of 3.5 (bench_replay.py).
     """
     doublings = [np.log2(plans[name].astype(float)) for name in DOUBLINGS]
     switches = [plans[name].astype(float) / 2 for name in SWITCHES[::-1]]
@@ -48,15 +46,9 @@ def plan_features(plans: Columns) -> Floats:
     if POWER_LIMIT in plans and np.isfinite(plans[POWER_LIMIT]).any():  # no limit is as much as the highest of them
         watts = plans[POWER_LIMIT]
         limits = [2 * np.log2(np.where(np.isfinite(watts), watts, np.nanmax(watts)))]
-    points = np.column_stack([*doublings, *switches, clock, *limits, *_values_met(plans)])
+    points = np.stack([*doublings, *switches, clock, *limits], axis=1)
     centred: Floats = points - points.mean(axis=0)
     return centred
-
-
-def _values_met(plans: Columns) -> list[Floats]:
-    """Of each degree and switch with several values, (n, values): 1 where a plan has the value."""
-    met = [np.unique(plans[name], return_inverse=True) for name in (*DOUBLINGS, *SWITCHES)]
-    return [np.eye(len(values))[which] for values, which in met if len(values) > 1]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A simulated cluster: runs take what the physics says times factors that it does 
 noise. Every plan of the space has a truth, so that the front of all is known; the share of its volume counts that
 the runs hold after 4, 8 and 16 of them, median of the draws (worst in brackets).
 
-    OMP_NUM_THREADS=1 python tests/bench/bench_tune_goals.py [--seeds 5] [--budget 16] [--goal peak_memory_gib]
+    OMP_NUM_THREADS=1 python tests/bench/bench_tune_goals.py [--seeds 8] [--budget 16] [--goal peak_memory_gib]
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def compare(goal: str, seeds: int, budget: int, unreported: float) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--goal", choices=GOALS, nargs="+", default=GOALS[:2])
     parser.add_argument("--unreported", type=float, default=0.0)

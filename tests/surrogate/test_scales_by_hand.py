@@ -43,14 +43,7 @@ def test_a_plan_is_a_point_of_doublings_half_doublings_and_octaves() -> None:
     two = {"zero_stage": np.array([0, 3]), "recompute": np.array([0, 2]), "sequence_parallel": np.array([0, 1])}
     clocks = np.array([[1000.0, np.nan], [400.0, 600.0]])
     found = plan_features(one | two | {"stage_clock_mhz": clocks})
-    assert (found[1] - found[0])[:11] == pytest.approx([3.0] * 7 + [1.5, 1.0, 0.5, -2.0])
-    assert (found[1] - found[0])[11:] == pytest.approx([-1.0, 1.0] * 10)  # the values that each has
-
-
-def test_a_column_that_all_plans_agree_in_has_no_values_to_learn() -> None:
-    names = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero_stage", "recompute", "sequence_parallel")
-    plans = dict.fromkeys(names, np.array([1, 1])) | {"tp": np.array([1, 2]), "stage_clock_mhz": np.full((2, 1), 1e3)}
-    assert np.diff(plan_features(plans), axis=0)[0] == pytest.approx([0, 1, *[0] * 9, -1, 1])
+    assert found[1] - found[0] == pytest.approx([3.0] * 7 + [1.5, 1.0, 0.5, -2.0])
 
 
 def noise_of(kernel: float, residual: float, usual: float) -> tuple[float, float]:
