@@ -21,7 +21,7 @@ from jointopt.spec.cluster import Gpu
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
 _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
-# Of the full rate; the 2,332 recorded runs with a time reach 0.00018 (a batch of 4 on 32 nodes) to 0.65.
+# Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.
 _MOST_REACHED, _LEAST_REACHED = 0.85, 1e-5
 _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
 
