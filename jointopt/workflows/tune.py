@@ -64,7 +64,7 @@ def tune(
     of the budget; runs left to a cluster come first. Raises LauncherError where nothing can be run, InfeasibleError
     where no plan is left.
     """
-    chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)

@@ -60,7 +60,7 @@ def validate(
     `JobModel.of`. Every run is kept in ``storage`` as soon as it ends; plans that it has measured are not run again,
     unless ``again``. Raises LauncherError where nothing could be run, InfeasibleError where nothing is proposed.
     """
-    chosen = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrowed(chosen, job), objectives=_of_two(job))
     model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)

@@ -61,7 +61,7 @@ def work(
 
     if launcher is None and options:
         raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
-    runner = load_launcher(launcher, **options) if isinstance(launcher, str) else launcher
+    runner = None if launcher is None else load_launcher(launcher, **options)
     if runner is not None:
         job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)

@@ -84,7 +84,7 @@ def compare(goal: str, seeds: int, budget: int, unreported: float) -> None:
     for seed in range(seeds):
         for label, wanted in {"three objectives": goals, "time and energy alone": OBJECTIVES}.items():
             cluster = Cluster(candidates, goals, seed, unreported)
-            runs = tune(replace(job, objectives=wanted), cluster, budget, surrogate="none", expected_gain=0.0).runs
+            runs = tune(replace(job, objectives=wanted), cluster, budget, surrogate="none").runs
             found.setdefault(label, []).append(cluster.shares([cluster.places[plan_key(run.plan)] for run in runs]))
         drawn = np.random.default_rng(seed).permutation(candidates.size)[:budget].tolist()
         found.setdefault("drawn at random", []).append(cluster.shares(drawn))

@@ -126,12 +126,18 @@ def launcher_names() -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
-def load_launcher(name: str, **options: Any) -> Launcher:
-    """The launcher of that name, made with ``options`` (those that are None are left out).
+def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
+    """The launcher of that name, made with ``options`` (those that are None are left out), or one that is made already.
 
-    Raises UsageError for an unknown name; for an option that the launcher does not have, one that it needs, or one of
-    another type than its annotation; seconds (``..._s``) must be above 0.
+    Raises UsageError for options beside a launcher that is made already; for an unknown name; for an option that the
+    launcher does not have, one that it needs, or one of another type than its annotation; seconds (``..._s``) must be
+    above 0.
     """
+    if not isinstance(launcher, str):
+        if options:
+            raise UsageError(f"A launcher that is made already takes no options; got {', '.join(sorted(options))}.")
+        return launcher
+    name = launcher
     found = list(entry_points(group=GROUP, name=name))
     if not found:
         known = launcher_names()

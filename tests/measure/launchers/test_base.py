@@ -63,6 +63,13 @@ def test_a_missing_option_is_named_as_on_the_command_line() -> None:
         load_launcher("replay", table=None)
 
 
+def test_a_launcher_that_is_made_already_takes_no_options(make_runs) -> None:
+    made = ReplayLauncher(make_runs())
+    assert load_launcher(made) is made
+    with pytest.raises(UsageError, match=r"made already takes no options; got bugdet\."):
+        load_launcher(made, bugdet=3)
+
+
 def test_an_option_of_another_launcher_is_refused(installed: None) -> None:
     with pytest.raises(UsageError, match=r"has no option 'core' .did you mean 'cores'"):
         load_launcher("mine", core=4)
