@@ -87,7 +87,7 @@ def test_asking_for_a_plan_twice_runs_it_twice_and_keeps_both_logs(make: Make, j
 @pytest.mark.parametrize(
     ("shell", "status", "words"),
     [
-        ("[ $NODE_RANK = 0 ] && sleep 600; exit 3", "failed", "n1: task 1: Exited with exit code 3"),
+        ("[ $NODE_RANK = 0 ] && sleep 600; sleep 1; exit 3", "failed", "n1: task 1: Exited with exit code 3"),
         ("echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1", "oom", "CUDA out of memory"),
         ("echo '{' > \"$0\"", "failed", "no JSON"),
         ("true", "failed", "left no result"),
