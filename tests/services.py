@@ -1,5 +1,7 @@
 """Tests that need more than a bare clone bear the mark ``services``; in CI no test is skipped for want of one.
 
+Programs of studies bear it too: they take seconds, for which tests of services wait anyway.
+
 `make test` leaves the marked ones out, `make test-services` runs them alone, so that nothing runs twice.
 """
 

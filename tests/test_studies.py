@@ -22,6 +22,7 @@ from jointopt.workflows.predict import predict
 STUDIES = Path(__file__).parents[1] / "studies"
 
 
+@pytest.mark.services  # seconds of work each, beside tests that wait
 @pytest.mark.parametrize("study", sorted(path.parent.name for path in STUDIES.glob("*/study.py")))
 def test_a_figure_s_program_writes_its_table_and_plot_as_its_readme_shows_them(
     study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +78,7 @@ def test_the_simulator_s_pipeline_of_equal_stages_has_the_bubble_of_1f1b(
     assert truths._events([[1.0, 2.0]] * depth, count, 0.0) == pytest.approx(3.0 * (count + depth - 1))
 
 
+@pytest.mark.services
 def test_learning_curves_have_every_learner_and_a_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from jointopt.studies.learning import learn
 
