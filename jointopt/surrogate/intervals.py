@@ -33,6 +33,8 @@ DOUBTS: Mapping[str, str] = {
     "layout": "no recorded runs of such degrees",
     "clock": "clock response not measured on this GPU",
 }
+# Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
+OF_PLACE = frozenset({"gpu", "size", "layout", "clock"})
 # Share of a time that follows the clock, 0.4 to 0.96 over stages of A100 and A40: the unfitted physics has it to 0.11
 # in nine of ten and 0.16 at most (tests/bench/bench_clock_share.py), to 0.21 where half of the sequence is assumed.
 # Where nothing was measured, it is taken for known within this (90 %).
@@ -100,7 +102,7 @@ def add_intervals(job: Job, columns: Columns, lowest_clock: float = 1.0) -> Colu
     inside = at_top & ~found["clock"]
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
-    low, high = _widest_time(job)
+    low, high = _widest_time(job, found)
     known_low, known_high = errors["iteration_time_s"]["known"]
     bounds["iteration_time_s"] = tuple(
         np.exp(sign * np.hypot(np.log(np.where(at_top, known, wide)), clock))
@@ -145,21 +147,22 @@ def with_time_interval(
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
-    the interval is at least that of the physics in unknown territory; ``known`` runs of the cluster show what a core
-    can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of time and power add
-    in squares.
+    the interval is at least that of the physics without support, by why there is none; ``known`` runs of the cluster
+    show what a core can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of
+    time and power add in squares.
     """
-    widest = physics_errors()["iteration_time_s"]["unknown"] if known else _widest_time(job)
-    return _with_time(
-        columns, half_width, inside, widest, clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
-    )
+    widest = physics_errors()["iteration_time_s"]["unknown"]
+    if not known:
+        widest = _widest_time(job, doubts(job, columns, lowest_clock))
+    clock = clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
+    return _with_time(columns, half_width, inside, widest, clock)
 
 
 def _with_time(
-    columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float], clock: Floats | float = 0.0
+    columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float | Floats], clock: Floats | float = 0.0
 ) -> Columns:
     out = dict(columns)
-    wide = dict(zip(("low", "high"), np.abs(np.log(widest)), strict=True))
+    wide = {side: np.abs(np.log(bound)) for side, bound in zip(("low", "high"), widest, strict=True)}
     for side, sign in (("low", -1.0), ("high", 1.0)):
         half = np.hypot(np.where(inside, half_width, np.maximum(half_width, wide[side])), clock)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
@@ -176,10 +179,17 @@ def outside_of_domain(columns: Columns) -> Columns:
     return _with_time(columns, np.maximum(*ends), nowhere, unknown) | {"in_domain": nowhere}
 
 
-def _widest_time(job: Job) -> tuple[float, float]:
-    """Measured over predicted time (90 %) where no recorded runs support a plan; orders of magnitude of cores."""
-    cores = job.cluster.gpu.architecture == "CPU"
-    low, high = physics_errors()["iteration_time_s"]["cores" if cores else "unknown"]
+def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
+    """Measured over predicted time (90 %), (n,) each, where no recorded runs support plans, by their `doubts`.
+
+    Nearer where the framework's profile is fitted and only the place is new; orders of magnitude of cores.
+    """
+    errors = physics_errors()["iteration_time_s"]
+    near, far = errors["near"], errors["unknown"]
+    if job.cluster.gpu.architecture == "CPU":
+        near = far = errors["cores"]
+    unlike = np.logical_or.reduce([doubt for name, doubt in found.items() if name not in OF_PLACE])
+    low, high = (np.where(unlike, of_far, of_near) for of_far, of_near in zip(far, near, strict=True))
     return low, high
 
 

@@ -78,6 +78,14 @@ def quantiles(runs: list[pd.DataFrame], column: str) -> list[float]:
     return [round(float(pooled[order][np.searchsorted(below, q)]), 2) for q in (0.05, 0.95)]
 
 
+def quantiles_of_both(known: dict[str, pd.DataFrame], generic: list[pd.DataFrame]) -> str:
+    """Quantiles of both predictions of every run together, and the widest of these without any one source."""
+    own, time = list(known.values()), "iteration_time_s"
+    rest = [quantiles([*own[:i], *own[i + 1 :], *generic[:i], *generic[i + 1 :]], time) for i in range(len(own))]
+    lows, highs = zip(*rest, strict=True)
+    return f"{quantiles([*own, *generic], time)}, without any one source {[min(lows), max(highs)]}"
+
+
 def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
     """For each source's own profile, and for the same runs under a framework without a profile."""
     memory = [t for name, t in tables.items() if name in MEMORY_SOURCES]
@@ -85,6 +93,7 @@ def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
     errors = [(t.predicted_iteration_time_s / t.iteration_time_s - 1).abs().median() for t in generic]
     print(f"unknown framework: median error averaged over sources {np.mean(errors):.3f}")
     print("iteration_time_s known", quantiles(list(tables.values()), "iteration_time_s"))
+    print("iteration_time_s near", quantiles_of_both(tables, generic))
     print("iteration_time_s unknown", quantiles(generic, "iteration_time_s"))
     print("peak_memory_gib known", quantiles(memory, "peak_memory_gib"))
 

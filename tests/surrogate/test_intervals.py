@@ -38,6 +38,10 @@ def width(found: Columns, name: str) -> float:
     return float(found[f"{name}_high"][0] / found[f"{name}_low"][0])
 
 
+def times(found: Columns) -> list[float]:
+    return [float(found[f"iteration_time_s_{end}"][0] / found["iteration_time_s"][0]) for end in ("low", "high")]
+
+
 def test_every_result_lies_within_its_interval() -> None:
     found = add_intervals(job(), columns())
     for name in RESULTS:
@@ -124,6 +128,28 @@ def test_a_workload_that_no_recorded_run_spans_is_out_of_domain(beyond: dict[str
     assert not in_domain(replace(known, training=replace(known.training, **beyond)), columns()).any()
     assert not in_domain(replace(known, model=load_model("mixtral-8x7b")), columns()).any()
     assert not in_domain(known, columns() | {"cp": np.full(2, 128)}).any()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_known_framework_in_a_new_place_is_less_uncertain_than_an_unknown_one(learned: bool) -> None:
+    def of(one: Job) -> list[float]:
+        found = add_intervals(one, columns())
+        nowhere = np.zeros(2, bool)
+        return times(with_time_interval(one, found, np.full(2, 0.1), nowhere) if learned else found)
+
+    near, far = pytest.approx([0.78, 1.41]), pytest.approx([0.70, 1.80])
+    known = job()
+    assert of(job("a40")) == near  # its clock response is known
+    assert of(replace(known, training=replace(known.training, seq_length=4_000_000))) == near
+    assert of(replace(known, training=replace(known.training, dtype="fp4"))) == far
+    assert of(replace(known, model=load_model("mixtral-8x7b"))) == far
+    assert of(job("a40", framework="generic")) == far
+
+
+def test_the_interval_widens_by_the_plan_that_is_in_doubt_alone() -> None:
+    found = add_intervals(job(), columns() | {"cp": np.array([1, 128])})
+    assert found["in_domain"].tolist() == [True, False]
+    assert (found["iteration_time_s_high"] / found["iteration_time_s"]).tolist() == pytest.approx([1.33, 1.41])
 
 
 KNOWN = {"iteration_time_s": (0.84, 1.33), "avg_power_w": (0.90, 1.10), "peak_memory_gib": (0.72, 1.28)}
