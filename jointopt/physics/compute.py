@@ -101,7 +101,8 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
     """The kernels that the job's GPU, precision and framework run."""
     training, profile, gpu = job.training, job.training.framework, job.cluster.gpu
     gemm, overhead = constants.gemm, arch.training_factor(gpu)
-    plain = arch.fp32_time_factor(gpu)
+    slower = profile.slower_on.get(gpu.architecture.lower(), {})
+    plain, unfused = arch.fp32_time_factor(gpu), 1.0 if training.fused_norm else 1.5
     if training.dtype == "fp32" and not profile.tf32 and plain is not None:
         # FP32 cores are slow enough to be fed: products reach about 0.9 of their peak, alone or in training
         top_share = max(tile.peak_fraction for tile in gemm.tiles)
@@ -112,8 +113,8 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
         core=arch.attention_constants(gpu, training.attention).slower(profile.attention_factor),
-        compute_factor=profile.compute_factor * overhead,
-        elementwise_factor=profile.elementwise_factor * (1.0 if training.fused_norm else 1.5),
+        compute_factor=profile.compute_factor * slower.get("compute", 1.0) * overhead,
+        elementwise_factor=profile.elementwise_factor * slower.get("elementwise", 1.0) * unfused,
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
         frozen=training.frozen,

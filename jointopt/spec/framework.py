@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
 V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
@@ -47,6 +48,8 @@ class Framework:
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, cuDNN's say)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
+    # by architecture, where its runs want other factors: what `compute` and `elementwise` are multiplied by
+    slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
     unaligned_head_factor: float = 1.0
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward

@@ -16,7 +16,7 @@ import pytest
 from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.explain import explain
 
-PLANS = {"llama-3-405b": "tp=4 pp=8 cp=2 mbs=1 rc=none ZeRO=1", "llama-3-70b": "tp=4 pp=2 mbs=1 ZeRO=1"}
+PLANS = {"llama-3-405b": "tp=4 pp=8 cp=2 mbs=1 rc=none ZeRO=1", "llama-3-70b": "tp=2 pp=4 vpp=5 mbs=1 ZeRO=1"}
 
 
 @functools.cache
@@ -36,9 +36,20 @@ def rates(model: str, dtype: str) -> dict[int, tuple[float, float]]:
 SETTINGS = [("llama-3-405b", "bf16"), ("llama-3-405b", "fp8"), ("llama-3-70b", "bf16"), ("llama-3-70b", "fp8")]
 
 
-@pytest.mark.parametrize(("model", "dtype"), SETTINGS)
-def test_a_thousand_watts_cost_little_of_a_gpu_and_bring_a_tenth_of_the_cluster(model: str, dtype: str) -> None:
-    of = rates(model, dtype)
-    assert of[1000][0] / of[1200][0] == pytest.approx(0.95, abs=0.02)
-    assert of[1000][1] / of[1200][1] == pytest.approx(1.09, abs=0.02)
-    assert of[960][1] / of[1200][1] == pytest.approx(1.9 / 1.7, abs=0.02)
+def gains(limit_w: int, what: int) -> list[float]:
+    """Of each job, the rate of a GPU (0) or of a watt (1) at a limit over that at 1,200 W."""
+    found = [rates(model, dtype) for model, dtype in SETTINGS]
+    return [of[limit_w][what] / of[1200][what] for of in found]
+
+
+def test_a_thousand_watts_cost_little_of_a_gpu_and_bring_a_tenth_of_the_cluster() -> None:
+    # the operator's figures are of its fleet; fp8 and small models, which memory holds back more, gain more
+    assert sum(gains(1000, 0)) / 4 == pytest.approx(0.95, abs=0.01)
+    assert sum(gains(1000, 1)) / 4 == pytest.approx(1.09, abs=0.01)
+    assert sum(gains(960, 1)) / 4 == pytest.approx(1.9 / 1.7, abs=0.01)
+
+
+@pytest.mark.parametrize("limit_w", [960, 1000])
+def test_no_job_is_further_than_three_points_from_the_fleet(limit_w: int) -> None:
+    published = {960: 1.9 / 1.7, 1000: 1.09}[limit_w]
+    assert gains(limit_w, 1) == pytest.approx([published] * 4, abs=0.03)

@@ -181,6 +181,15 @@ def test_a_framework_s_compute_factor_slows_products_and_scores() -> None:
             assert slower[name] == pytest.approx(1.3 * once[name])
 
 
+def test_a_framework_is_slower_on_an_architecture_by_what_is_stated_of_it_alone() -> None:
+    usual = {"compute_factor": 1.1, "elementwise_factor": 1.5}
+    stated = {"ampere": {"compute": 1.3, "elementwise": 2.0}, "volta": {"compute": 7.0}}
+    once, found = (middle(attention="flash2", framework=f) for f in (usual, usual | {"slower_on": stated}))
+    for way in ("forward", "backward"):
+        assert found[f"{way}_sm_s"] == pytest.approx(1.3 * once[f"{way}_sm_s"])
+        assert found[f"{way}_memory_s"] > 1.5 * once[f"{way}_memory_s"]
+
+
 def test_the_head_s_product_costs_two_flops_per_weight_forward_and_four_backward() -> None:
     costs = stages(pp=3, tp=2, model=replace(DENSE, num_layers=3))
     head = products_s(32000 * 1024 / 2)
