@@ -20,6 +20,7 @@ from jointopt.surrogate.intervals import (
     add_intervals,
     physics_errors,
     supported,
+    with_new_interval,
     with_power_interval,
     with_time_interval,
 )
@@ -170,7 +171,7 @@ class Correction:
         return [
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
-                self.power(runs, of_physics), 1.0 if self.own is None else self.own.clocks[0],
+                self.power(runs, of_physics), 1.0 if self.own is None else self.own.clocks[0], conditioned.new(runs),
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -187,6 +188,7 @@ class Move:
     evidence: Evidence
     power: PowerScale
     lowest_clock: float = 1.0  # share of the top clock down to which runs of the source were measured
+    new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -201,5 +203,8 @@ class Move:
             out = with_power_interval(out, self.power.half_width)
         supports, at_top = supported(job, columns, self.known, self.lowest_clock)
         inside = self.inside & at_top
-        out = with_time_interval(job, out, self.half_width, inside, self.known, self.lowest_clock)
+        if self.new is not None:
+            out = with_new_interval(job, out, self.new, self.lowest_clock)
+        else:
+            out = with_time_interval(job, out, self.half_width, inside, self.known, self.lowest_clock)
         return out | {"in_domain": self.inside & supports}

@@ -8,7 +8,7 @@ import json
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,15 @@ def _mix(path: Path, values: dict[str, Any]) -> Mix:
 
 def _widths(values: Mapping[str, Any]) -> Widths:
     """A card's widths; one written before few runs and many were distinguished has the same for both."""
-    return Widths(**{name: float(width) for name, width in {"few": values["measured"], **values}.items()})
+    return Widths(**{name: _width(width) for name, width in {"few": values["measured"], **values}.items()})
+
+
+def _width(value: Any) -> Any:
+    """A factor, half-widths below and above, or None, where a card has no such."""
+    if isinstance(value, list):
+        below, above = map(float, value)
+        return below, above
+    return None if value is None else float(value)
 
 
 def _sha256(path: Path) -> str:
@@ -162,7 +170,7 @@ def _check_values(surrogate: Surrogate) -> None:
     """ValueError for numbers that no training writes, which would make every prediction senseless."""
     runs, trees = surrogate.support, surrogate.trees
     kernel = surrogate.kernel
-    positive = [*dataclasses.astuple(surrogate.widths), *kernel.values]
+    positive = [*_flat(dataclasses.astuple(surrogate.widths)), *kernel.values]
     for own in surrogate.own:
         positive += [own.width, *own.clocks, float(own.power.factor), own.power.log_sd or 1.0]
         positive += [] if own.kernel is None else [*own.kernel.values]
@@ -181,6 +189,12 @@ def _check_values(surrogate: Surrogate) -> None:
     for row in surrogate.card.get("error", {}).values():
         if not all(isinstance(value, float | int) for value in row.values()):
             raise ValueError("an error on held-out groups is no number")
+
+
+def _flat(widths: Iterable[Any]) -> list[float]:
+    return [
+        value for width in widths for value in (width if isinstance(width, tuple) else [width] * (width is not None))
+    ]
 
 
 def _check_sizes(surrogate: Surrogate) -> None:

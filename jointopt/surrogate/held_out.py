@@ -120,7 +120,8 @@ def calibrated(
     ``parts``: held-out predictions per source under ``measured``, ``few``, ``fitted`` and ``unknown``, by a surrogate
     whose widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for all of these.
     """
-    widths = replace(surrogate.widths, **{kind: conformal(held) for kind, held in parts.items() if held})
+    factors: dict[str, Any] = {kind: conformal(held) for kind, held in parts.items() if held}
+    widths = replace(surrogate.widths, **factors)
     apart = [
         replace(held, half_width=held.half_width * getattr(widths, kind))
         for kind, each in (of_pairs or {}).items()

@@ -158,13 +158,39 @@ def with_time_interval(
     return _with_time(columns, half_width, inside, widest, clock)
 
 
+def with_new_interval(
+    job: Job, columns: Columns, half_widths: tuple[Floats, Floats], lowest_clock: float = 1.0
+) -> Columns:
+    """As `with_time_interval`, where no run of the source is known; half-widths (n,) below and above the prediction.
+
+    They are of recorded sources, each taken for new, on GPUs and at sizes that others did not have. So only GPUs, sizes
+    and degrees that no recorded run has widen them, and experts and the like.
+    """
+    found = doubts(job, columns, lowest_clock)
+    unlike = {name: doubt for name, doubt in found.items() if name not in OF_PLACE}
+    software, clock = unlike.pop("framework"), clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
+    software &= job.cluster.gpu.architecture != "CPU"
+    beyond = np.logical_or.reduce(list(unlike.values()))
+    place = np.logical_or.reduce([found[name] for name in OF_PLACE - {"clock"}])
+    low, high = _widest_time(job, found)
+    # nothing that runs were learned from says how much faster the best of unknown software is
+    floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
+    least = [np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True)]
+    return _with_time(columns, (least[0], least[1]), np.ones(len(beyond), bool), (1.0, 1.0), clock)
+
+
 def _with_time(
-    columns: Columns, half_width: Floats, inside: Bools, widest: Sequence[float | Floats], clock: Floats | float = 0.0
+    columns: Columns,
+    half_width: Floats | tuple[Floats, Floats],
+    inside: Bools,
+    widest: Sequence[float | Floats],
+    clock: Floats | float = 0.0,
 ) -> Columns:
     out = dict(columns)
     wide = {side: np.abs(np.log(bound)) for side, bound in zip(("low", "high"), widest, strict=True)}
-    for side, sign in (("low", -1.0), ("high", 1.0)):
-        half = np.hypot(np.where(inside, half_width, np.maximum(half_width, wide[side])), clock)
+    both = half_width if isinstance(half_width, tuple) else (half_width, half_width)
+    for side, sign, own in (("low", -1.0, both[0]), ("high", 1.0, both[1])):
+        half = np.hypot(np.where(inside, own, np.maximum(own, wide[side])), clock)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
         out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half)
         out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half))

@@ -10,6 +10,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.core.units import Z_90
+from jointopt.surrogate.new_sources import MOST, Bounds, host_share
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
@@ -25,13 +26,18 @@ MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more ar
 
 @dataclass(frozen=True)
 class Widths:
-    """Conformal factors on the process's own 90 % half-width, by how much is known of a run's source."""
+    """Conformal factors on the process's own 90 % half-width, by how much is known of a run's source.
+
+    Of sources of which no run is known, times have bounds of their own, where a card has such.
+    """
 
     measured: float = 1.0  # many runs of the same source are known
     fitted: float = 1.0  # none are, but its framework has a profile
     unknown: float = 1.0
     difference: float = 1.0  # on top of these, of differences between two plans of one job
     few: float = 1.0  # a few runs of the same source are known
+    new_cluster: Bounds | None = None  # no runs are known, but a profile of the framework
+    new_software: Bounds | None = None  # neither; `host_share` comes on top of the upper
 
     def of_measured(self, count: int) -> float:
         """The factor where so many runs of the same source are known."""
@@ -137,6 +143,15 @@ class Conditioned:
         if self.own is not None:
             return self.own.time(mean, runs), half_width, inside
         return mean if len(self.known) else self.surrogate.correction_by_trees(runs), half_width, inside
+
+    def new(self, runs: Runs) -> tuple[Floats, Floats] | None:
+        """90 % half-widths below and above, (n,) each, where no run of the source is known; None where some are."""
+        widths = self.surrogate.widths
+        bounds = widths.new_cluster if self.fitted else widths.new_software
+        if bounds is None or len(self.known) or self.own is not None:
+            return None
+        more = 0.0 if self.fitted else host_share(runs)
+        return np.full(len(runs), bounds[0]), np.minimum(np.full(len(runs), bounds[1]) + more, MOST)
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""

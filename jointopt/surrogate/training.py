@@ -26,6 +26,7 @@ from jointopt.surrogate.held_out import (
     predict_rows,
 )
 from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn
@@ -229,6 +230,7 @@ class Scores:
     few: HeldOut | None = None  # three runs of each cluster and software, with a profile of it and without
     unseen_few: HeldOut | None = None
     pairs: Mapping[str, HeldOut | None] = field(default_factory=dict)  # of differences: source_out, three, and unseen
+    new: NewSource | None = None  # what it was off by where nothing of it was known
 
 
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
@@ -250,8 +252,18 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
             for of in (predict_rows, predict_pairs)
         )
         pairs = of_pairs | few_pairs
-        scores.append(Scores(name, physics, group_out, none, three, ten, unseen, unseen_three, pairs=pairs, **few))
+        new = _taken_for_new(data, none, unseen)
+        found = (group_out, none, three, ten, unseen, unseen_three)
+        scores.append(Scores(name, physics, *found, few["few"], few["unseen_few"], pairs, new))
     return scores
+
+
+def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | None) -> NewSource | None:
+    """A source by predictions that knew nothing of it, under its profile and under none."""
+    if known is None or unknown is None:
+        return None
+    own, generic = (held.truth - held.mean for held in (known, unknown))
+    return NewSource.of(data.known.take(known.rows), own, data.unknown.take(unknown.rows), generic)
 
 
 def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrogate:
@@ -264,7 +276,9 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
     }  # fmt: skip
     held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
     pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
-    return calibrated(surrogate, held, pairs)
+    found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
+    cluster, software = bounds_of_clusters(new), bounds_of_software(new)
+    return replace(found, widths=replace(found.widths, new_cluster=cluster, new_software=software))
 
 
 def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
@@ -282,7 +296,11 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
         of_pairs = {"differences": (s.pairs.get("source_out"), w.fitted)}
         of_pairs["differences, +3 runs"] = _after(s.pairs.get("three"), w)
         held |= {name: (h, factor * w.difference) for name, (h, factor) in of_pairs.items()}
-        rows.append(row | {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()})
+        row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
+        if s.new is not None and w.new_cluster is not None and w.new_software is not None:
+            own, generic = s.new.covered(w.new_cluster, w.new_software)
+            row |= {"source out covered": own, "framework unknown covered": generic}
+        rows.append(row)
     table = pd.DataFrame(rows)
     mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
     return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)

@@ -1,10 +1,11 @@
 """Rewrite the widths of a surrogate's intervals by cross-validation, its kernel, trees and remembered runs as they are.
 
-    .venv/bin/python tests/bench/recalibrate.py DATA_FOLDER [SURROGATE_FOLDER]
+    .venv/bin/python tests/bench/recalibrate.py [--new] DATA_FOLDER [SURROGATE_FOLDER]
 
 DATA_FOLDER holds the tables that the card's ``files_sha256`` names; models/default is the default. It is the last step
 of `jointopt retrain` alone, for a change in how widths are calibrated: the card's command gives the same widths where
-the physics is that of the remembered runs, which is checked.
+the physics is that of the remembered runs, which is checked. ``--new``: the bounds of sources of which no run is known
+alone, by the present physics, since remembered runs have no part in them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 from jointopt.surrogate.training import TrainingSet, cross_validate, score_table, training_set, with_calibrated_widths
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,14 +48,30 @@ def check_physics(surrogate: Surrogate, data: TrainingSet) -> None:
         sys.exit(f"The physics prices the surrogate's runs anew (off by {off:.2g} in logarithms); retrain it instead.")
 
 
+def with_new_bounds(surrogate: Surrogate, data: TrainingSet) -> Surrogate:
+    """The surrogate, whose trees say nothing, with the bounds of new sources that ``data`` asks for."""
+    new = [
+        NewSource.of(data.known.take(at), data.known_residual[at], data.unknown.take(at), data.unknown_residual[at])
+        for at in data.by_source(np.arange(len(data.source)))
+    ]
+    bounds = {"new_cluster": bounds_of_clusters(new), "new_software": bounds_of_software(new)}
+    return replace(surrogate, widths=replace(surrogate.widths, **bounds))
+
+
 def main() -> None:
-    if not 2 <= len(sys.argv) <= 3:
+    words = [word for word in sys.argv[1:] if word != "--new"]
+    if not 1 <= len(words) <= 2:
         sys.exit(__doc__)
-    folder = Path(sys.argv[2]) if len(sys.argv) == 3 else ROOT / "models" / "default"
+    folder = Path(words[1]) if len(words) == 2 else ROOT / "models" / "default"
     surrogate = load(folder)
-    data = training_set(tables(surrogate, Path(sys.argv[1])))
-    check_physics(surrogate, data)
+    data = training_set(tables(surrogate, Path(words[0])))
     strength = surrogate.trees.strength if surrogate.trees else 0.0
+    if "--new" in sys.argv and not strength:
+        found = with_new_bounds(surrogate, data)
+        save(found, folder)
+        print(f"before: {surrogate.widths}\nnow:    {found.widths}")
+        return
+    check_physics(surrogate, data)
     with threadpool_limits(1, user_api="blas"):
         scores = cross_validate(data, set(data.source.tolist()), strength, surrogate.card["seed"])
     found = with_calibrated_widths(replace(surrogate, widths=Widths()), scores)

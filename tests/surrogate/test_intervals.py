@@ -19,6 +19,7 @@ from jointopt.surrogate.intervals import (
     doubts,
     in_domain,
     outside_of_domain,
+    with_new_interval,
     with_power_interval,
     with_time_interval,
 )
@@ -144,6 +145,21 @@ def test_a_known_framework_in_a_new_place_is_less_uncertain_than_an_unknown_one(
     assert of(replace(known, training=replace(known.training, dtype="fp4"))) == far
     assert of(replace(known, model=load_model("mixtral-8x7b"))) == far
     assert of(job("a40", framework="generic")) == far
+
+
+def test_bounds_of_new_sources_widen_for_what_no_recorded_run_is_like_alone() -> None:
+    def of(one: Job) -> list[float]:
+        halves = np.full(2, 0.1), np.full(2, 0.2)
+        return times(with_new_interval(one, add_intervals(one, columns()), halves))
+
+    below, above = np.exp([-0.1, 0.2]).tolist()
+    known = job()
+    assert of(known) == pytest.approx([below, above])
+    assert of(job(framework="generic")) == pytest.approx([0.70, above])
+    assert of(job("a40", framework="generic")) == pytest.approx([0.70, above])
+    assert of(job("a40")) == pytest.approx([0.78, 1.41])
+    assert of(replace(known, model=load_model("mixtral-8x7b"))) == pytest.approx([0.70, 1.80])
+    assert of(job("cpu-core", framework="generic")) == pytest.approx([0.25, 8.0])
 
 
 def test_the_interval_widens_by_the_plan_that_is_in_doubt_alone() -> None:

@@ -293,12 +293,20 @@ DAMAGE = {
     "a pipe as trees": _pipe("trees.json"),
     "a negative width": _card(widths={"measured": -1.0}),
     "a width that is no number": _card(widths={"fitted": float("nan")}),
+    "a bound that is negative": _card(widths={"measured": 1.0, "new_cluster": [0.2, -0.3]}),
+    "a bound of one end": _card(widths={"measured": 1.0, "new_cluster": [0.2]}),
 }
 
 
 def test_a_card_of_before_few_runs_were_told_from_many_has_one_width_for_both(folder: Path) -> None:
     _card(widths={"measured": 1.4, "fitted": 0.8, "unknown": 1.0, "difference": 1.3})(folder)
     assert load(folder).widths == Widths(measured=1.4, fitted=0.8, difference=1.3, few=1.4)
+
+
+def test_bounds_of_new_sources_are_kept_with_a_card(surrogate: Surrogate, tmp_path: Path) -> None:
+    widths = Widths(1.1, new_cluster=(0.25, 0.3), new_software=(0.3, 0.4))
+    save(replace(surrogate, widths=widths), tmp_path / "bounds")
+    assert load(tmp_path / "bounds").widths == widths
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
