@@ -18,9 +18,10 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Kernel, Runs, learn_alone
+from jointopt.surrogate.residual_gp import Kernel, Runs
 from jointopt.surrogate.trees import Trees
 
 if TYPE_CHECKING:
