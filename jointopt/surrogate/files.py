@@ -17,6 +17,7 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs
@@ -212,7 +213,7 @@ def _check_sizes(surrogate: Surrogate) -> None:
     for own in surrogate.own:
         kernel = own.kernel or surrogate.kernel
         sizes[f"constants of {own.source}"] = {constants, len(kernel.constants)}
-        sizes[f"lengths of {own.source}"] = {len(FEATURES), len(kernel.lengths)}
+        sizes |= {f"{name} of {own.source}": set(numbers) for name, numbers in kernel.sizes.items()}
         for of, mix in (("time", own.time), ("power", own.power_mix)):
             if mix.trees is not None:
                 sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}
@@ -223,7 +224,7 @@ def _check_sizes(surrogate: Surrogate) -> None:
 
 def _kernel(values: dict[str, Any]) -> Kernel:
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
-    return Kernel(**read)
+    return OwnKernel(**read) if "varying" in read else Kernel(**read)
 
 
 def _support(arrays: dict[str, Any], names: list[str]) -> Runs:

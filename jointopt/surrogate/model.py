@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
-from jointopt.surrogate.own_runs import OwnRuns
+from jointopt.surrogate.own_runs import CLOCK, OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees
@@ -138,11 +138,14 @@ class Conditioned:
 
         Trees correct sources without runs alone: once runs are known, they make predictions worse (docs/surrogate.md).
         """
-        mean, deviation = self.posterior.predict(runs)
-        inside, half_width = self.inside(runs), Z_90 * self.width * deviation
-        if self.own is not None:
-            return self.own.time(mean, runs), half_width, inside
-        return mean if len(self.known) else self.surrogate.correction_by_trees(runs), half_width, inside
+        first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
+        some = runs.take(first)
+        mean, deviation = self.posterior.predict(some)
+        mean = (mean if self.own is None else self.own.time(mean, some))[of]
+        inside, half_width = self.inside(runs), Z_90 * self.width * deviation[of]
+        if self.own is None and not len(self.known):
+            mean = self.surrogate.correction_by_trees(runs)
+        return mean, half_width, inside
 
     def new(self, runs: Runs) -> tuple[Floats, Floats] | None:
         """90 % half-widths below and above, (n,) each, where no run of the source is known; None where some are."""

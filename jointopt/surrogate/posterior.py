@@ -17,17 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.residual_gp import (
-    Kernel,
-    Runs,
-    contrast_variances,
-    kinship,
-    of_network,
-    points,
-    smooth,
-    terms,
-    variances,
-)
+from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances, kinship, of_network, terms, variances
 
 DEGREES_OF_FREEDOM = 1.5
 REWEIGHTS = 8
@@ -91,9 +81,9 @@ class Posterior:
         network, squares = of_network(len(self.kernel.constants)), np.square(self.kernel.constants)
         moved = squares * np.where(network, *(each[1:3] @ self.runs.sensitivity))
         out = self.kernel.source**2 * each[0].sum() + runs.sensitivity @ moved
-        new, seen = points(self.kernel, runs), points(self.kernel, self.runs)
+        new, seen = self.kernel.points(runs), self.kernel.points(self.runs)
         for at in _pieces(len(runs), len(self.runs), CACHED_CELLS):
-            out[at] += smooth(self.kernel, new[at], seen) @ each[3]
+            out[at] += self.kernel.smooth(new[at], seen) @ each[3]
         return np.asarray(out)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats]:

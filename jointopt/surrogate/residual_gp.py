@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import Columns, Floats
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.describe import CONSTANTS
 
 # by name, not from the schema: a stored surrogate has a length for each of these, in this order
@@ -33,8 +34,6 @@ FEATURES = tuple(name for names in CLASSES.values() for name in names)
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
 TASKS = 8  # samples of one source
-OWN_RUNS, OWN_SAMPLES = 200, 3  # in a sample of the runs of one source alone, and samples
-NEAR_TURNS = 12  # of learning from hyperparameters that are close
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,17 @@ class Runs:
         """Features (n, len(names)); a run that lacks one has 0."""
         zero = np.zeros(len(self))
         return np.column_stack([self.features.get(name, zero) for name in names])
+
+    def distinct(self, but: str) -> tuple[Ints, Ints]:
+        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is, (n,).
+
+        By two random projections, whose sums are those of any two equal rows: to sort all columns takes seconds.
+        """
+        key, rng = np.zeros(len(self), dtype=np.complex128), np.random.default_rng(0)
+        for values in (*(self.features[name] for name in sorted(self.features) if name != but), *self.sensitivity.T):
+            key += values * complex(*rng.standard_normal(2))
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        return first, of
 
 
 def together(parts: Sequence[Runs]) -> Runs:
@@ -84,7 +94,7 @@ class Kernel:
     noise: float
 
     @classmethod
-    def unpack(cls, logs: Floats, count: int) -> Kernel:
+    def unpack(cls, logs: Floats, count: int) -> Self:
         """The kernel of `pack` with ``count`` constants."""
         v = np.exp(logs).tolist()
         return cls(tuple(v[:count]), v[count], v[count + 1], tuple(v[count + 2 : -1]), v[-1])
@@ -97,6 +107,29 @@ class Kernel:
     def pack(self) -> Floats:
         """Logarithms of `values`."""
         return np.log(self.values)
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Numbers of each tuple as they are, and as they should be."""
+        return {"lengths": (len(self.lengths), len(FEATURES))}
+
+    def points(self, runs: Runs) -> Floats:
+        """Features (n, `FEATURES`) in units of the lengths over which the smooth function varies."""
+        return np.asarray(runs.matrix(FEATURES) / self.lengths)
+
+    def smooth(self, x: Floats, y: Floats) -> Floats:
+        """Prior covariance (n, m) of the smooth function at `points`, of one source."""
+        out = alike(x, y)
+        out *= self.shape**2
+        return out
+
+    def smooth_variance(self, x: Floats) -> Floats:
+        """Prior variance (n,) of the same."""
+        return np.full(len(x), self.shape**2)
+
+    def smooth_apart(self, x: Floats, y: Floats) -> Floats:
+        """Prior variance (n,) of its difference between `points` and as many others, or one."""
+        return 2.0 * self.shape**2 * apart(x, y)
 
 
 def default_kernel(constants: int) -> Kernel:
@@ -115,30 +148,29 @@ def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
 
     One factor for all, the network between nodes, the other constants, and the smooth function.
     """
-    alike, network = kinship(a.source, b.source), of_network(len(kernel.constants))
+    kin, network = kinship(a.source, b.source), of_network(len(kernel.constants))
     weighted = a.sensitivity * np.square(kernel.constants)
     return np.stack([
-        kernel.source**2 * alike,
-        weighted[:, network] @ b.sensitivity[:, network].T * alike,
-        weighted[:, ~network] @ b.sensitivity[:, ~network].T * alike,
-        smooth(kernel, points(kernel, a), points(kernel, b)) * alike,
+        kernel.source**2 * kin,
+        weighted[:, network] @ b.sensitivity[:, network].T * kin,
+        weighted[:, ~network] @ b.sensitivity[:, ~network].T * kin,
+        kernel.smooth(kernel.points(a), kernel.points(b)) * kin,
     ])  # fmt: skip
 
 
-def points(kernel: Kernel, runs: Runs) -> Floats:
-    """Features (n, `FEATURES`) in units of the lengths over which the smooth function varies."""
-    return np.asarray(runs.matrix(FEATURES) / kernel.lengths)
-
-
-def smooth(kernel: Kernel, x: Floats, y: Floats) -> Floats:
-    """Prior covariance (n, m) of the smooth function at `points`, of one source."""
+def alike(x: Floats, y: Floats) -> Floats:
+    """exp(-d²/2) of the distances d (n, m) of two sets of points."""
     out = np.asarray(x @ y.T)
     out -= 0.5 * (x**2).sum(1)[:, None]
     out -= 0.5 * (y**2).sum(1)
     np.minimum(out, 0.0, out=out)
     np.exp(out, out=out)
-    out *= kernel.shape**2
     return out
+
+
+def apart(x: Floats, y: Floats) -> Floats:
+    """1 - exp(-d²/2) of the distances d (n,) of points from as many others, or from one."""
+    return np.asarray(-np.expm1(-0.5 * np.square(x - y).sum(axis=1)))
 
 
 def variances(kernel: Kernel, runs: Runs) -> Floats:
@@ -146,7 +178,7 @@ def variances(kernel: Kernel, runs: Runs) -> Floats:
     squares, network = np.square(runs.sensitivity * kernel.constants), of_network(len(kernel.constants))
     same = np.ones(len(runs))
     of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
-    return np.stack([kernel.source**2 * same, *of_constants, kernel.shape**2 * same])
+    return np.stack([kernel.source**2 * same, *of_constants, kernel.smooth_variance(kernel.points(runs))])
 
 
 def contrast_variances(kernel: Kernel, a: Runs, b: Runs) -> Floats:
@@ -156,9 +188,8 @@ def contrast_variances(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     two plans are. ``b`` holds as many runs as ``a``, or one for all of them.
     """
     squares, network = np.square((a.sensitivity - b.sensitivity) * kernel.constants), of_network(len(kernel.constants))
-    apart = np.square((a.matrix(FEATURES) - b.matrix(FEATURES)) / kernel.lengths).sum(axis=1)
     of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
-    return np.stack([np.zeros(len(a)), *of_constants, 2.0 * kernel.shape**2 * -np.expm1(-0.5 * apart)])
+    return np.stack([np.zeros(len(a)), *of_constants, kernel.smooth_apart(kernel.points(a), kernel.points(b))])
 
 
 def kinship(a: npt.NDArray[np.str_], b: npt.NDArray[np.str_]) -> Floats:
@@ -189,32 +220,15 @@ def learn(sources: Sequence[tuple[Runs, Floats]], seed: int = 0) -> Kernel:
     return _likeliest(parts, default_kernel(sources[0][0].sensitivity.shape[1]))
 
 
-def learn_alone(runs: Runs, residual: Floats, centre: Kernel, seed: int = 0, start: Kernel | None = None) -> Kernel:
-    """Hyperparameters that make the residuals (n,) of many runs of one source likely, around those of ``centre``.
-
-    Samples of `OWN_RUNS` runs each count in full: the source's own runs outweigh the prior where there are hundreds.
-    ``start``: hyperparameters close to those found, to be quicker.
-    """
-    rng = np.random.default_rng(seed)
-    size = min(OWN_RUNS, len(residual))
-    y = np.clip(residual, np.median(residual) - 0.5, np.median(residual) + 0.5)
-    drawn = (
-        rng.choice(len(y), size, replace=False).astype(np.int64) for _ in range(OWN_SAMPLES if size < len(y) else 1)
-    )
-    return _likeliest([[_task(runs.take(rows), y[rows], 1.0) for rows in drawn]], centre, start)
-
-
-def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Kernel | None = None) -> Kernel:
+def _likeliest(parts: list[list[_Task]], centre: Kernel) -> Kernel:
     """Hyperparameters of the greatest likelihood times prior; each part of ``parts`` has a noise of its own."""
     from scipy.optimize import minimize
 
     middle, count = centre.pack(), len(centre.constants)
     around = np.concatenate([middle, np.full(len(parts), np.log(0.04))])
-    first = around if start is None else np.concatenate([start.pack(), np.full(len(parts), np.log(start.noise))])
     found = minimize(
-        _penalised_likelihood, first, args=(parts, middle, count), jac=True, method="L-BFGS-B",
-        bounds=[(value - 4.0, value + 4.0) for value in around],
-        options={"maxiter": 60 if start is None else NEAR_TURNS},
+        _penalised_likelihood, around, args=(parts, middle, count), jac=True, method="L-BFGS-B",
+        bounds=[(value - 4.0, value + 4.0) for value in around], options={"maxiter": 60},
     )  # fmt: skip
     logs = found.x[: len(middle)].copy()
     logs[-1] = np.median(found.x[len(middle) :]) if parts else middle[-1]
@@ -225,7 +239,7 @@ def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Kernel | None = 
 class _Task:
     runs: Runs
     squares: Floats  # (features, n, n): squared differences of each feature
-    alike: Floats
+    kin: Floats
     residual: Floats
     weight: float
 
@@ -268,17 +282,17 @@ def _unlikelihood(kernel: Kernel, task: _Task, noise: float) -> tuple[float, Flo
     """
     from scipy.linalg import cho_factor, cho_solve
 
-    j, alike = task.runs.sensitivity, task.alike
+    j, kin = task.runs.sensitivity, task.kin
     squares = np.square(kernel.constants)
-    apart = np.tensordot(1.0 / np.square(kernel.lengths), task.squares, 1)
-    smooth = kernel.shape**2 * np.exp(-0.5 * apart) * alike
-    prior = ((j * squares) @ j.T + kernel.source**2) * alike + smooth
+    distance = np.tensordot(1.0 / np.square(kernel.lengths), task.squares, 1)
+    smooth = kernel.shape**2 * np.exp(-0.5 * distance) * kin
+    prior = ((j * squares) @ j.T + kernel.source**2) * kin + smooth
     factor = cho_factor(prior + noise * np.eye(len(j)), lower=True)
     inverse = cho_solve(factor, np.eye(len(j)))
     alpha = inverse @ task.residual
     value = 0.5 * float(task.residual @ alpha) + float(np.log(np.diag(factor[0])).sum())
     outer = 0.5 * (inverse - np.outer(alpha, alpha))
-    within, bent = outer * alike, outer * smooth
+    within, bent = outer * kin, outer * smooth
     slope = np.concatenate([
         2.0 * squares * ((within @ j) * j).sum(axis=0),
         [2.0 * kernel.source**2 * within.sum()],

@@ -22,17 +22,20 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     Predictions are ``strength`` times the trees' times the gate of `TrainingRange`: ungated boosting at full strength
     makes unseen sources worse. ``categories`` are columns of 0 and 1; ``monotone`` has a sign per column along which
-    predictions may only rise (1) or fall (-1), or 0.
+    predictions may only rise (1) or fall (-1), or 0. ``subsample`` and ``colsample``: shares of the rows that each tree
+    sees, and of the columns that each node does.
     """
 
     def __init__(
         self, max_depth: int = 2, n_estimators: int = 150, learning_rate: float = 0.05, reg_lambda: float = 50.0,
         min_child_weight: float = 5.0, strength: float = 1.0, random_state: int = 0,
         categories: Sequence[int] | None = None, monotone: Sequence[int] | None = None,
+        subsample: float = 1.0, colsample: float = 1.0,
     ) -> None:  # fmt: skip
         self.max_depth, self.n_estimators, self.learning_rate = max_depth, n_estimators, learning_rate
         self.reg_lambda, self.min_child_weight, self.strength = reg_lambda, min_child_weight, strength
         self.random_state, self.categories, self.monotone = random_state, categories, monotone
+        self.subsample, self.colsample = subsample, colsample
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit the trees to residuals ``y`` (n,) of features ``X`` (n, k)."""
@@ -45,6 +48,7 @@ class ResidualBooster(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.booster_ = xgboost.XGBRegressor(
             max_depth=self.max_depth, n_estimators=self.n_estimators, learning_rate=self.learning_rate,
             reg_lambda=self.reg_lambda, min_child_weight=self.min_child_weight, n_jobs=1,
+            subsample=self.subsample, colsample_bynode=self.colsample,
             objective="reg:pseudohubererror", huber_slope=0.2, random_state=self.random_state, tree_method="hist",
             max_bin=256 if len(residual) < MANY else 64,
             monotone_constraints=None if self.monotone is None else tuple(self.monotone),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -81,7 +81,9 @@ def predict(
     evidence = {} if runs is None else _evidence(runs, {part.source for batch in parts for part in batch})
     # batches are independent, and numpy leaves the other cores to other threads while it computes
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        done = pool.map(lambda batch: list(_answered(batch, learned, evidence)), parts)
+        firsts = {batch[0].source: batch[0] for batch in parts}.values()
+        corrections = dict(pool.map(lambda part: (part.source, _correction(part, learned, evidence)), firsts))
+        done = pool.map(lambda batch: _answered(batch, corrections[batch[0].source]), parts)
         answers = [answer for batch in done for answer in batch]
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
     priced = [a for a in answers if not a.refused]
@@ -170,27 +172,33 @@ class _Answer:
     refused: str = ""
 
 
-def _answered(
-    batch: Sequence[Part], surrogate: Surrogate | None, evidence: Mapping[str, Evidence]
-) -> Iterator[_Answer]:
+def _correction(part: Part, surrogate: Surrogate | None, evidence: Mapping[str, Evidence]) -> Correction | None:
+    """The correction of the source of a part, conditioned once for all its batches; None without a surrogate."""
+    if surrogate is None:
+        return None
+    source = surrogate.speaker(part.source)
+    known = with_kin(evidence, part.source).of_source(part.source, source)
+    correction = Correction(surrogate, source, part.work.job.training.framework.fitted, known)
+    _ = correction.by  # which conditions it
+    return correction
+
+
+def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Answer]:
     """The answers for parts of one source."""
-    named, fitted = batch[0].source, batch[0].work.job.training.framework.fitted
-    source = named if surrogate is None else surrogate.speaker(named)
-    known = with_kin(evidence, named).of_source(named, source)
-    correction = None if surrogate is None else Correction(surrogate, source, fitted, known)
     priced: list[tuple[Part, PricedPlans]] = []
+    refused: list[_Answer] = []
     for part in batch:
         job = part.work.job if correction is None else correction.moved(part.work.job)
         try:
             priced.append((part, PricedPlans.of(replace(part.work, job=job))))
         except JointOptError as error:
-            yield _Answer(part, {}, np.zeros(0, np.int64), str(error))
+            refused.append(_Answer(part, {}, np.zeros(0, np.int64), str(error)))
     moves: Sequence[Move | None] = [None] * len(priced)
     if correction is not None and priced:
-        runs = [found.runs(source) for _, found in priced]
+        runs = [found.runs(correction.source) for _, found in priced]
         moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
-    for (part, found), move in zip(priced, moves, strict=True):
-        yield _Answer(part, _columns(found, move), found.plan_of_row)
+    pairs = zip(priced, moves, strict=True)
+    return refused + [_Answer(part, _columns(found, move), found.plan_of_row) for (part, found), move in pairs]
 
 
 def _columns(priced: PricedPlans, move: Move | None) -> Columns:

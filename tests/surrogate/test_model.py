@@ -317,3 +317,17 @@ def test_what_is_no_surrogate_is_refused_in_one_sentence_and_runs_nothing(folder
     assert "\n" not in str(error.value)
     assert "retrain" in str(error.value)
     assert RAN == []
+
+
+def test_a_layout_at_many_clocks_is_answered_as_each_of_its_plans_alone(surrogate: Surrogate) -> None:
+    some = surrogate.support.take(np.arange(4, dtype=np.int64))
+    rows = np.array([0, 1, 1, 3, 0, 2, 3, 0], dtype=np.int64)
+    features = dict(some.take(rows).features) | {"clock": np.linspace(0.6, 1.0, len(rows))}
+    plans = replace(some.take(rows), features=features)
+    first, of = plans.distinct("clock")
+    assert len(first) == 4
+    np.testing.assert_array_equal(rows[first][of], rows)
+    alone = [surrogate.predict(plans.take(np.array([i])), True) for i in range(8)]
+    for values, each in zip(surrogate.predict(plans, True), zip(*alone, strict=True), strict=True):
+        np.testing.assert_allclose(values, np.concatenate(each), rtol=1e-9)
+    assert len(plans.distinct("log2_tp")[0]) == 8  # clocks differ

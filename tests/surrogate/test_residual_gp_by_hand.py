@@ -13,12 +13,10 @@ from jointopt.surrogate.residual_gp import (
     Kernel,
     Runs,
     _penalised_likelihood,
-    _task,
     _tasks,
     _unlikelihood,
     default_kernel,
     kinship,
-    learn_alone,
     terms,
     variances,
 )
@@ -154,16 +152,6 @@ def test_learning_weighs_a_prior_on_logarithms_and_on_the_noise_of_each_source()
     assert value == pytest.approx(0.125 + 0.5 * (np.log(2) / 0.7) ** 2 + own)
 
 
-def test_runs_of_a_source_learned_alone_count_in_full_beside_the_prior() -> None:
-    y, centre = np.array([0.3, -0.1]), KERNEL.pack()
-    found = learn_alone(TWO, y, KERNEL).pack()
-    at = np.append(np.append(found[:-1], centre[-1]), found[-1])  # noise of the kernel, then that of the source
-    _, slope = _penalised_likelihood(at, [[_task(TWO, y, 1.0)]], centre, 2)
-    _, of_more = _penalised_likelihood(at, [[_task(TWO, y, 1.1)]], centre, 2)
-    assert np.abs(slope).max() < 1e-3
-    assert np.abs(of_more).max() > 0.01
-
-
 @pytest.mark.parametrize(("count", "width", "sizes"), [(10, 2, [4, 4, 2]), (3, 9, [1, 1, 1]), (4, 1, [4]), (0, 3, [])])
 def test_runs_are_answered_in_pieces_of_at_most_so_many_cells_and_at_least_one_run(
     count: int, width: int, sizes: list[int]
@@ -208,11 +196,3 @@ def test_constants_are_what_a_run_moves_by_per_sensitivity(known: Posterior, con
     more[:, constant] = [0.1, 0.4, 1.0]
     moved = known.mean(replace(new, sensitivity=new.sensitivity + more)) - known.mean(new)
     np.testing.assert_allclose(moved, more[:, constant] * known.constants[constant], rtol=1e-9)
-
-
-@pytest.mark.parametrize("far", [-4.0, 4.0])
-def test_of_a_source_alone_residuals_far_from_the_median_count_as_a_half_away(far: float) -> None:
-    rows = runs([[0.0, 0.0]] * 5, [0.0, 1.0, 2.0, 3.0, 4.0], [0.1] * 5, "ggggg")
-    near = [0.0, 0.1, 0.2, 0.1]
-    kernels = [learn_alone(rows, np.array([*near, 0.1 + at]), KERNEL).pack() for at in (far, np.sign(far) * 0.5)]
-    assert kernels[0] == pytest.approx(kernels[1])
