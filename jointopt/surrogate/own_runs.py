@@ -1,4 +1,4 @@
-"""Learning from many runs of one cluster: hyperparameters of its process, and trees as far as they help.
+"""Learning from many runs of one cluster: a kernel of its process, and trees as far as they help.
 
 Every part is judged on models (else groups) of the cluster that it was not trained on, and counts as far as it helps
 there: stacking by cross-fitted predictions (Wolpert 1992, Stacked generalization), one convex weight at a time.
