@@ -312,12 +312,14 @@ def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
 def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts.
 
-    Attention or an MLP alone is half a layer: profiles state what a whole one needs.
+    Attention or an MLP alone is half a layer: profiles state what a whole one needs. A pipeline inside one node needs
+    what one stage does (nanotron's runs on eight GPUs).
     """
-    profile = job.training.framework
+    profile, per_node = job.training.framework, job.cluster.gpus_per_node
     parts = job.model.parts_per_layer / 2.0
-    piped = profile.host_floor_pp_s + profile.host_floor_pp_tp_s * lay.tp
-    layer = piped if lay.pp > 1 else np.full_like(lay.tp, profile.host_floor_s)
+    per_rank_s = profile.host_floor_pp_tp_s + profile.host_floor_network_tp_s * (lay.tp > per_node)
+    across = (lay.pp > 1) & (lay.dp * lay.cp * lay.tp * lay.pp > per_node)
+    layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
     experts = profile.expert_host_s * job.model.num_experts / lay.ep
     moe_layers = layers - lay.dense_layers
     total = parts * layer[:, None] * layers + experts[:, None] * moe_layers

@@ -116,11 +116,13 @@ def _block_bytes(
 ) -> Floats:
     """Bytes per token around attention or an MLP: norm input and output, dropout mask; sharded by tp under SP.
 
-    The output is kept for the gradient of the weights that it ``feeds``.
+    The output is kept for the gradient of the weights that it ``feeds``; of a profile's ``gathered_inputs`` as the
+    tensor ranks gathered it, h elements whatever tp is (nanotron's tp_recompute_allgather, turned off).
     """
-    kept = _element_bytes(training) * (stored_norms - 1.0) + kept_input_bytes(training, feeds)
-    whole = model.hidden_size * (kept + (1.0 if model.dropout else 0.0))
-    return np.where(sequence_parallel, whole / tp, whole)
+    output, gathered = kept_input_bytes(training, feeds), training.framework.gathered_inputs
+    kept = _element_bytes(training) * (stored_norms - 1.0) + output + (1.0 if model.dropout else 0.0)
+    shared = (kept - gathered * output) / tp + gathered * output
+    return np.asarray(model.hidden_size * np.where(sequence_parallel, shared, kept))
 
 
 def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
@@ -175,8 +177,12 @@ def _quantized_copy(training: Training) -> float:
 
 
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
-    """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer."""
-    kept = _element_bytes(training) * (2.0 if model.gated_mlp else 1.0) + kept_input_bytes(training, "linear_fc2")
+    """Bytes per token of up (and gate) and activated values of an MLP of that width; the latter feed a linear layer.
+
+    Of an ``unfused_gate`` the activated gate too: the backward pass of its product with the other half needs it.
+    """
+    halves = 2.0 + training.framework.unfused_gate if model.gated_mlp else 1.0
+    kept = _element_bytes(training) * halves + kept_input_bytes(training, "linear_fc2")
     return kept * width
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -148,11 +148,13 @@ def tp_traffic(
     kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
     (Megatron Core's get_query_key_value_tensors).
     """
-    moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
+    hw, moved = _tensor_hardware(job, hw), hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
     reduced, gathered, scattered = (
         collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
     pair = np.where(lay.sp, gathered + scattered, reduced)
+    if job.training.framework.tp_hop_s:
+        pair[0] += ring_delay_s(groups["tp"], job.training.framework.tp_hop_s)
     parts = float(job.model.parts_per_layer)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
     again = np.minimum(lay.again.pairs_again(routed, parts), pairs)
@@ -172,6 +174,23 @@ def tp_traffic(
         + _exposed(gathered, 1.0, lay.again.full_share, 0.0, layer)
         + _exposed(scattered, 0.0, np.ones_like(lay.tp), 0.0, layer)
     )
+
+
+def _tensor_hardware(job: Job, hw: Hardware) -> Hardware:
+    """The hardware with the network as a framework's tensor parallelism uses it."""
+    efficiency = job.training.framework.tp_network_efficiency
+    if not efficiency:
+        return hw
+    rate = job.cluster.inter_node_gbytes_per_s * GB * efficiency
+    return replace(hw, links=replace(hw.links, inter_bytes_per_s=rate))
+
+
+def ring_delay_s(group: Group, hop_s: float) -> Floats:
+    """Seconds (...) that an all-reduce, or an all-gather and a reduce-scatter, take longer by ``hop_s`` per step.
+
+    A ring of n ranks has 2 (n - 1) steps (Patarasuk and Yuan 2009). Inside a node there is no delay.
+    """
+    return np.where(group.size > group.local, 2.0 * (group.size - 1.0) * hop_s, 0.0)
 
 
 def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], kind: str) -> Traffic:
@@ -224,15 +243,14 @@ def gradient_traffic(
     arXiv:2304.11277, section 3.2.2) both happen within a replica, and each rank's share of the gradients is all-reduced
     between them.
     """
-    profile, zero = job.training.framework, lay.zero[:, None]
+    zero = lay.zero[:, None]
     reduced = gathered = np.zeros((2, *params.dense.shape))
     for one in gradient_messages(job, lay, groups, params, trained):
         if np.any(one.sent & (one.group.size > 1)):
             cost = np.where(one.sent, collective(hw, one.kind, one.size_bytes, one.group), 0.0)
             reduced, gathered = (reduced, gathered + cost) if one.kind == "all_gather" else (reduced + cost, gathered)
-    # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch; so do frameworks that cannot accumulate locally
-    every = (zero >= 2) | (zero == 0) & (lay.pp > 1) & profile.gradient_sync_per_micro_batch
-    repeats = np.where(every, lay.micro_batches[:, None], 1.0)
+    # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch
+    repeats = np.where(zero >= 2, lay.micro_batches[:, None], 1.0)
     once_s, once_j = reduced * repeats + np.where(zero == 3, 0.0, gathered)
     gather_s, gather_j = np.where(zero == 3, gathered, 0.0)
     return once_s, once_j, gather_s, 2.0 * gather_j

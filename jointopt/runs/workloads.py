@@ -25,6 +25,7 @@ from jointopt.core.schema import (
 )
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
+from jointopt.runs.named_size import with_stated_head
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import FROM_CATALOGUE, SHAPE, whole_name, with_catalogue_shapes
 from jointopt.runs.table import clean_runs
@@ -330,7 +331,7 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
     gated = bool(row.get("gated_mlp", ffn != 4 * hidden))
-    return Model(
+    found = Model(
         name=str(row.get("model", "")), num_layers=int(row["num_layers"]), hidden_size=hidden, ffn_hidden_size=ffn,
         num_attention_heads=heads, num_query_groups=int(row.get("num_query_groups", heads)),
         vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
@@ -339,6 +340,7 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(_expert_shape(row, ffn) if experts else {}),
         **_latent_shape(row, assumed),
     )  # fmt: skip
+    return with_stated_head(found)
 
 
 def _expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, Any]:

@@ -54,10 +54,11 @@ class Framework:
     unaligned_head_factor: float = 1.0
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
     host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
-    host_floor_pp_s: float = 0.0  # and at least this where pp > 1,
+    host_floor_pp_s: float = 0.0  # and at least this where the pipeline's stages lie on several nodes,
     grouped_experts: bool = True  # one grouped product for all local experts, not one after the other
     expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward
     host_floor_pp_tp_s: float = 0.0  # plus this times tp
+    host_floor_network_tp_s: float = 0.0  # and this times tp where the tensor ranks lie on several nodes as well
     expert_launch_s: float = 0.0  # of each micro-batch, MoE layer and local expert: launches that nothing hides
     expert_quantize_s: float = 0.0  # and for the casts of its operands, where products are in fp8 or fp4
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
@@ -81,14 +82,18 @@ class Framework:
     pp_overlap: float = 0.0
     interleaved_pp_overlap: float = 0.0  # the same where stages are interleaved (Megatron's overlap_p2p_comm)
     splits_sends: bool = False  # tensor ranks send their share of an activation to the next stage, which gathers it
-    gradient_sync_per_micro_batch: bool = False  # pipelines reduce gradients after every micro-batch
     # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
     gathers_once_with_pipeline: bool = False
     zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
     network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
+    tp_network_efficiency: float = 0.0  # the same of tensor parallelism; 0: as the rest
+    tp_hop_s: float = 0.0  # each step of the ring of a tensor-parallel collective across nodes takes so much longer
 
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
+    # under sequence parallelism, the share of inputs of column-parallel products that are kept as gathered, not as sent
+    gathered_inputs: float = 0.0
+    unfused_gate: bool = False  # a gated MLP keeps its activated gate beside the product with it: two kernels
     weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
     quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
     fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)

@@ -120,18 +120,6 @@ def test_zero_3_gathers_weights_for_every_micro_batch_and_zero_1_does_not(
     assert costs.reduce_s[2, 0] > costs.reduce_s[1, 0]  # ZeRO-2 scatters after every micro-batch
 
 
-def test_a_pipeline_that_syncs_every_micro_batch_reduces_as_often(
-    costs_of: Callable[..., StageCosts], make_job: Callable[..., Job]
-) -> None:
-    job = make_job(framework="nanotron")
-    once = replace(job.training.framework, gradient_sync_per_micro_batch=False)
-    costs, plain = (
-        costs_of(replace(job, training=replace(job.training, framework=f)), dp=4, pp=2)
-        for f in (job.training.framework, once)
-    )
-    assert costs.reduce_s[0, 0] == pytest.approx(plain.reduce_s[0, 0] * costs.num_micro_batches[0])
-
-
 def test_the_head_makes_the_last_of_uneven_stages_lighter(
     make_job: Callable[..., Job], layouts_of: Callable[..., Columns], gpt_model: Callable[..., Model]
 ) -> None:

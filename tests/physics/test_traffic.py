@@ -9,6 +9,7 @@ import pytest
 
 from jointopt.physics import traffic
 from jointopt.spec.model import Model
+from jointopt.spec.plans.placement import Group
 
 ONE = np.array(1.0)
 
@@ -16,6 +17,14 @@ ONE = np.array(1.0)
 def test_tensor_parallelism_reduces_s_b_h_elements(gpt_model: Callable[..., Model]) -> None:
     # arXiv:2104.04473 section 3.2: b·s·h per all-reduce; GPT-3, one sequence of 2048 in fp16: 48 MiB
     assert float(traffic.hidden_bytes(gpt_model(hidden=12288, heads=96), np.array(2048.0), 2.0)) == 48 * 2**20
+
+
+def test_a_ring_over_nodes_is_delayed_by_its_steps_and_one_inside_a_node_is_not() -> None:
+    size, local = np.array([16.0, 32.0, 8.0, 1.0]), np.array([8.0, 8.0, 8.0, 1.0])
+    found = traffic.ring_delay_s(Group(size, local), 60e-6)
+    assert found.tolist() == pytest.approx([1.8e-3, 3.72e-3, 0.0, 0.0])  # 2 * 15 and 2 * 31 steps
+    one = [float(traffic.ring_delay_s(Group(*pair), 60e-6)) for pair in zip(size, local, strict=True)]
+    assert found.tolist() == one
 
 
 def test_pipelines_send_their_shard_only_under_sequence_parallelism(gpt_model: Callable[..., Model]) -> None:

@@ -115,6 +115,22 @@ def test_network_efficiency_slows_the_bytes_between_nodes() -> None:
     assert found == pytest.approx(PASSES * 4 * once)
 
 
+def test_tensor_parallelism_may_use_the_network_better_than_gradients() -> None:
+    once = across_s("all_reduce", STREAM, 16, 8, 0.8 * NIC / 2)
+    model = replace(DENSE, num_query_groups=16)
+    habits = {"network_efficiency": 0.6, "tp_network_efficiency": 0.8}
+    assert seconds(tp=16, model=model, framework=habits)["tp_comm"] == pytest.approx(PASSES * 4 * once)
+
+
+def test_each_step_of_a_ring_over_nodes_takes_the_hop_of_the_framework_longer() -> None:
+    # an all-reduce over 16 ranks has 2 * 15 steps, of 20 us each: 0.6 ms
+    model = replace(DENSE, num_query_groups=16)
+    found = [seconds(tp=16, model=model, framework={"tp_hop_s": hop})["tp_comm"] for hop in (0.0, 20e-6)]
+    assert found[1] - found[0] == pytest.approx(PASSES * 4 * 0.6e-3)
+    inside = [seconds(tp=8, model=EIGHT, framework={"tp_hop_s": hop})["tp_comm"] for hop in (0.0, 20e-6)]
+    assert inside[0] == inside[1]
+
+
 def test_network_efficiency_leaves_links_inside_a_node_alone() -> None:
     once = inside_s("all_reduce", STREAM, 8)
     found = seconds(tp=8, model=EIGHT, framework={"network_efficiency": 0.6})["tp_comm"]

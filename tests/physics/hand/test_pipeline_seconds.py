@@ -167,10 +167,21 @@ def test_layers_that_do_not_divide_go_where_the_head_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "layer_s"), [({}, 5e-3), ({"tp": 2}, 5e-3), ({"pp": 2}, 2e-3 + 1e-3), ({"pp": 2, "tp": 4}, 2e-3 + 4e-3)]
+    ("plan", "layer_s"),
+    [
+        ({}, 5e-3),
+        ({"tp": 2}, 5e-3),
+        ({"dp": 2, "tp": 8}, 5e-3),
+        ({"pp": 2, "tp": 4}, 5e-3),  # inside one node a pipeline needs what one stage does
+        ({"dp": 8, "pp": 2}, 2e-3 + 1e-3),
+        ({"pp": 2, "tp": 8}, 2e-3 + 8e-3),
+        ({"pp": 2, "tp": 16}, 2e-3 + 16 * 1.5e-3),  # whose tensor ranks lie on two nodes
+        ({"tp": 16}, 5e-3),
+    ],
 )
 def test_the_host_needs_its_time_per_layer_with_and_without_a_pipeline(plan: dict[str, int], layer_s: float) -> None:
     habits = {"host_floor_s": 5e-3, "host_floor_pp_s": 2e-3, "host_floor_pp_tp_s": 1e-3}
+    habits |= {"host_floor_network_tp_s": 0.5e-3}
     found = stages(framework=habits, **plan).host_s[0]
     assert found == pytest.approx(4 / plan.get("pp", 1) * layer_s)
 

@@ -39,6 +39,22 @@ def test_sequence_parallelism_cuts_everything(held: Held) -> None:
     assert found == (2 * NORM + HEADS + LSE + MLP) / 2
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_inputs_kept_as_gathered_stay_whole_whatever_tensor_parallelism_cuts(share: float, held: Held) -> None:
+    # of each of two norms the output, 2*64 bytes, is the input of a column-parallel product
+    plan = {"tp": 4, "sequence_parallel": True}
+    plain, found = (per_token(held, plan, framework={"gathered_inputs": g}) for g in (0.0, share))
+    assert found - plain == pytest.approx(2 * 2 * 64 * share * (1 - 1 / 4))
+    for cells in ({"tp": 4}, {"tp": 1, "sequence_parallel": True}):  # where they are whole, or nothing is gathered
+        assert per_token(held, cells, framework={"gathered_inputs": share}) == per_token(held, cells)
+
+
+def test_a_gate_in_a_kernel_of_its_own_keeps_the_activated_half_too(held: Held, llama: Make) -> None:
+    assert per_token(held, {}, framework={"unfused_gate": True}) == 2 * NORM + HEADS + LSE + MLP + 2 * 192
+    plain = llama(gated_mlp=False)
+    assert per_token(held, {}, plain, framework={"unfused_gate": True}) == per_token(held, {}, plain)
+
+
 def test_a_kv_head_is_whole_on_each_of_the_ranks_that_share_it(held: Held) -> None:
     # 2 KV heads on 4 ranks: q and core output of 2 heads, k and v of one each, 8 wide
     found = per_token(held, {"tp": 4, "sequence_parallel": True})
