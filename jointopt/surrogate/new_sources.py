@@ -4,8 +4,8 @@
 # So each source gets a stand-in: its profile with the two constants that clusters differ in, products and network, as
 # the other sources have them, those of the same framework where there are such, else all: the factors of products that
 # suit two clusters under one framework differ by 0.17 of a logarithm (deviation; three frameworks of two sources each),
-# those that suit frameworks by 0.12. A new cluster lies between both, so that bounds are over both alike. Over sources
-# left out they hold 94 % under the profiles that were fitted to these, and 86 % of the stand-ins.
+# those that suit frameworks by 0.12. Bounds are over stand-ins alone. Over own errors and stand-ins alike they would be
+# narrower by a tenth, and hold less of either where a source is left out (docs/surrogate.md).
 
 from __future__ import annotations
 
@@ -104,8 +104,7 @@ def _names(source: NewSource) -> list[str]:
 
 def bounds_of_clusters(sources: Sequence[NewSource]) -> Bounds | None:
     """Bounds of a cluster of which no run is known, under a fitted profile; None where no source has such a profile."""
-    stand_ins = [stand_in(one, [*sources[:i], *sources[i + 1 :]]) for i, one in enumerate(sources)]
-    return _bounds([*stand_ins, *(one.own[one.framework != ""] for one in sources)])
+    return _bounds([stand_in(one, [*sources[:i], *sources[i + 1 :]]) for i, one in enumerate(sources)])
 
 
 def bounds_of_software(sources: Sequence[NewSource]) -> Bounds | None:

@@ -69,9 +69,16 @@ def test_sources_that_hardly_answer_to_products_say_little_of_them() -> None:
     assert -0.3 < stand_in(mine, [kin])[0] < 0.0
 
 
-def test_a_new_cluster_lies_between_a_profile_of_its_own_and_a_stand_in() -> None:
+def test_a_new_cluster_is_as_far_off_as_one_recorded_source_is_from_another() -> None:
     found = bounds_of_clusters([source([0.0] * 9), source([0.2] * 9)])
     assert found == (pytest.approx(0.2 / (1.0 + DOUBT)), pytest.approx(0.2))
+
+
+def test_profiles_that_hit_their_own_sources_do_not_narrow_the_bounds() -> None:
+    # one of 13 stand-ins, more than a twentieth, is off by 1.3; with errors under own profiles among them it is less
+    found = bounds_of_clusters([*(source([0.0] * 9) for _ in range(12)), source([0.0] * 9, factor=1.3)])
+    assert found is not None
+    assert found[1] > 0.9 * np.log(1.3)
 
 
 def test_bounds_are_quantiles_below_and_above_and_sources_count_alike() -> None:
