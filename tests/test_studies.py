@@ -61,7 +61,7 @@ def truths(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("truths")
 
 
-@pytest.mark.parametrize("truth", ["T", "S"])
+@pytest.mark.parametrize("truth", ["T", "C", "S"])
 def test_made_up_runs_are_sound_rows_that_the_physics_misses_by_less_than_half(truth: str, truths: ModuleType) -> None:
     table = truths.table(truth, 20, seed=1, clocks=True)
     assert checked_results(table)[1] == []

@@ -14,6 +14,7 @@ from jointopt.core.schema import Floats
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
 from jointopt.physics.layout_arrays import kv_heads_of_rank
 from jointopt.spec.catalog import architectures as arch
+from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import GemmConstants, KernelConstants
 from jointopt.spec.model import Model
@@ -43,6 +44,16 @@ class Work:
         """The work so many times."""
         return self.map(lambda x: x * factor)
 
+    def clocked(self, profile: Framework) -> Work:
+        """The work with the profile's shares of its seconds among those that follow the SM clock."""
+        compute, memory = profile.compute_clock_share, profile.memory_clock_share
+        if (compute, memory) == (1.0, 0.0):
+            return self
+        return replace(
+            self, sm_s=compute * self.sm_s + memory * self.memory_s,
+            memory_s=(1.0 - compute) * self.sm_s + (1.0 - memory) * self.memory_s,
+        )  # fmt: skip
+
     @property
     def time_s(self) -> Floats:
         """Seconds at the maximum clock."""
@@ -66,6 +77,10 @@ class Pass:
     def times(self, factor: float) -> Pass:
         """Both passes so many times."""
         return self.map(lambda x: x * factor)
+
+    def clocked(self, profile: Framework) -> Pass:
+        """Both passes, whose time at the top clock stays, with the profile's shares of it that follow the SM clock."""
+        return Pass(self.forward.clocked(profile), self.backward.clocked(profile))
 
 
 @dataclass(frozen=True)

@@ -383,7 +383,7 @@ def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutAr
     def outer(part: Pass, per_stage: Floats) -> Pass:
         return part.map(lambda x: x[:, None] * per_stage)
 
-    return functools.reduce(operator.add, (outer(*part) for part in parts))
+    return functools.reduce(operator.add, (outer(*part) for part in parts)).clocked(job.training.framework)
 
 
 def with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay: LayoutArrays, kind: str) -> Pass:

@@ -15,7 +15,7 @@ import numpy as np
 from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import Common, with_host_of
+from jointopt.physics.costs import Common, StageCosts, with_host_of
 from jointopt.physics.makespan import Makespan, Pipelines, least_makespan_s
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
@@ -137,6 +137,32 @@ def moved(job: Job, by: Floats) -> Job:
     for move, amount in zip(_MOVES.values(), by.tolist(), strict=True):
         job = move(job, amount) if amount else job
     return job
+
+
+def with_clock_shares(job: Job, compute: float, memory: float) -> Job:
+    """The job whose kernels follow the SM clock with these shares of their time, by what bounds them at its top."""
+    return _profile(job, compute_clock_share=compute, memory_clock_share=memory)
+
+
+def time_with_clock_shares_s(
+    physics: CostModel, index: Ints, stage_clock_mhz: Floats, compute: float, memory: float
+) -> Floats:
+    """`CostModel.least_time_s` (n,) as `with_clock_shares` has it, without pricing a layout anew.
+
+    ``physics`` is of a job without such shares of its own; clocks that stages reach within their power limits stay.
+    """
+    model = copy.copy(physics)
+    model.groups = [_clocked(costs, compute, memory) for costs in physics.groups]
+    return model.least_time_s(index, stage_clock_mhz)
+
+
+def _clocked(costs: StageCosts, compute: float, memory: float) -> StageCosts:
+    found: dict[str, Any] = {}
+    for name in ("forward", "backward"):
+        sm_s, memory_s = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
+        found[f"{name}_sm_s"] = followed = compute * sm_s + memory * memory_s
+        found[f"{name}_memory_s"] = sm_s + memory_s - followed
+    return replace(costs, **found)
 
 
 @dataclass

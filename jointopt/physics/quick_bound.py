@@ -70,7 +70,7 @@ def _of_block(job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, c
     kinds = _kinds(job, hw, lay, layer)
     time_s = _pipeline_s(job, lay, layer, kinds) + job.training.framework.iteration_overhead_s
     whole = [one.work.times(one.count) for one in kinds]
-    work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head])
+    work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(job.training.framework)
     joules = sum((one.count * one.moved.joules for one in kinds), np.zeros(len(time_s)))
     flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
     clocked_j = power.pj_per_flop * PICO * flops + power.active_w * (work.forward.sm_s + work.backward.sm_s)

@@ -52,6 +52,9 @@ class Framework:
     slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
     unaligned_head_factor: float = 1.0
+    # shares of kernels' time that follow the SM clock, by what bounds them at its top: compute, or memory and latency
+    compute_clock_share: float = 1.0
+    memory_clock_share: float = 0.0
     loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
     host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
     host_floor_pp_s: float = 0.0  # and at least this where the pipeline's stages lie on several nodes,

@@ -14,6 +14,7 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.job import Job
+from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import (
     RESULTS,
@@ -84,14 +85,26 @@ class Correction:
     @functools.cached_property
     def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
         """The correction, what constants are moved by, and the evidence there."""
-        conditioned, by = self._conditioned(self.evidence), np.zeros(len(CONSTANTS))
-        if not conditioned.movable or self.evidence.runs is None:
-            return conditioned, by, self.evidence
+        evidence, by = self._under_own_response(), np.zeros(len(CONSTANTS))
+        conditioned = self._conditioned(evidence)
+        if not conditioned.movable or evidence.runs is None:
+            return conditioned, by, evidence
         by[_NETWORK] = self._slower_network(float(conditioned.posterior.constants[_NETWORK]))
         again = self.evidence.moved(by) if by.any() else None
         return (
             (conditioned, np.zeros(len(by)), self.evidence) if again is None else (self._conditioned(again), by, again)
         )
+
+    @functools.cached_property
+    def _response(self) -> ClockResponse | None:
+        """How the cluster's kernels follow the clock, by many runs of its own."""
+        own = self.surrogate.own_of(self.source)
+        return None if own is None or own.response is None else own.response.response
+
+    def _under_own_response(self) -> Evidence:
+        if self._response is None:
+            return self.evidence
+        return self.evidence.under(self._response.on) or self.evidence
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
@@ -137,9 +150,15 @@ class Correction:
             return self.own.power_scale(runs, watts)
         return self._settled[2].power
 
+    @property
+    def moves_physics(self) -> bool:
+        """Whether `moved` changes a job."""
+        return self._response is not None or (self.evidence.runs is not None and bool(self.by.any()))
+
     def moved(self, job: Job) -> Job:
         """The job on which plans are to be priced."""
-        return moved(job, self.by) if self.evidence.runs is not None else job
+        there = job if self._response is None else self._response.on(job)
+        return moved(there, self.by) if self.evidence.runs is not None else there
 
     @property
     def moves_time(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,17 +58,29 @@ class Priced:
 
     def moved(self, by: Floats) -> Priced:
         """The same rows as the physics prices them with its constants moved ``by`` so much, as `describe.moved`."""
-        if not by.any() or not len(self.rows):
+        return self.under(lambda job: moved(job, by)) if by.any() else self
+
+    def under(self, change: Callable[[Job], Job]) -> Priced:
+        """The same rows as the physics prices them on the jobs that ``change`` makes of theirs."""
+        if not len(self.rows):
             return self
-        back = np.argsort(np.argsort(self.work, kind="stable"))
-        parts = []
-        for work in np.unique(self.work).tolist():
-            found = self.works[work].take(self.place[self.work == work])
-            parts.append(PricedPlans.of(replace(found, job=moved(found.job, by))))
-        runs = together([plans.runs("").take(plans.plan_of_row) for plans in parts]).take(back)
+        parts = self.plans_under(change)
+        runs = together([plans.runs("").take(plans.plan_of_row) for plans in parts]).take(self.in_order)
         values = [{name: column[plans.plan_of_row] for name, column in plans.values.items()} for plans in parts]
-        physics = {name: np.concatenate([part[name] for part in values])[back] for name in self.physics}
-        return replace(self, runs=replace(runs, source=self.runs.source), physics=physics)
+        physics = {name: np.concatenate([part[name] for part in values])[self.in_order] for name in self.physics}
+        works = tuple(replace(work, job=change(work.job)) for work in self.works)
+        return replace(self, runs=replace(runs, source=self.runs.source), physics=physics, works=works)
+
+    def plans_under(self, change: Callable[[Job], Job]) -> list[PricedPlans]:
+        """The plans of each work on the job that ``change`` makes of its."""
+        works = np.unique(self.work).tolist()
+        found = (self.works[work].take(self.place[self.work == work]) for work in works)
+        return [PricedPlans.of(replace(work, job=change(work.job))) for work in found]
+
+    @property
+    def in_order(self) -> Ints:
+        """Where each row stands among those of `plans_under`, (n,)."""
+        return np.argsort(np.argsort(self.work, kind="stable"))
 
 
 _NOTHING_PRICED = Priced(

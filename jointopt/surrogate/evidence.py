@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats
+from jointopt.physics.describe import moved
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
@@ -82,9 +83,13 @@ class Evidence:
 
     def moved(self, by: Floats) -> Evidence | None:
         """This evidence by a physics whose constants are moved ``by`` so much; None: runs cannot be priced anew."""
+        return self.under(lambda job: moved(job, by)) if by.any() else self
+
+    def under(self, change: Callable[[Job], Job]) -> Evidence | None:
+        """This evidence by the physics of the jobs that ``change`` makes; None: runs cannot be priced anew."""
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
-        again = tuple(priced.moved(by) for priced in self.priced)
+        again = tuple(priced.under(change) for priced in self.priced)
         time_s, power_w = (_log_ratio(self.priced, again, name) for name in ("iteration_time_s", "avg_power_w"))
         return replace(
             self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,

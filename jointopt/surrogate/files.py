@@ -16,6 +16,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
+from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
@@ -72,7 +73,8 @@ def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     kept["kernel"] = None if own.kernel is None else dataclasses.asdict(own.kernel)
     power = dataclasses.asdict(own.power)
     return kept | {
-        "power": power, "clocks": list(own.clocks), "errors": dict(own.errors), "importance": dict(own.importance),
+        "response": own.response and dataclasses.asdict(own.response), "power": power, "clocks": list(own.clocks),
+        "errors": dict(own.errors), "importance": dict(own.importance),
     }  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
         width=float(values["width"]), power=PowerScale(factor, None if log_sd is None else float(log_sd), offset_w),
         clocks=(low, high), errors={str(name): float(error) for name, error in values["errors"].items()},
-        held_out=str(values["held_out"]), **mixes,
+        held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         importance={str(name): float(size) for name, size in values["importance"].items()},
     )  # fmt: skip
 
@@ -98,6 +100,16 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
 def _mix(path: Path, values: dict[str, Any]) -> Mix:
     trees = Trees.read(path, values["booster"])
     return Mix(trees, float(values["weight"]), bool(values["beyond"]), tuple(map(str, values["names"])))
+
+
+def _response(values: Mapping[str, Any] | None) -> LearnedResponse | None:
+    """The learned clock response of a card; None where nothing was learned, or by a version that learned none."""
+    if values is None:
+        return None
+    response = ClockResponse(*(float(values["response"][name]) for name in ("compute", "memory")))
+    if not (0.0 < response.compute <= 1.0 and 0.0 <= response.memory <= 1.0):
+        raise ValueError("a share that follows the clock is not between 0 and 1")
+    return LearnedResponse(response, float(values["before"]), float(values["after"]))
 
 
 def _widths(values: Mapping[str, Any]) -> Widths:

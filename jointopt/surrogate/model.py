@@ -10,8 +10,9 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.core.units import Z_90
+from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
-from jointopt.surrogate.own_runs import CLOCK, OwnRuns
+from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees

@@ -18,6 +18,7 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
@@ -37,7 +38,7 @@ LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wro
 COVERAGE = 0.9
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
-CLOCK, SENSITIVITY = "clock", "sensitivity to "
+SENSITIVITY = "sensitivity to "
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
 # Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
 # whose truth is known (studies/learning): trees that do not all see the same follow steps as well, and noise less.
@@ -77,7 +78,7 @@ class OwnRuns:
 
     ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width.
     ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
-    runs were measured at.
+    runs were measured at. ``response``: how kernels follow the clock, None: as in the physics.
     """
 
     source: str
@@ -90,6 +91,7 @@ class OwnRuns:
     errors: Mapping[str, float] = field(default_factory=dict)
     held_out: str = ""  # what was left out at a time: models, groups or runs
     importance: Mapping[str, float] = field(default_factory=dict)  # mean size of what a feature adds to log(time)
+    response: LearnedResponse | None = None
 
     def process(self, shared: Kernel, runs: Runs, residual: Floats) -> Posterior:
         """The process after runs of the source; ``shared``: the kernel of all sources."""
@@ -136,6 +138,7 @@ class OwnRuns:
         if "power" in e:
             parts.append(f"power {e['power process']:.1%} -> {e['power']:.1%} (physics {e['power physics']:.1%}; ")
             parts[-1] += f"{_weights(self.power_mix, 'factors')})"
+        parts += [] if self.response is None else [self.response.to_text()]
         return f"{Source.parse(self.source).to_text()}: on {self.held_out} left out: {', '.join(parts)}"
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
+from jointopt.surrogate.clock_response import learn_response
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, learn_own, supporting
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, folds_by_model, learn_own, supporting
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
-from jointopt.surrogate.residual_gp import Kernel, together
+from jointopt.surrogate.residual_gp import Kernel, Runs, together
 
 if TYPE_CHECKING:
     from jointopt.surrogate.training import TrainingSet
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LearnedOwn:
-    """An `OwnRuns` of the runs ``rows`` of a training set, and its answers (n,) for each without that run's fold."""
+    """An `OwnRuns` of the runs ``rows`` of a training set, and its answers (n,) for each without that run's fold.
+
+    ``runs``, ``residual`` (n,): as the physics prices them with the clock response that was learned; ``mean`` is of
+    log(measured / physics) before it.
+    """
 
     own: OwnRuns
     rows: Ints
     mean: Floats
     half_width: Floats
+    runs: Runs
+    residual: Floats
 
 
 def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[LearnedOwn]:
@@ -35,9 +42,24 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
     found = []
     for key in steps(keys[counts >= LEAST_RUNS].tolist(), "learning the own of sources"):
         rows = np.flatnonzero(data.known.runs.source == key).astype(np.int64)
-        own, mean, half_width = learn_own(str(key), measured(data, rows), shared, seed)
-        found.append(LearnedOwn(own, rows, mean, half_width))
+        found.append(_learn_own(str(key), data, rows, shared, seed))
     return found
+
+
+def _learn_own(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int) -> LearnedOwn:
+    some, priced = measured(data, rows), data.known.take(rows)
+    response = learn_response(priced, some.residual, shared, folds_by_model(some.runs, seed)[0], seed)
+    moved = 0.0 * some.residual
+    if response is not None:
+        again = priced.under(response.response.on)
+        moved, power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))
+        some = replace(
+            some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + power,
+            static_share=some.static_share * np.exp(power),
+        )  # fmt: skip
+    own, mean, half_width = learn_own(key, some, shared, seed)
+    own = replace(own, response=response)
+    return LearnedOwn(own, rows, mean - moved, half_width, some.runs, some.residual)
 
 
 def measured(data: TrainingSet, rows: Ints) -> Measured:
@@ -55,9 +77,10 @@ def with_own(surrogate: Surrogate, data: TrainingSet, found: Sequence[LearnedOwn
         return surrogate
     of_own = np.isin(surrogate.support.source, [f.own.source for f in found])
     rest = np.flatnonzero(~of_own).astype(np.int64)
-    kept = np.concatenate([supporting(f.rows) for f in found])
-    support = together([data.known.runs.take(kept), surrogate.support.take(rest)])
+    kept = [supporting(np.arange(len(f.rows), dtype=np.int64)) for f in found]
+    support = together([*(f.runs.take(at) for f, at in zip(found, kept, strict=True)), surrogate.support.take(rest)])
     residual = np.concatenate([
-        np.clip(data.known_residual[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL), surrogate.residual[rest]
+        *(np.clip(f.residual[at], -LARGEST_RESIDUAL, LARGEST_RESIDUAL) for f, at in zip(found, kept, strict=True)),
+        surrogate.residual[rest],
     ])  # fmt: skip
     return replace(surrogate, own=tuple(f.own for f in found), support=support, residual=residual)

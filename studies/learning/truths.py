@@ -1,8 +1,9 @@
 """Runs of made-up clusters whose truth is known: tables to learn from, as `jointopt retrain` reads them.
 
-T: the physics of this package times steps and interactions that it does not know. S: another simulator with equations
-of its own (saturating products, links shared by what crosses them, an event-driven pipeline), which shares no code
-with the physics. Both are one cluster of H100 nodes, ten models, plans drawn from the feasible space, noise of 2 %.
+T: the physics of this package times steps and interactions that it does not know. C: the same of kernels that follow
+the clock otherwise (`FOLLOWING`). S: another simulator with equations of its own (saturating products, links shared by
+what crosses them, an event-driven pipeline), which shares no code with the physics. All are one cluster of H100 nodes,
+ten models, plans drawn from the feasible space, noise of 2 %.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pandas as pd
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.describe import with_clock_shares
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.plans import plan_frame
@@ -30,6 +32,7 @@ MODELS = (
     "opt-30b", "pythia-12b",
 )  # fmt: skip
 GPU, FRAMEWORK, NOISE = "h100-sxm5-80gb", "megatron-lm", 0.02
+FOLLOWING = 0.75, 0.2  # of C: shares of compute-bound and of other kernels' time that follow the clock
 MOST_LAYOUTS = 400  # of one job, drawn before they are priced
 DEEPEST = 16
 GIB = 2.0**30
@@ -82,15 +85,17 @@ def draw(job: Job, rng: np.random.Generator, count: int, *, clocks: bool) -> Dra
 def table(
     truth: str, rows: int, seed: int = 0, *, models: tuple[str, ...] = MODELS, clocks: bool = False
 ) -> pd.DataFrame:
-    """A measurement table of so many ``rows`` of truth T or S; ``clocks``: at clocks of all kinds, with power."""
+    """A measurement table of so many ``rows`` of truth T, C or S; ``clocks``: at clocks of all kinds, with power."""
     rng = np.random.default_rng(seed)
     parts: list[pd.DataFrame] = []
     count, each = 0, max(2, min(12, rows // len(models)))
     for job in jobs(rng, models):
-        plans = draw(job, rng, each, clocks=clocks)
+        plans = draw(with_clock_shares(job, *FOLLOWING) if truth == "C" else job, rng, each, clocks=clocks)
         if plans is None:
             continue
-        parts.append(_rows(plans, *{"T": physics_with_steps, "S": simulated}[truth](plans, rng)))
+        parts.append(
+            _rows(plans, *{"T": physics_with_steps, "C": physics_with_steps, "S": simulated}[truth](plans, rng))
+        )
         count += len(parts[-1])
         if count >= rows:
             break

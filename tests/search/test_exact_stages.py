@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.describe import with_clock_shares
 from jointopt.search.exact import exact_front
 from jointopt.search.exact_stages import SLACKS, _of_halves, exact_front_of_profiles
 from jointopt.search.pareto import front_of, is_covered, objectives
@@ -81,6 +82,17 @@ def test_the_front_under_factors_of_its_own_on_each_layout_is_that_of_evaluating
     found = exact_front_of_profiles(problem)
     assert_same(found.front, everything(problem))
     assert found.evaluated < 0.5 * found.covered
+
+
+@pytest.mark.parametrize("shares", [(0.6, 0.0), (1.0, 0.5), (0.4, 0.9)])
+def test_the_front_of_kernels_that_follow_the_clock_otherwise_is_that_of_evaluating_everything(shares):
+    job = with_clock_shares(shipped_job("opt-350m-2x4-a100"), *shares)
+    some = {name: values[::4] for name, values in enumerate_layouts(job).layouts.items()}
+    physics, usual = CostModel(job, some), CostModel(shipped_job("opt-350m-2x4-a100"), some)
+    problem = search_problem(job, physics, np.asarray(job.search.clock_mhz)[::4], np.ones(len(some["pp"])))
+    assert_same(exact_front_of_profiles(problem).front, everything(problem))
+    low, index = np.full((len(some["pp"]), 1), 700.0), np.arange(len(some["pp"]))
+    assert not np.allclose(*(each.evaluate(index, low)["iteration_time_s"] for each in (physics, usual)), rtol=0.01)
 
 
 def test_all_clocks_of_every_layout_are_covered_and_those_of_pipelines_with_ten_shares_more():

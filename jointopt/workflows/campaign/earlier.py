@@ -150,6 +150,6 @@ def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate
         own = np.flatnonzero(sources == source).astype(np.int64)
         some, known = candidates.take(own), with_kin(evidence, source)
         correction = Correction(surrogate, source, bool(some.fitted[0]), known)
-        again = some.moved(correction.by)
+        again = some.under(correction.moved) if correction.moves_physics else some
         out[own] = correction.log_factor(again.runs) + some.residual(again.physics["iteration_time_s"])
     return out

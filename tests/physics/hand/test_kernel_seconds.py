@@ -190,6 +190,15 @@ def test_a_framework_is_slower_on_an_architecture_by_what_is_stated_of_it_alone(
         assert found[f"{way}_memory_s"] > 1.5 * once[f"{way}_memory_s"]
 
 
+def test_a_framework_s_shares_of_time_follow_the_clock_and_leave_the_time_at_its_top() -> None:
+    usual = middle(attention="flash2", framework={})
+    found = middle(attention="flash2", framework={"compute_clock_share": 0.8, "memory_clock_share": 0.3})
+    for way in ("forward", "backward"):
+        compute_s, memory_s = usual[f"{way}_sm_s"], usual[f"{way}_memory_s"]
+        assert found[f"{way}_sm_s"] == pytest.approx(0.8 * compute_s + 0.3 * memory_s)
+        assert found[f"{way}_memory_s"] == pytest.approx(0.2 * compute_s + 0.7 * memory_s)
+
+
 def test_the_head_s_product_costs_two_flops_per_weight_forward_and_four_backward() -> None:
     costs = stages(pp=3, tp=2, model=replace(DENSE, num_layers=3))
     head = products_s(32000 * 1024 / 2)

@@ -1,0 +1,164 @@
+"""How far a cluster's kernels follow the SM clock, learned from its own runs at several clocks.
+
+Two shares of the physics (`Framework.compute_clock_share` and ``memory_clock_share``), the same for all layouts, so
+that predicted time still falls with the clock of every stage, and searches keep what they promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jointopt.core.schema import Floats, Ints
+from jointopt.physics.describe import time_with_clock_shares_s, with_clock_shares
+from jointopt.spec.job import Job
+from jointopt.surrogate.residual_gp import Kernel, Runs, terms
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.dataset import Priced, PricedPlans
+
+CLOCK = "clock"  # the feature that has a run's clock as a share of the top one
+BELOW = 0.97  # share of the top clock below which a run tells something of the response
+LEAST_BELOW = 20  # such runs, below which nothing is learned
+MOST_RUNS = 1000  # that it is learned from
+# Standard deviations of both shares before runs: what three boards' passes leave open of the share of a time that
+# follows the clock is 0.11 in nine of ten (`tests/bench/bench_clock_share.py`), of a compute share of three quarters.
+DEVIATION = 0.15
+LOWEST = 0.3  # share that compute-bound kernels follow at least
+STEP = 0.1  # of a share, for finite differences
+ROUNDS = 2  # of linearisation
+MULTIPLES = (2.5, 1.0, 1.0, 1.5)  # of the kernel's deviations, as a new cluster asks for (`posterior.SCALES`)
+LARGEST = 0.5  # residual beside the median, beyond which lie runs that went wrong
+LEAST_GAIN = 0.03  # of the error on runs left out, below which the response of the physics stays
+
+
+@dataclass(frozen=True)
+class ClockResponse:
+    """Shares of the time of kernels bound by compute, and by memory or latency, that follow the SM clock."""
+
+    compute: float = 1.0
+    memory: float = 0.0
+
+    def on(self, job: Job) -> Job:
+        """The job whose kernels follow the clock so."""
+        return with_clock_shares(job, self.compute, self.memory)
+
+
+@dataclass(frozen=True)
+class LearnedResponse:
+    """A response, and the median error of time below the top clock on what was left out, without and with it."""
+
+    response: ClockResponse = field(default_factory=ClockResponse)
+    before: float = 0.0
+    after: float = 0.0
+
+    def to_text(self) -> str:
+        """The shares, and the error on what was left out without and with them."""
+        shares = f"{self.response.compute:.0%} of compute-bound and {self.response.memory:.0%} of other kernels' time"
+        return f"{shares} follow the clock (below the top clock {self.before:.1%} -> {self.after:.1%})"
+
+
+@dataclass(frozen=True)
+class _Swept:
+    """Runs at clocks of all kinds, priced once for any response."""
+
+    plans: list[PricedPlans]
+    order: Ints
+
+    @classmethod
+    def of(cls, priced: Priced) -> _Swept:
+        return cls(priced.plans_under(lambda job: job), priced.in_order)
+
+    def log_time(self, response: ClockResponse) -> Floats:
+        """Logarithm of the seconds of every run, (n,)."""
+        shares = response.compute, response.memory
+        each = (
+            time_with_clock_shares_s(p.physics, p.layout, p.plans.stage_clock_mhz, *shares)[p.plan_of_row]
+            for p in self.plans
+        )
+        return np.asarray(np.log(np.concatenate(list(each)))[self.order])
+
+    def slopes(self, at: ClockResponse) -> Floats:
+        """Derivatives of `log_time`, (n, 2): of compute-bound kernels following the clock less, of others more."""
+        moved = ClockResponse(at.compute - STEP, at.memory), ClockResponse(at.compute, at.memory + STEP)
+        here = self.log_time(at)
+        return np.stack([(self.log_time(response) - here) / STEP for response in moved], axis=1)
+
+
+def learn_response(
+    priced: Priced, residual: Floats, kernel: Kernel, fold: Ints, seed: int = 0
+) -> LearnedResponse | None:
+    """The response of the runs of one source; None where they tell none that holds on what is left out.
+
+    ``residual``, ``fold`` (n,): log(measured / physics), and which runs are left out together. Generalised least
+    squares of both shares beside the process of ``kernel``, which explains what layouts are off by at any clock.
+    """
+    below = priced.runs.features[CLOCK] < BELOW
+    if below.sum() < LEAST_BELOW:
+        return None
+    rows = _whole_works(priced, np.random.default_rng(seed))
+    some, y, fold, below = priced.take(rows), residual[rows], fold[rows], below[rows]
+    y = np.clip(y, *(np.median(y) + np.array([-LARGEST, LARGEST])))
+    covariance, swept = _covariance(kernel, some.runs), _Swept.of(some)
+    slopes = swept.slopes(ClockResponse())
+    errors = [_left_out(covariance, y, by, fold)[below] for by in (np.zeros_like(slopes), slopes)]
+    before, after = (float(np.median(np.abs(np.expm1(error)))) for error in errors)
+    if not after < (1.0 - LEAST_GAIN) * before:
+        return None
+    return LearnedResponse(_shares(swept, y, _inverse(covariance)), before, after)
+
+
+def _whole_works(priced: Priced, rng: np.random.Generator) -> Ints:
+    """Positions of about `MOST_RUNS` rows: all of some jobs, since each takes as long to price as many of its rows."""
+    order = rng.permutation(np.unique(priced.work))
+    count = np.cumsum([int((priced.work == work).sum()) for work in order])
+    kept = order[: int(np.searchsorted(count, MOST_RUNS)) + 1]
+    return np.flatnonzero(np.isin(priced.work, kept))[: 2 * MOST_RUNS].astype(np.int64)
+
+
+def _covariance(kernel: Kernel, runs: Runs) -> Floats:
+    prior = np.tensordot(np.square(MULTIPLES), terms(kernel, runs, runs), 1)
+    return np.asarray(prior + kernel.noise**2 * np.eye(len(runs)))
+
+
+def _inverse(covariance: Floats) -> Floats:
+    return np.asarray(np.linalg.inv(covariance), np.float64)
+
+
+def _shares(swept: _Swept, residual: Floats, inverse: Floats) -> ClockResponse:
+    """The likeliest shares of all runs, linearised where the last round found them."""
+    found = ClockResponse()
+    first = swept.log_time(found)
+    for _ in range(ROUNDS):
+        slopes, at = swept.slopes(found), np.array([1.0 - found.compute, found.memory])
+        left = residual - (swept.log_time(found) - first) + slopes @ at
+        compute, memory = _likeliest(inverse, left, slopes).tolist()
+        found = ClockResponse(round(1.0 - compute, 4), round(memory, 4))
+    return found
+
+
+def _likeliest(inverse: Floats, y: Floats, slopes: Floats) -> Floats:
+    """The two amounts, (2,), each within what it may be, that make ``y`` (n,) likeliest.
+
+    Two convex terms in a box: the free optimum where it lies inside, else the best on the box's edges.
+    """
+    from scipy.optimize import lsq_linear
+
+    precision = slopes.T @ inverse @ slopes + np.eye(2) / DEVIATION**2
+    root = np.linalg.cholesky(precision).T
+    target = np.linalg.solve(root.T, slopes.T @ (inverse @ y))
+    return np.asarray(lsq_linear(root, target, bounds=([0.0, 0.0], [1.0 - LOWEST, 1.0])).x)
+
+
+def _left_out(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floats:
+    """Residual of every run (n,) beyond that predicted by the process and both shares of the runs of other folds."""
+    out = np.empty(len(y))
+    for one in np.unique(fold):
+        at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
+        inverse = _inverse(covariance[np.ix_(rest, rest)])
+        shares = _likeliest(inverse, y[rest], slopes[rest])
+        left = y - slopes @ shares
+        out[at] = left[at] - covariance[np.ix_(at, rest)] @ (inverse @ left[rest])
+    return out

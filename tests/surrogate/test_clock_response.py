@@ -1,0 +1,125 @@
+"""How a cluster's kernels follow the clock, learned from its own runs at several clocks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointopt.core.errors import TableError
+from jointopt.physics.describe import CONSTANTS
+from jointopt.spec.jobfile import job_from_options
+from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.studies.learning import truths
+from jointopt.surrogate.clock_response import BELOW, LEAST_BELOW, ClockResponse, LearnedResponse, learn_response
+from jointopt.surrogate.files import load, save
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_runs import OwnRuns, folds_by_model
+from jointopt.surrogate.residual_gp import default_kernel
+from jointopt.surrogate.training import TrainingSet, training_set
+from jointopt.workflows.predict import predict
+from jointopt.workflows.retrain import retrain
+
+KERNEL = default_kernel(len(CONSTANTS))
+SMALL = ("llama-3-8b", "llama-2-7b", "llama-2-13b", "qwen2-7b", "pythia-12b")
+
+
+def swept(truth: str, clocks: bool = True, rows: int = 240, seed: int = 3) -> pd.DataFrame:
+    return truths.table(truth, rows, seed, models=SMALL, clocks=clocks)
+
+
+def learned(data: TrainingSet) -> LearnedResponse | None:
+    return learn_response(data.known, data.known_residual, KERNEL, folds_by_model(data.known.runs)[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A surrogate of a cluster whose kernels follow the clock otherwise than in the physics."""
+    out = tmp_path_factory.mktemp("swept")
+    swept("C").to_csv(out / "runs.csv", index=False)
+    (out / "said.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
+    return out / "surrogate"
+
+
+def test_shares_that_made_the_runs_are_found_beside_what_layouts_are_off_by() -> None:
+    data = training_set(swept("C"), broken=9.0)
+    found = learned(data)
+    assert found is not None
+    assert found.after < found.before
+    times = [
+        data.known.under(ClockResponse(*shares).on).physics["iteration_time_s"]
+        for shares in ((found.response.compute, found.response.memory), truths.FOLLOWING, (1.0, 0.0))
+    ]
+    assert np.abs(np.log(times[0] / times[1])).max() < 0.02 < np.abs(np.log(times[2] / times[1])).max()
+
+
+@pytest.mark.parametrize(("truth", "clocks"), [("T", True), ("T", False)])
+def test_runs_that_follow_the_clock_as_the_physics_has_it_or_have_one_clock_leave_it_alone(truth, clocks) -> None:
+    assert learned(training_set(swept(truth, clocks), broken=9.0)) is None
+
+
+def test_fewer_than_twenty_runs_below_the_top_clock_say_nothing() -> None:
+    data = training_set(swept("C"), broken=9.0)
+    below = np.flatnonzero(data.known.runs.features["clock"] < BELOW)[: LEAST_BELOW - 1]
+    top = np.flatnonzero(data.known.runs.features["clock"] >= BELOW)
+    rows = np.sort(np.concatenate([below, top])).astype(np.int64)
+    some, fold = data.known.take(rows), folds_by_model(data.known.runs.take(rows))[0]
+    assert learn_response(some, data.known_residual[rows], KERNEL, fold) is None
+
+
+def test_a_cluster_s_sweep_teaches_the_time_of_models_never_run_at_low_clocks(folder: Path) -> None:
+    new = truths.table("C", 60, 8, models=("opt-30b", "gpt-neox-20b"), clocks=True)
+    low = new[new["clock_mhz"] < 0.75 * new["clock_mhz"].max()]
+    errors = {}
+    for clock in (low["clock_mhz"], np.nan):  # nan: all at the top clock, of which all layouts were learned
+        at = predict(low.assign(clock_mhz=clock), surrogate=str(folder))["predicted_iteration_time_s"]
+        errors[clock is np.nan] = at / low["iteration_time_s"]
+    by_physics = predict(low)["predicted_iteration_time_s"] / low["iteration_time_s"]
+    assert abs(np.log(errors[False]).median()) < 0.03 < abs(np.log(by_physics).median())
+
+
+def test_the_printed_line_says_what_follows_the_clock_and_what_that_is_worth(folder: Path) -> None:
+    line = (folder.parent / "said.txt").read_text()
+    response = load(folder).own[0].response
+    assert response is not None
+    assert f"{response.response.compute:.0%} of compute-bound and {response.response.memory:.0%} of other" in line
+    assert f"follow the clock (below the top clock {response.before:.1%} -> {response.after:.1%})" in line
+
+
+@settings(max_examples=15, deadline=None)
+@given(row=st.integers(0, 10**6), low=st.floats(0.5, 0.95), step=st.floats(0.01, 0.4))
+def test_predicted_time_falls_as_the_clock_of_a_plan_rises(folder: Path, row: int, low: float, step: float) -> None:
+    job = job_from_options("llama-3-8b", truths.GPU, 16, 128, 4096, dtype="bf16", framework=truths.FRAMEWORK)
+    layouts = {name: values[::97] for name, values in enumerate_layouts(job).layouts.items()}
+    physics = JobModel.of(job, str(folder)).cost_model(layouts)
+    at, top = np.array([row % len(layouts["pp"])]), physics.top_mhz
+    slow, fast = (physics.evaluate(at, np.full((1, 64), share * top)) for share in (low, min(low + step, 1.0)))
+    assert fast["iteration_time_s"] <= slow["iteration_time_s"]
+    assert fast["avg_power_w"] >= slow["avg_power_w"] * (1.0 - 1e-9)
+
+
+def test_what_was_learned_of_the_clock_is_saved_and_read_again(tmp_path: Path) -> None:
+    data = training_set(swept("T", rows=60), broken=9.0)
+    response = LearnedResponse(ClockResponse(0.8, 0.25), 0.04, 0.02)
+    own = OwnRuns(str(data.known.runs.source[0]), response=response)
+    surrogate = Surrogate(KERNEL, None, (), data.known.runs, data.known_residual, own=(own,))
+    save(surrogate, tmp_path / "mine")
+    assert load(tmp_path / "mine").own[0].response == response
+    save(replace(surrogate, own=(replace(own, response=None),)), tmp_path / "none")
+    assert load(tmp_path / "none").own[0].response is None
+
+
+def test_a_share_that_follows_the_clock_more_than_whole_is_refused(folder: Path, tmp_path: Path) -> None:
+    save(load(folder), tmp_path / "mine")
+    card = json.loads((tmp_path / "mine" / "card.json").read_text())
+    card["model"]["own"][0]["response"]["response"]["compute"] = 1.5
+    (tmp_path / "mine" / "card.json").write_text(json.dumps(card))
+    with pytest.raises(TableError, match="a share that follows the clock is not between 0 and 1"):
+        load(tmp_path / "mine")
