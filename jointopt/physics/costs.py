@@ -31,7 +31,6 @@ from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
-_COLLECTIVE_SMS = 0.25  # share of the SMs that collectives run on: NCCL has at most 32 channels, of 108-132 SMs
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class StageCosts:
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+    collective_sm_s: Floats  # exposed tp, cp and ep collectives as seconds of kernels that fill the GPU
     kind: Ints | None = None  # (L, pp): which of the K ranks that differ each rank is as; None: all ranks are here
 
     @property
@@ -99,11 +99,6 @@ class StageCosts:
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
     @functools.cached_property
-    def collective_sm_s(self) -> Floats:
-        """Exposed tp, cp and ep collectives of one micro-batch, (L, pp), as seconds of kernels that fill the GPU."""
-        return _COLLECTIVE_SMS * summed(seconds for name, seconds in self.comm_parts_s.items() if name != "offload")
-
-    @functools.cached_property
     def pipelines(self) -> Pipelines:
         """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
@@ -113,7 +108,7 @@ class StageCosts:
 OF_RANKS = (
     "layers", "forward_sm_s", "forward_memory_s", "forward_comm_s", "backward_sm_s", "backward_memory_s",
     "backward_comm_s", "host_s", "gather_s", "reduce_s", "optimizer_s", "flops", "forward_flops", "hbm_bytes", "link_j",
-    "iteration_link_j", "iteration_hbm_bytes",
+    "iteration_link_j", "iteration_hbm_bytes", "collective_sm_s",
 )  # fmt: skip
 
 
@@ -233,7 +228,7 @@ def differing_costs(
         hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes, link_j=summed(link_parts_j.values()),
         iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()},
-        link_parts_j=link_parts_j, kind=laid.kind,
+        link_parts_j=link_parts_j, collective_sm_s=_collective_sm_s(exposed), kind=laid.kind,
     )  # fmt: skip
 
 
@@ -256,6 +251,10 @@ def layer_traffic(
         found["tp_comm"], found["cp_comm"] = (dense, routed), (core, core)
         found["ep_comm"] = (None, ep_traffic(job, hw, lay, groups, layer.moe))
     return found
+
+
+def _collective_sm_s(exposed: dict[str, traffic.Traffic]) -> Floats:
+    return summed(t.sm_s for name, t in exposed.items() if name != "offload")  # copies to the host take no SMs
 
 
 def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:

@@ -67,12 +67,12 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         gathered = element * sent * lay.expert_tp
         pair = sum(collective(hw, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
         once = once + np.where(lay.sp, pair, 0.0)
-    return _beside_other_micro_batches(job, lay, once, layer)
+    return _beside_other_micro_batches(job, hw, lay, once, layer)
 
 
 def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats) -> Floats:
     """(seconds, joules) of one dispatch or combine, (2, L); ``sent`` is the bytes of a copy for every expert."""
-    if (job.training.token_dispatcher or job.training.framework.token_dispatcher) == "alltoall":
+    if _dispatcher(job) == "alltoall":
         return collective(hw, "all_to_all", sent, group)
     token = sent / job.model.moe_router_topk  # a token is sent once to a rank, and once over the network to a node
     local = np.minimum(group.local, group.size)
@@ -83,14 +83,30 @@ def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: F
     return np.stack([seconds, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
 
 
-def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:
-    """The exposed part of traffic that takes ``once`` (2, L) per pass, less what the steady state hides."""
+def _beside_other_micro_batches(job: Job, hw: Hardware, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:
+    """The exposed part of traffic that takes ``once`` (2, L) per pass, and what the hidden part slows kernels by.
+
+    While it is sent, t of n SMs copy and kernels run on the rest: H hidden seconds make them take H·t/n longer, and C
+    seconds of kernels hide up to C·n/(n - t). Derived here; all kernels are taken to slow, the memory-bound ones too.
+    """
     seconds, joules = once
     forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
-    overlap = 1.0 if job.training.overlap_moe_a2a else job.training.framework.ep_overlap
+    profile = job.training.framework
+    overlap = max(profile.ep_overlap, profile.chosen_ep_overlap * job.training.overlap_moe_a2a)
+    kept = _sms_kept(job, hw)
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
     alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / np.maximum(lay.micro_batches, 1), 1.0)
-    whole, window = forward + backward, layer.forward.time_s + layer.backward.time_s
+    whole, window = forward + backward, (layer.forward.time_s + layer.backward.time_s) / (1.0 - kept)
     hidden = np.minimum(overlap * whole, window) * (1.0 - alone)
-    left = 1.0 - np.divide(hidden, whole, out=np.zeros_like(whole), where=whole > 0)
-    return Traffic(forward * left, backward * left, (2.0 + lay.again.dispatches_again()) * joules)
+    left = 1.0 - np.divide(hidden * (1.0 - kept), whole, out=np.zeros_like(whole), where=whole > 0)
+    return Traffic(forward * left, backward * left, (2.0 + lay.again.dispatches_again()) * joules, kept * hidden)
+
+
+def _sms_kept(job: Job, hw: Hardware) -> float:
+    """Share of the SMs that a hidden all-to-all keeps from the kernels beside it; at most half, a judgement."""
+    sms = job.training.framework.dispatcher_sms.get(_dispatcher(job), 0)
+    return min(sms / hw.kernels.gemm.sm_count, 0.5)
+
+
+def _dispatcher(job: Job) -> str:
+    return job.training.token_dispatcher or job.training.framework.token_dispatcher
