@@ -10,6 +10,7 @@ import numpy as np
 from jointopt.core.schema import Floats
 from jointopt.physics.collectives import dispatch_bytes, dispatch_time_s
 from jointopt.physics.compute import Pass
+from jointopt.physics.expert_load import most_loaded
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.traffic import Hardware, Traffic, collective, routed_bytes
 from jointopt.spec.job import Job
@@ -51,9 +52,10 @@ def _per_token(model: Model, places: Floats) -> Floats:
 def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
     """Expert parallelism: all-to-alls that dispatch and combine, forward and backward (again under full recompute).
 
-    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; experts balanced. Under SP cut experts (etp) gather the
-    tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do. Hides under kernels of the
-    MoE ``layer``: of another micro-batch, forward beside backward, so not in the fill and drain of the pipeline.
+    Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; until the most loaded rank has its tokens. Under SP cut
+    experts (etp) gather the tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do.
+    Hides under kernels of the MoE ``layer``: of another micro-batch, forward beside backward, so not in the fill and
+    drain of the pipeline.
     """
     training, profile = job.training, job.training.framework
     sent = routed_bytes(job.model, lay.tokens, lay.token_share, 1.0) / lay.expert_tp  # each rank its slice of tokens
@@ -65,7 +67,7 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     once = dispatch + combine
     if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens already
         gathered = element * sent * lay.expert_tp
-        pair = sum(collective(hw, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
+        pair = sum(_most_loaded(hw, lay, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
         once = once + np.where(lay.sp, pair, 0.0)
     return _beside_other_micro_batches(job, hw, lay, once, layer)
 
@@ -73,14 +75,21 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
 def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats) -> Floats:
     """(seconds, joules) of one dispatch or combine, (2, L); ``sent`` is the bytes of a copy for every expert."""
     if _dispatcher(job) == "alltoall":
-        return collective(hw, "all_to_all", sent, group)
+        return _most_loaded(hw, lay, "all_to_all", sent, group)
     token = sent / job.model.moe_router_topk  # a token is sent once to a rank, and once over the network to a node
     local = np.minimum(group.local, group.size)
-    ranks, nodes = (_per_token(job.model, places) for places in (lay.ep, group.size / local))
-    sizes = (token * ranks, token * nodes, group.size, local)
-    intra, inter = dispatch_bytes(*sizes)
-    seconds = dispatch_time_s(*sizes, hw.constants.collectives, hw.links)
+    hosts = group.size / local
+    ranks, nodes = (token * _per_token(job.model, places) for places in (lay.ep, hosts))
+    intra, inter = dispatch_bytes(ranks, nodes, group.size, local)
+    most = lay.expert_load * ranks, most_loaded(job.model, hosts, lay.expert_spread) * nodes
+    seconds = dispatch_time_s(*most, group.size, local, hw.constants.collectives, hw.links)
     return np.stack([seconds, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
+
+
+def _most_loaded(hw: Hardware, lay: LayoutArrays, kind: str, moved: Floats, group: Group) -> Floats:
+    """(seconds, joules) of a collective that ends when the most loaded rank has its share; joules are a mean rank's."""
+    seconds, joules = collective(hw, kind, moved * lay.expert_load, group)
+    return np.stack([seconds, joules / lay.expert_load])
 
 
 def _beside_other_micro_batches(job: Job, hw: Hardware, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -111,6 +111,11 @@ class Traffic:
     def sm_s(self) -> Floats:
         """Seconds of kernels that fill the GPU, of both passes."""
         return np.asarray(COLLECTIVE_SMS * (self.forward_s + self.backward_s) + (1.0 - COLLECTIVE_SMS) * self.slowed_s)
+
+
+def sm_s(exposed: Mapping[str, Traffic]) -> Floats:
+    """Seconds of kernels that fill the GPU of several kinds of collectives; copies to the host take none."""
+    return np.asarray(sum(part.sm_s for name, part in exposed.items() if name != "offload"))
 
 
 def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
