@@ -156,6 +156,8 @@ COLUMNS = {
         Column("fused_norm", "bool", "", "workload", "fused normalisation kernels"),
         Column("token_dispatcher", "str", "", "workload", "how tokens go to experts: alltoall, deepep, hybridep"),
         Column("overlap_moe_a2a", "bool", "", "workload", "all-to-alls of experts overlap another micro-batch"),
+        Column("moe_load_imbalance", "float", "", "workload", "tokens of the most loaded expert over the mean of all"),
+        Column("moe_router_force_load_balancing", "bool", "", "workload", "tokens go to experts drawn at random"),
         Column("cuda_graph", "str", "", "workload", "captured graphs: none, transformer_engine, full_iteration"),
         Column("lora_dim", "int", "", "workload", "rank of LoRA's adapters; blank: all weights are trained"),
         Column("lora_target_modules", "str", "", "workload", "linear layers with adapters, ; between; blank: all"),
@@ -178,6 +180,7 @@ COLUMNS = {
         Column("notes", "str", "", "result", "free text"),
     )
 }  # fmt: skip
+OTHER_NAMES = {"moe_force_load_balancing": "moe_router_force_load_balancing"}  # by which tables know a column too
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)

@@ -156,26 +156,26 @@ def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
 
 def linear(
     k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype:
-    str = "", padded: bool = False,
+    str = "", padded: bool = False, spread: Floats | float = 0.0,
 ) -> Pass:  # fmt: skip
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
     Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
-    by `gemm.gemm_time_s`. ``count`` equal layers (experts) run grouped, or one by one; ``padded`` (vocabularies) are
-    aligned whatever n is.
+    by `gemm.gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative ``spread``;
+    ``padded`` (vocabularies) are aligned whatever n is.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
-    def product(a: Floats, b: Floats, c: Floats) -> Work:
+    def product(a: Floats, b: Floats, c: Floats, rows: Floats | float = spread * tokens) -> Work:
         together, apart = (count, 1.0) if k.grouped_experts else (1.0, count)
-        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, together, throttled=False)
+        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, together, throttled=False, m_spread=rows)
         moved = gemm_bytes(a, b, c, k.gemm.dtype_bytes[dtype or k.dtype], count)
         slower = k.compute_factor * apart
         return Work(sm * slower * aligned, memory * slower, 2.0 * count * a * b * c, moved)
 
     a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
     inputs = product(a, c, b)
-    products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a))
+    products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a, 0.0))
     if (dtype or k.dtype) not in QUANTIZED:
         return products
     return products + Pass(quantization(k, count * a * c), quantization(k, count * a * b))
@@ -280,42 +280,70 @@ def attention_layer(
 
 
 def mlp_layer(
-    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0
-) -> Pass:
+    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0,
+    spread: Floats | float = 0.0,
+) -> Pass:  # fmt: skip
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
-    With ``experts`` > 1 the products run once per local expert on ``tokens`` tokens each (grouped GEMM).
+    With ``experts`` > 1 the products run once per local expert on ``tokens`` tokens each (grouped GEMM), or as many in
+    the mean with that relative ``spread``.
     """
     h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
     wide, inner = sharded_tokens * h * e, tokens * experts * width * e
     return (
-        linear(k, tokens, gate * width, h, experts)
-        + linear(k, tokens, h, width, experts)
+        linear(k, tokens, gate * width, h, experts, spread=spread)
+        + linear(k, tokens, h, width, experts, spread=spread)
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
     )
 
 
-def moe_layer(
-    k: Kernels, model: Model, tokens: Floats, ep: Floats, expert_tp: Floats, token_share: Floats,
-    tp: Floats, sharded_tokens: Floats,
-) -> Pass:  # fmt: skip
-    """Kernels of router, permutation, grouped expert products (balanced routing) and shared experts.
+@dataclass(frozen=True)
+class Routing:
+    """How tokens come to the experts of a rank, (L,) each."""
 
-    ``expert_tp`` cuts an expert's width; ``token_share`` is the share of the rank's tokens that its experts see
-    (1 where experts are cut by tp, 1/tp where each tensor rank routes its own slice). The router is never in fp8 or
+    ep: Floats
+    expert_tp: Floats  # cuts an expert's width
+    # share of the rank's tokens that its experts see: 1 where tp cuts them, 1/tp where ranks route their own slice
+    token_share: Floats
+    load: Floats  # tokens of the most loaded rank over the mean
+    spread: Floats  # standard deviation of an expert's tokens over their mean
+
+
+def moe_layer(
+    k: Kernels, model: Model, tokens: Floats, way: Routing, tp: Floats, sharded_tokens: Floats
+) -> tuple[Pass, Pass]:
+    """Kernels of router, permutation, grouped expert products and shared experts; and how long of it a mean rank waits.
+
+    Seconds are those of the rank with the most tokens, for which all wait in the combine that follows; flops, bytes and
+    what is counted as work are a mean rank's, which waits for so many of these seconds. The router is never in fp8 or
     fp4: frameworks keep it out of Transformer Engine's quantized products (Megatron Core's ``moe_router_dtype``).
     """
-    routed = tokens * token_share * model.moe_router_topk
-    local_experts = model.num_experts / ep
-    per_expert = np.maximum(routed / local_experts, 1.0)  # what ep peers send balances what is sent away
-    moved = 4.0 * routed * model.hidden_size * k.element_bytes
-    experts = mlp_layer(k, model, per_expert, model.moe_ffn_hidden_size / expert_tp, sharded_tokens, local_experts)
+    routed = tokens * way.token_share * model.moe_router_topk
+    local_experts = model.num_experts / way.ep
+    per_expert = np.maximum(routed / local_experts, 1.0) * way.load  # in the mean peers send what is sent away
+    moved = 2.0 * (1.0 + way.load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
+    width = model.moe_ffn_hidden_size / way.expert_tp
+    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, way.spread)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
+    experts, waiting = _of_a_mean_rank(experts, way.load)
     work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:
-        width = model.num_shared_experts * model.moe_ffn_hidden_size / tp
-        work += mlp_layer(k, model, tokens, width, sharded_tokens)
-    return work
+        shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
+        work += mlp_layer(k, model, tokens, shared, sharded_tokens)
+    return work, waiting
+
+
+def _of_a_mean_rank(experts: Pass, load: Floats) -> tuple[Pass, Pass]:
+    """Flops and bytes of a rank with the mean of tokens in the most loaded one's time; how long it waits of that."""
+    mean = 1.0 / load
+
+    def own(work: Work) -> Work:
+        return replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean)
+
+    def idle(work: Work) -> Work:
+        return Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean)
+
+    return Pass(own(experts.forward), own(experts.backward)), Pass(idle(experts.forward), idle(experts.backward))
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:

@@ -335,10 +335,10 @@ class CostModel:
     def _cold_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part at the reference temperature, (n, pp)."""
         costs = self.groups[g]
-        batches = costs.num_micro_batches[rows][:, None]
+        batches, waiting = costs.num_micro_batches[rows][:, None], costs.waiting_sm_s[rows] * self.top_mhz / t.clock_mhz
         hbm = batches * costs.hbm_bytes[rows] + costs.iteration_hbm_bytes[rows]
         link = batches * costs.link_j[rows] + costs.iteration_link_j[rows]
-        busy = batches * (t.kernel_s + costs.collective_sm_s[rows]) + costs.optimizer_s[rows]
+        busy = batches * (t.kernel_s - waiting + costs.collective_sm_s[rows]) + costs.optimizer_s[rows]
         total = np.broadcast_to(t.total_s[:, None], busy.shape)
         return clock_law.energy_parts_j(
             self.power, t.clock_mhz, self.top_mhz, total, busy, batches * costs.flops[rows], hbm, link

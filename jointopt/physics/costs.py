@@ -19,7 +19,7 @@ from jointopt.core.units import PICO
 from jointopt.physics import offload, traffic
 from jointopt.physics.compute import QUANTIZED, Pass
 from jointopt.physics.expert_traffic import ep_traffic
-from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs
+from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.makespan import Pipelines
 from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
@@ -31,7 +31,6 @@ from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 _PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
-_COLLECTIVE_SMS = 0.25  # share of the SMs that collectives run on: NCCL has at most 32 channels, of 108-132 SMs
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,8 @@ class StageCosts:
     slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
     comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+    collective_sm_s: Floats  # exposed tp, cp and ep collectives as seconds of kernels that fill the GPU
+    waiting_sm_s: Floats  # of both passes' ``_sm_s``, those of a rank with more tokens, for which a mean one waits
     kind: Ints | None = None  # (L, pp): which of the K ranks that differ each rank is as; None: all ranks are here
 
     @property
@@ -99,11 +100,6 @@ class StageCosts:
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
     @functools.cached_property
-    def collective_sm_s(self) -> Floats:
-        """Exposed tp, cp and ep collectives of one micro-batch, (L, pp), as seconds of kernels that fill the GPU."""
-        return _COLLECTIVE_SMS * summed(seconds for name, seconds in self.comm_parts_s.items() if name != "offload")
-
-    @functools.cached_property
     def pipelines(self) -> Pipelines:
         """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
@@ -113,7 +109,7 @@ class StageCosts:
 OF_RANKS = (
     "layers", "forward_sm_s", "forward_memory_s", "forward_comm_s", "backward_sm_s", "backward_memory_s",
     "backward_comm_s", "host_s", "gather_s", "reduce_s", "optimizer_s", "flops", "forward_flops", "hbm_bytes", "link_j",
-    "iteration_link_j", "iteration_hbm_bytes",
+    "iteration_link_j", "iteration_hbm_bytes", "collective_sm_s", "waiting_sm_s",
 )  # fmt: skip
 
 
@@ -145,7 +141,7 @@ class EnergyTerms:
 def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
     """The work of `clock_law.energy_parts_j` summed into the terms above; SM-bound time times f is constant."""
     batches = costs.num_micro_batches[:, None]
-    sm = costs.forward_sm_s + costs.backward_sm_s
+    sm = costs.forward_sm_s + costs.backward_sm_s - costs.waiting_sm_s
     memory = costs.forward_memory_s + costs.backward_memory_s
     hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
     link = batches * costs.link_j + costs.iteration_link_j
@@ -229,11 +225,11 @@ def differing_costs(
         host_s=_host_s(job, lay, layers), p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
-        forward_flops=work.forward.flops * hw.kernels.flop_energy,
+        forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.sm_s(exposed),
         hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes, link_j=summed(link_parts_j.values()),
-        iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes,
+        iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes, link_parts_j=link_parts_j, kind=laid.kind,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()},
-        link_parts_j=link_parts_j, kind=laid.kind,
+        waiting_sm_s=waiting_sm_s(lay, layer)[:, None] * (layers - lay.dense_layers),
     )  # fmt: skip
 
 

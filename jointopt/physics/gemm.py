@@ -14,18 +14,19 @@ OUTPUT_BYTES = 2.0  # 8- and 4-bit products still write 16-bit results
 
 def gemm_time_s(
     m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, constants: GemmConstants, dtype: str = "bf16", batch:
-    npt.ArrayLike = 1.0, throttled: bool = True,
+    npt.ArrayLike = 1.0, throttled: bool = True, m_spread: npt.ArrayLike = 0.0,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Seconds of an m x k by k x n product at the maximum SM clock: (bound by the SMs, by device memory); they add up.
 
-    ``batch`` equal products run grouped (experts). ``throttled`` includes the power limit as measured boards had it. A
-    roofline (Williams et al. 2009) with tiles, waves and a prologue, fitted to m 256-32768, n and k 32-65536 in bf16 on
-    A100, H100, H200, idle and with warm caches; training takes 1.0-1.3 times as long. What was measured on the machine
-    itself multiplies it, one factor per dtype. Raises `CatalogError` for a dtype that the GPU has no rate for.
+    ``batch`` products run grouped (experts), equal but for their m, whose standard deviation ``m_spread`` is.
+    ``throttled`` includes the power limit as measured boards had it. A roofline (Williams et al. 2009) with tiles,
+    waves and a prologue, fitted to m 256-32768, n and k 32-65536 in bf16 on A100, H100, H200, idle and with warm
+    caches; training takes 1.0-1.3 times as long. What was measured on the machine itself multiplies it, one factor per
+    dtype. Raises `CatalogError` for a dtype that the GPU has no rate for.
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
     factor = dtype_time_factor(constants, dtype)
-    quantised, spread = _best_waves(m, n, batch, constants)
+    quantised, spread = _best_waves(m, n, batch, constants, np.asarray(m_spread, dtype=np.float64))
     deep = k + constants.prologue_k
     # the best tiling, or a split along k where the tiles would leave SMs idle
     sm_s = factor * np.minimum(quantised * deep, spread * deep + constants.split_k_s)
@@ -56,10 +57,27 @@ def gemm_bytes(m: Floats, n: Floats, k: Floats, operand_bytes: float, batch: Flo
     return batch * (operand_bytes * k * (m + n) + max(operand_bytes, OUTPUT_BYTES) * (m * n))
 
 
-def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants) -> tuple[Floats, Floats]:
+def expected_tiles(m: Floats, m_spread: Floats, rows: int) -> Floats:
+    """Mean number of tiles of so many rows that m rows need, where m has that standard deviation."""
+    whole = m * (1.0 / rows)
+    if not m_spread.any():
+        return np.asarray(np.ceil(whole))
+    # m as uniform: the integral of its ceiling over its range; half a tile is wasted where the range is several of them
+    half = np.minimum(np.sqrt(3.0) * m_spread / rows, whole)
+    (low, high), apart = (_ceiling_integral(whole + side * half) for side in (-1.0, 1.0)), half > 1e-6
+    return np.where(apart, (high - low) / np.where(apart, 2.0 * half, 1.0), np.ceil(whole))
+
+
+def _ceiling_integral(x: Floats) -> Floats:
+    """Integral of the ceiling from 0 to x."""
+    whole = np.floor(x)
+    return np.asarray(0.5 * whole * (whole + 1.0) + (x - whole) * (whole + 1.0))
+
+
+def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants, m_spread: Floats) -> tuple[Floats, Floats]:
     """Seconds per unit of k of the best tiling: with partial waves priced, and with all SMs kept busy."""
     quantised = spread = np.asarray(np.inf)
-    down = {rows: np.ceil(m * (1.0 / rows)) for rows in {tile.rows for tile in c.tiles}}
+    down = {rows: expected_tiles(m, m_spread, rows) for rows in {tile.rows for tile in c.tiles}}
     across = {columns: batch * np.ceil(n * (1.0 / columns)) for columns in {tile.columns for tile in c.tiles}}
     for tile in c.tiles:
         wave_s = 2.0 * tile.rows * tile.columns * c.sm_count / (c.peak_flops * tile.peak_fraction)

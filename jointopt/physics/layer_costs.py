@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from jointopt.core.schema import Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
 from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.module_work import routing
 from jointopt.physics.traffic import Hardware
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -17,13 +18,17 @@ from jointopt.spec.model import Model
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,)."""
+    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,).
+
+    ``waiting``: of an MoE layer's seconds those in which a mean rank waits for the one with the most tokens.
+    """
 
     dense: Pass
     moe: Pass
     core: Pass
     embedding: Pass
     head: Pass
+    waiting: Pass
 
 
 @dataclass(frozen=True)
@@ -57,18 +62,19 @@ def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
 def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> LayerCosts:
     """Kernels of one micro-batch of those layouts."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
-    tokens, tp, ep, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.ep, lay.sharded_tokens))
+    tokens, tp, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
     core = attention = nothing(rows.shape)
     if model.has_attention:
         core = attention_core(k, model, tokens, seq_length, tp)
         attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
     dense = moe = attention
+    waiting = nothing(rows.shape)
     if model.has_mlp:
         dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
     if model.is_moe:
-        expert_tp, share = lay.expert_tp[rows], lay.token_share[rows]
-        moe = attention + moe_layer(k, model, tokens, ep, expert_tp, share, tp, sharded)
+        experts, waiting = moe_layer(k, model, tokens, routing(lay, rows), tp, sharded)
+        moe = attention + experts
     if job.training.frozen:
         through = Through(tokens, tp, lay.token_share[rows], lay.expert_tp[rows])
         dense, moe = (
@@ -80,8 +86,14 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     ends = [nothing(rows.shape)] * 2
     if not model.block:
         ends = [embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model)]
-    parts = (dense, moe, core, *ends)
+    parts = (dense, moe, core, *ends, waiting)
     return LayerCosts(*(part.map(lambda x: np.broadcast_to(x, rows.shape)) for part in parts))
+
+
+def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:
+    """Seconds (L,) of one MoE layer in which a mean rank waits for the one with the most tokens, with recompute."""
+    forward, backward = layer.waiting.forward.sm_s, layer.waiting.backward.sm_s
+    return np.asarray((1.0 + lay.again.dispatches_again()) * forward + backward)
 
 
 def nothing(shape: tuple[int, ...]) -> Pass:

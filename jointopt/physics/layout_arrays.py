@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.physics.expert_load import expert_spread, most_loaded
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
@@ -68,6 +69,27 @@ class LayoutArrays:
         """The same layouts with those ranks (L, K) alone that differ, and which of these each rank is as, (L, pp)."""
         ranks, kind = self.split.differing_ranks
         return self.of_ranks(ranks[self.split.which]), kind[self.split.which]
+
+    @functools.cached_property
+    def expert_spread(self) -> Floats:
+        """Standard deviation of an expert's tokens of a micro-batch over their mean, (L,)."""
+        model = self.job.model
+        tokens = self.tokens * self.token_share * self.ep * model.moe_router_topk / model.num_experts
+        return expert_spread(model, self.job.training, tokens)
+
+    @functools.cached_property
+    def expert_load(self) -> Floats:
+        """Tokens of the most loaded rank of an expert group over the mean, (L,)."""
+        return most_loaded(self.job.model, self.ep, self.expert_spread)
+
+    @functools.cached_property
+    def kept_copies(self) -> Floats:
+        """Routed copies per token that a rank keeps, (L,): the most loaded one where routing is stated to be uneven.
+
+        What random logits leave differs by layer, and evens out over those that a rank keeps.
+        """
+        load = 1.0 if self.job.training.moe_router_force_load_balancing else self.expert_load
+        return np.asarray(self.job.model.moe_router_topk * self.token_share * load)
 
     @functools.cached_property
     def split(self) -> Split:

@@ -206,7 +206,7 @@ def dense_layer_activations(
 def moe_layer_activations(model: Model, training: Training, lay: LayoutArrays, stored_norms: float = 2.0) -> Floats:
     """`dense_layer_activations` of an MoE layer, (L,) bytes: routed copies of tokens, permuted, and shared experts.
 
-    Derived here for balanced routing: experts see ``token_share`` x top-k copies of a rank's tokens, in and out.
+    Derived here: experts see `LayoutArrays.kept_copies` of a rank's tokens, in and out.
     """
     around = _block_bytes(model, training, lay.tp, lay.sp, stored_norms, "linear_fc1")
     held = lay.tokens * (around + sum(_expert_bytes(model, training, lay)))
@@ -220,7 +220,7 @@ def _expert_bytes(model: Model, training: Training, lay: LayoutArrays) -> tuple[
 
     A routed copy is kept as the experts' input, and as their output where its weight is applied after the experts.
     """
-    routed = model.moe_router_topk * lay.token_share
+    routed = lay.kept_copies
     width = model.moe_ffn_hidden_size
     outputs = 0.0 if training.framework.weighs_routed_inputs else _element_bytes(training)
     ends = (outputs + kept_input_bytes(training, "linear_fc1")) * model.hidden_size
@@ -331,7 +331,7 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
         inner: Mapping[str, Floats | float] = {"mlp": _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)}
         return np.asarray(lay.tokens * dropped_per_token(lay.again, around, inner, {}))
     routed, shared = _expert_bytes(model, training, lay)
-    copies = model.moe_router_topk * lay.token_share / lay.expert_tp
+    copies = lay.kept_copies / lay.expert_tp
     activated = kept_input_bytes(training, "linear_fc2") * copies * model.moe_ffn_hidden_size
     parts = {"moe_act": activated, "shared_experts": shared}
     return np.asarray(lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts))

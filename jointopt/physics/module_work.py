@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Floats, Ints
 from jointopt.physics.adapters import adapter_kernels, mlp_adapters
-from jointopt.physics.compute import Kernels, Pass, Work, elementwise, linear, mlp_layer, moe_layer
+from jointopt.physics.compute import Kernels, Pass, Routing, Work, elementwise, linear, mlp_layer, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -28,9 +28,7 @@ def module_work(job: Job, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) 
     if kind == "dense" and model.has_mlp:
         parts["mlp"] = mlp_layer(k, model, lay.tokens, model.ffn_hidden_size / lay.tp, lay.sharded_tokens).forward
     elif model.is_moe:
-        parts["moe"] = moe_layer(
-            k, model, lay.tokens, lay.ep, lay.expert_tp, lay.token_share, lay.tp, lay.sharded_tokens
-        ).forward
+        parts["moe"] = moe_layer(k, model, lay.tokens, routing(lay), lay.tp, lay.sharded_tokens)[0].forward
         parts["moe_act"] = _activations(model, k, lay).times(apart.astype(float))
         if model.num_shared_experts:
             width = model.num_shared_experts * model.moe_ffn_hidden_size / lay.tp
@@ -46,6 +44,11 @@ def module_work(job: Job, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) 
     return total
 
 
+def routing(lay: LayoutArrays, rows: Ints | slice = slice(None)) -> Routing:
+    """How tokens come to the experts of those layouts."""
+    return Routing(*(x[rows] for x in (lay.ep, lay.expert_tp, lay.token_share, lay.expert_load, lay.expert_spread)))
+
+
 def _up_projections(model: Model, k: Kernels, lay: LayoutArrays) -> Work:
     """MLA's products from the latents to queries, keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     heads = model.num_attention_heads / lay.tp
@@ -56,6 +59,6 @@ def _up_projections(model: Model, k: Kernels, lay: LayoutArrays) -> Work:
 
 def _activations(model: Model, k: Kernels, lay: LayoutArrays) -> Work:
     """The activation of the routed experts: up (and gate) read, the product written."""
-    copies: Floats = lay.tokens * lay.token_share * model.moe_router_topk / lay.expert_tp
+    copies: Floats = lay.tokens * lay.token_share * model.moe_router_topk / lay.expert_tp * lay.expert_load
     width = (3 if model.gated_mlp else 2) * model.moe_ffn_hidden_size
     return elementwise(k, copies * width * k.element_bytes, 1)

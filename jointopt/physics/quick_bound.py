@@ -16,7 +16,7 @@ from jointopt.core.units import PICO
 from jointopt.physics.compute import Pass
 from jointopt.physics.cooling import Cooler
 from jointopt.physics.costs import layer_traffic, with_recompute
-from jointopt.physics.layer_costs import LayerCosts, layer_costs
+from jointopt.physics.layer_costs import LayerCosts, layer_costs, waiting_sm_s
 from jointopt.physics.layout_arrays import LayoutArrays, split_of
 from jointopt.physics.slack import pipeline_floor_j
 from jointopt.physics.traffic import Hardware, Traffic
@@ -73,7 +73,9 @@ def _of_block(job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, c
     work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(job.training.framework)
     joules = sum((one.count * one.moved.joules for one in kinds), np.zeros(len(time_s)))
     flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
-    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * (work.forward.sm_s + work.backward.sm_s)
+    waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
+    sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
+    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
     fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
     clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
     floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * layouts["pp"], power, cooler)

@@ -89,7 +89,8 @@ def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
 
     Kernels alone count as running, those of collectives as in `StageCosts.collective_sm_s`.
     """
-    busy_s = costs.num_micro_batches[:, None] * (t.kernel_s + costs.collective_sm_s) + costs.optimizer_s
+    running_s = t.kernel_s - costs.waiting_sm_s + costs.collective_sm_s
+    busy_s = costs.num_micro_batches[:, None] * running_s + costs.optimizer_s
     return Rests(busy_s / t.total_s[:, None], t.total_s[:, None], wait_w)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -85,20 +85,37 @@ def hardware(job: Job, constants: KernelConstants) -> Hardware:
     return Hardware(kernels(job, constants), constants, links, intra_j, inter_j)
 
 
+COLLECTIVE_SMS = 0.25  # share of the SMs that collectives run on: NCCL has at most 32 channels, of 108-132 SMs
+
+
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one layer: exposed seconds of the forward and of the backward pass, joules of both, (L,)."""
+    """Collectives of one layer: exposed seconds of the forward and of the backward pass, joules of both, (L,).
+
+    ``slowed_s``: of those seconds, in which kernels fill the GPU, but are slower for what hides under them.
+    """
 
     forward_s: Floats
     backward_s: Floats
     joules: Floats
+    slowed_s: Floats | float = 0.0
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def over(self, layers: Floats) -> Traffic:
         """The collectives of so many layers of each stage, (L, pp)."""
-        return Traffic(*(x[:, None] * layers for x in (self.forward_s, self.backward_s, self.joules)))
+        return Traffic(*(np.asarray(getattr(self, f.name))[..., None] * layers for f in fields(self)))
+
+    @property
+    def sm_s(self) -> Floats:
+        """Seconds of kernels that fill the GPU, of both passes."""
+        return np.asarray(COLLECTIVE_SMS * (self.forward_s + self.backward_s) + (1.0 - COLLECTIVE_SMS) * self.slowed_s)
+
+
+def sm_s(exposed: Mapping[str, Traffic]) -> Floats:
+    """Seconds of kernels that fill the GPU of several kinds of collectives; copies to the host take none."""
+    return np.asarray(sum(part.sm_s for name, part in exposed.items() if name != "offload"))
 
 
 def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:

@@ -84,6 +84,12 @@ RUN_RULES = (
     Rule(("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size"), True),
     _at_most("num_attention_heads", "hidden_size"),
     Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
+    Rule(("moe_load_imbalance", "num_experts", "moe_router_topk"),
+         "moe_load_imbalance to be at most num_experts / moe_router_topk, as a token goes to an expert once",
+         lambda runs: runs["moe_load_imbalance"] * runs["moe_router_topk"] > runs["num_experts"]),
+    Rule(("moe_load_imbalance", "moe_router_force_load_balancing"),
+         "moe_load_imbalance to be 1 or blank where balance is forced, which draws experts at random",
+         lambda runs: (runs["moe_load_imbalance"] > 1) & (runs["moe_router_force_load_balancing"] > 0)),
 )  # fmt: skip
 RULES = (
     *RUN_RULES,

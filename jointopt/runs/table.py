@@ -20,7 +20,7 @@ import pandas as pd
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
-from jointopt.core.schema import COLUMNS, STATUSES, Ints
+from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Ints
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules
 
@@ -205,6 +205,7 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     names row, column and value of a cell that makes no sense, for a table without rows and for a column given twice.
     """
     _check_columns(table)
+    table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
     clean, faults = read_columns(table, names, READERS)
     for name, wrong, expected in faults:

@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES
 from jointopt.runs.cells import named_dtype
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
@@ -96,8 +96,8 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
 
     That is a similar name, or what other programs call it. A column that is just more than is known has none.
     """
-    lacking = {*COLUMNS, "clock_mhz"} - set(table.columns)
-    found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in COLUMNS}
+    lacking, known = {*COLUMNS, "clock_mhz"} - set(table.columns), {*COLUMNS, *OTHER_NAMES}
+    found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in known}
     return [
         f"column {name} is kept, but nothing reads it (did you mean {meant!r}?)."
         for name, meant in found.items() if meant

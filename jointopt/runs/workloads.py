@@ -47,8 +47,8 @@ _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
     "attention_kind", "mtp_num_layers", "block", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
-    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "cuda_graph", "lora_dim",
-    "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing",
+    "cuda_graph", "lora_dim", "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _USUAL_HEAD_DIM = 128
@@ -287,6 +287,8 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
         token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
+        moe_load_imbalance=float(row.get("moe_load_imbalance", 1.0)),
+        moe_router_force_load_balancing=bool(row.get("moe_router_force_load_balancing", False)),
         cuda_graph=named_cuda_graph(str(row.get("cuda_graph", ""))) if framework.family == "megatron-core" else "",
         **_state_formats(row),
         **_adapters(row),

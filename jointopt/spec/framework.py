@@ -80,6 +80,12 @@ class Framework:
     chosen_tp_overlap: float = 0.0
     cp_overlap: float = 0.8
     ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
+    # the same where a job turns it on (`Training.overlap_moe_a2a`): Megatron Core's of DeepSeek-V3 on H100
+    chosen_ep_overlap: float = 0.93
+    # SMs that all-to-alls of experts keep from the kernels under which they hide, by dispatcher; 0: all of them compute
+    dispatcher_sms: Mapping[str, int] = field(
+        default_factory=lambda: {"alltoall": 32, "deepep": 20, "hybridep": 16}, hash=False
+    )
     token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`
     fp8_dispatch: bool = False  # of fp8 training: tokens and their gradients go to experts in fp8
     pp_overlap: float = 0.0

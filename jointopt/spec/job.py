@@ -49,6 +49,8 @@ class Training:
     attention_assumed: bool = field(default=False, compare=False)
     token_dispatcher: str = ""  # one of `TOKEN_DISPATCHERS`; blank: the framework's usual one
     overlap_moe_a2a: bool = False  # Megatron's --overlap-moe-expert-parallel-comm
+    moe_load_imbalance: float = 1.0  # tokens of the most loaded expert in a micro-batch over the mean of all
+    moe_router_force_load_balancing: bool = False  # Megatron's, for benchmarks: tokens go to experts drawn at random
     cuda_graph: str = ""  # one of `CUDA_GRAPHS`, blank for none: what replays as captured graphs
     run_tokens: int | None = None  # of the whole training run; None = not reported
     # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's

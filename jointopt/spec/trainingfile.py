@@ -58,6 +58,8 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         framework=framework,
         token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
         overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
+        moe_load_imbalance=_load_imbalance(training),
+        moe_router_force_load_balancing=training.flag("moe_router_force_load_balancing", False),
         cuda_graph=_cuda_graph(training, framework),
         run_tokens=_run_tokens(training),
         **_state_formats(training),
@@ -73,6 +75,34 @@ def _cuda_graph(training: Section, framework: Framework) -> str:
             f"{training.at('cuda_graph')}: the memory of {framework.name}'s CUDA graphs is unknown; expected none."
         )
     return "" if named == "none" else named
+
+
+def _load_imbalance(training: Section) -> float:
+    """How much more tokens the most loaded expert has than the mean, which forced balance leaves no choice of."""
+    stated = training.number("moe_load_imbalance", default=1.0)
+    if stated < 1.0:
+        raise training.refuse("moe_load_imbalance", "a number from 1 (balanced) on")
+    if stated > 1.0 and training.flag("moe_router_force_load_balancing", False):
+        raise JobError(
+            f"{training.at('moe_load_imbalance')} {stated:g} contradicts moe_router_force_load_balancing, which draws "
+            f"experts at random; expected one of the two."
+        )
+    return stated
+
+
+def check_imbalance(model: Model, training: Training) -> None:
+    """JobError for more tokens than all at the most loaded expert, each of which goes there once."""
+    most = model.num_experts / model.moe_router_topk if model.is_moe else 1.0
+    if training.moe_load_imbalance > most:
+        why = (
+            f"each token goes to {model.moe_router_topk} of {model.num_experts} experts"
+            if model.is_moe
+            else "no experts"
+        )
+        raise JobError(
+            f"training.moe_load_imbalance must be at most {most:g} for {model.name} ({why}); "
+            f"got {training.moe_load_imbalance:g}."
+        )
 
 
 def _state_formats(training: Section) -> dict[str, Any]:

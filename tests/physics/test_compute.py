@@ -132,7 +132,9 @@ def test_experts_together_do_the_work_of_top_k_dense_layers(
 ) -> None:
     model = catalogue_model("mixtral-8x7b")
     job, tokens, one = make_job(model=model), np.array(8192.0), np.array(1.0)
-    experts = c.moe_layer(of(job), model, tokens, one, one, one, one, tokens).forward.flops
+    experts = c.moe_layer(of(job), model, tokens, c.Routing(one, one, one, one, 0.0 * one), one, tokens)[
+        0
+    ].forward.flops
     router = 2 * tokens * model.hidden_size * model.num_experts
     dense = 2 * tokens * model.moe_router_topk * model.expert_parameters
     assert float(experts) == pytest.approx(float(dense + router))

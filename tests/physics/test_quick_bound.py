@@ -46,6 +46,22 @@ def test_no_framework_s_splits_and_schedules_fall_below_the_quick_bound(framewor
     assert_below(lazy(replace(job, model=replace(job.model, num_layers=30), training=training)))
 
 
+@pytest.mark.parametrize(
+    "stated", [{"moe_load_imbalance": 3.0}, {"moe_router_force_load_balancing": True}, {"overlap_moe_a2a": True}]
+)
+def test_no_plan_of_uneven_or_hidden_experts_is_below_the_bounds(
+    stated: dict[str, Any], one_clock: Callable[..., Floats]
+) -> None:
+    job = shipped_job("mixtral-8x22b-8x8-h100")
+    physics = lazy(replace(job, training=replace(job.training, **stated)))
+    assert_below(physics)
+    index = np.arange(len(physics.layouts["pp"]))
+    time_s, energy_j = physics.lower_bound(index)
+    found = physics.evaluate(index, one_clock(physics, 0.7 * physics.top_mhz))
+    assert (time_s <= found["iteration_time_s"] * (1 + 1e-9)).all()
+    assert (energy_j <= found["energy_j"] * (1 + 1e-9)).all()
+
+
 def test_the_quick_bound_moves_with_the_corrections() -> None:
     physics = lazy(shipped_job("mixtral-8x22b-8x8-h100"))
     index, factor = np.arange(SOME), np.linspace(0.5, 2.0, SOME)

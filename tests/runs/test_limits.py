@@ -55,6 +55,21 @@ LLAMA = {
     "model": "llama-3-8b", "gpu": "a100-sxm4-80gb", "num_gpus": 16, "gpus_per_node": 8, "dtype": "bf16", "status": "ok",
     "global_batch_size": 256, "seq_length": 8192, "iteration_time_s": 40.0,
 }  # fmt: skip
+EXPERTS: list[tuple[dict[str, Any], str]] = [
+    ({"moe_load_imbalance": 4.1}, "moe_load_imbalance to be at most num_experts / moe_router_topk"),
+    ({"moe_load_imbalance": 1.1, "moe_router_force_load_balancing": True}, "1 or blank where balance is forced"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), EXPERTS)
+def test_loads_of_experts_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+    mixture = RUN | {"num_experts": 8, "moe_router_topk": 2}
+    fine = [mixture | {"moe_load_imbalance": 4.0}, mixture | {"moe_router_force_load_balancing": True}]
+    good, problems = check_measurements(pd.DataFrame([*fine, mixture | change]), rules=MEASUREMENT_RULES)
+    assert len(good) == 2
+    assert words in problems[0].message
+
+
 IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"iteration_time_s": 1e-4}, "iteration_time_s", "to be at least 17.2"),
     ({"iteration_time_s": 16.0, "dtype": None}, "iteration_time_s", "is it in seconds"),

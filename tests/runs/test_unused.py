@@ -40,6 +40,10 @@ def test_rows_without_any_result_are_counted():
     assert line.startswith("1 row has neither a result")
 
 
+def test_another_name_by_which_a_column_is_read_is_not_called_misspelt():
+    assert misspelt_lines(pd.DataFrame([{"moe_force_load_balancing": True}])) == []
+
+
 def test_precisions_that_the_gpu_has_no_rate_for_are_told():
     lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
     assert lines == [

@@ -500,6 +500,35 @@ def test_tensor_ranks_of_megatron_must_divide_the_rank_of_adapters() -> None:
     assert "tp 2 does not divide training.lora_dim 1, which megatron-bridge cuts by tp." in sentences
 
 
+MIXTURE = changed(SMALL, "model", "mixtral-8x7b")
+
+
+def test_how_unevenly_experts_are_loaded_is_read_and_survives_being_saved() -> None:
+    stated: tuple[dict[str, Any], ...] = ({"moe_load_imbalance": 1.25}, {"moe_router_force_load_balancing": True})
+    for one in stated:
+        job = parse(MIXTURE | {"training": SMALL["training"] | one})
+        assert {key: getattr(job.training, key) for key in one} == one
+        assert parse(parse_yaml(dump_job(job))) == job
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"moe_load_imbalance": 0.9}, r"training\.moe_load_imbalance must be a number from 1 \(balanced\) on; got 0.9"),
+        ({"moe_load_imbalance": 4.5}, r"must be at most 4 for .*each token goes to 2 of 8 experts.*got 4.5"),
+        ({"moe_load_imbalance": 1.2, "moe_router_force_load_balancing": True}, r"1.2 contradicts moe_router_force"),
+    ],
+)
+def test_loads_of_experts_that_cannot_be_are_refused(stated: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        parse(MIXTURE | {"training": SMALL["training"] | stated})
+
+
+def test_a_dense_model_has_no_imbalance() -> None:
+    with pytest.raises(JobError, match=r"must be at most 1 for .* \(no experts\); got 1.2"):
+        parse(SMALL | {"training": SMALL["training"] | {"moe_load_imbalance": 1.2}})
+
+
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     stated = {"dtype": "fp8", "grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
     job = parse(changed(SMALL, "cluster.gpu", "h100-sxm5-80gb") | {"training": SMALL["training"] | stated})

@@ -166,6 +166,12 @@ class Gaps:
         self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
         self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
 
+    def uneven_experts(self) -> None:
+        """Noted of a benchmark, which balances experts by force, that a run lacks the imbalance that the job states."""
+        stated = self._intent.job.training.moe_load_imbalance
+        if stated > 1.0 and not self._intent.is_training:
+            self.notes.append(f"Experts are balanced by force: a run lacks the job's moe_load_imbalance {stated:g}.")
+
     def no_adapters(self) -> None:
         """Refused by a target without LoRA."""
         self.never(self._intent.job.training.frozen, "adapters beside frozen weights (training.lora_dim)")

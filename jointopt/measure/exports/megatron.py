@@ -38,6 +38,7 @@ def megatron_words(intent: Intent, version: str = NEWEST) -> tuple[Words, list[s
     _shape(words, gaps, intent)
     _positions(words, gaps, intent)
     _experts(words, intent)
+    gaps.uneven_experts()
     _degrees(words, gaps, intent)
     _pipeline(words, gaps, intent)
     _data_parallelism(words, gaps, intent)
@@ -177,9 +178,13 @@ def _experts(words: Words, intent: Intent) -> None:
         moe_router_enable_expert_bias=routing.bias, moe_router_bias_update_rate=1e-3 if routing.bias else None,
         moe_router_load_balancing_type="aux_loss" if routing.aux_loss else "none",
         moe_aux_loss_coeff=routing.aux_loss or None,
-        # random data would load experts unevenly, as no training does
-        moe_router_force_load_balancing=not intent.is_training,
+        moe_router_force_load_balancing=forced_balance(intent),
     )  # fmt: skip
+
+
+def forced_balance(intent: Intent) -> bool:
+    """Whether experts are drawn at random: as stated, and in a benchmark, whose data would load them unevenly."""
+    return not intent.is_training or intent.job.training.moe_router_force_load_balancing
 
 
 def pre_softmax(intent: Intent) -> bool:

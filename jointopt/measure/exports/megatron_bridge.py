@@ -16,6 +16,7 @@ from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.megatron import (
     CAPTURED_OF_EXPERTS,
     dispatcher,
+    forced_balance,
     layer_layout,
     megatron_words,
     offloaded_modules,
@@ -127,7 +128,7 @@ def _experts(words: Words, intent: Intent) -> dict[str, Any]:
         "moe_router_enable_expert_bias": routing.bias,
         "moe_router_load_balancing_type": "aux_loss" if routing.aux_loss else "none",
         **dispatcher(words, intent), "moe_aux_loss_coeff": routing.aux_loss,
-        "moe_router_force_load_balancing": not intent.is_training,
+        "moe_router_force_load_balancing": forced_balance(intent),
     }  # fmt: skip
 
 

@@ -88,6 +88,7 @@ def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, tp, ep = intent.job.training.dtype, intent["tp"], intent["ep"]
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
     gaps.choices_of_megatron()
+    gaps.uneven_experts()
     gaps.no_adapters()
     gaps.no_choice_of_overlap()
     gaps.never(intent["zero_stage"] == 1, "zero_stage 1")

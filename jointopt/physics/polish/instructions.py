@@ -39,6 +39,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     forward_flops = costs.forward_flops[row]
     stretch = physics.top_mhz / t.clock_mhz
     collectives_s = costs.collective_sm_s[row] / 2.0  # as many forward as backward
+    waiting_s = costs.waiting_sm_s[row] / 3.0  # for ranks with more tokens, backward twice as long as forward
     forward_rest_s = costs.forward_memory_s[row] + collectives_s
     backward_rest_s = costs.backward_memory_s[row] + collectives_s
     gpus = costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])
@@ -51,8 +52,10 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
 
     return InstructionCosts(
         clock_mhz=clock_mhz, forward_s=t.forward_s.T, backward_s=t.backward_s.T,
-        forward_j=joules(costs.forward_sm_s[row] * stretch + forward_rest_s, forward_flops),
-        backward_j=joules(costs.backward_sm_s[row] * stretch + backward_rest_s, costs.flops[row] - forward_flops),
+        forward_j=joules((costs.forward_sm_s[row] - waiting_s) * stretch + forward_rest_s, forward_flops),
+        backward_j=joules(
+            (costs.backward_sm_s[row] - 2.0 * waiting_s) * stretch + backward_rest_s, costs.flops[row] - forward_flops
+        ),
         step_j=joules(np.broadcast_to(costs.optimizer_s[row], stretch.shape), 0.0),
     )  # fmt: skip
 

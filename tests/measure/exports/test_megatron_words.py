@@ -163,6 +163,24 @@ def test_a_benchmark_differs_from_a_training_in_data_and_balance_alone(intent: A
     assert recipes <= set(benchmark) & set(training)
 
 
+def test_a_training_is_balanced_by_force_where_its_job_says_so(intent: Any) -> None:
+    made = intent("mixtral-8x7b", "training")
+    forced = replace(made.job.training, moe_router_force_load_balancing=True)
+    assert "moe-router-force-load-balancing" in options(replace(made, job=replace(made.job, training=forced)))
+
+
+def test_a_benchmark_says_that_it_lacks_the_imbalance_of_its_job(intent: Any) -> None:
+    made = [intent("mixtral-8x7b", purpose) for purpose in ("benchmark", "training")]
+    uneven = [
+        replace(one, job=replace(one.job, training=replace(one.job.training, moe_load_imbalance=1.5))) for one in made
+    ]
+    said = [
+        any("lacks the job's moe_load_imbalance 1.5" in note for note in export(one, "0.16.1").notes) for one in uneven
+    ]
+    assert said == [True, False]
+    assert not any("imbalance" in note for note in export(made[0], "0.16.1").notes)
+
+
 def test_finer_points_that_are_not_there_stop_a_training_alone(intent: Any) -> None:
     assert "Megatron-LM 0.16.1 has no activation relu" in export(intent("opt-6.7b"), "0.16.1").notes[0]
     with pytest.raises(ExportError, match=r"cannot express activation relu of opt-6\.7b; export it with --for benchm"):

@@ -38,7 +38,7 @@ FASTER = 1e40  # a rate at which nothing takes time
 TOP_MHZ = 1000.0
 _TRAINING = (
     "dtype", "attention", "fused_norm", "seq_length", "token_dispatcher", "overlap_moe_a2a", "fp8_param_gather",
-    "lora_dim", "lora_target_modules",
+    "moe_load_imbalance", "moe_router_force_load_balancing", "lora_dim", "lora_target_modules",
 )  # fmt: skip
 LATENCY_S = {"all_reduce": 10e-6, "all_gather": 20e-6, "reduce_scatter": 30e-6, "all_to_all": 40e-6}
 BUS = {"all_reduce": 200e9, "all_gather": 100e9, "reduce_scatter": 125e9, "all_to_all": 80e9}

@@ -40,6 +40,8 @@ COPIES = 2 * STREAM  # bytes of two copies of a sequence's tokens
 TOP = np.array([[1000.0]])
 SLOW = gpu_constants(FLOPS_PER_S / 1000)
 DEEPEP = {"token_dispatcher": "deepep"}
+FREE: dict[str, Any] = {"dispatcher_sms": {}}  # what hides keeps no SM from kernels
+WIDE = replace(SLOW, gemm=replace(SLOW.gemm, sm_count=100))
 
 
 def passes_s(**given: Any) -> tuple[float, float]:
@@ -148,28 +150,66 @@ def test_tokens_go_to_experts_in_fp8_and_come_back_in_16_bit() -> None:
 
 def test_all_to_alls_hide_but_for_the_first_and_the_last_micro_batch() -> None:
     once = 2 * inside_s("all_to_all", COPIES, 4)
-    found = passes_s(machine=SLOW, dp=4, ep=4, model=MOE, framework={"ep_overlap": 0.6})
+    found = passes_s(machine=SLOW, dp=4, ep=4, model=MOE, framework={"ep_overlap": 0.6} | FREE)
     assert sum(found) == pytest.approx(LAYERS * 2 * once * (1 - 0.6 * (BATCHES - 1) / BATCHES))
 
 
 def test_a_pipeline_fills_and_drains_with_its_all_to_alls_in_the_open() -> None:
     once = 2 * inside_s("all_to_all", COPIES, 4)
     model = replace(MOE, num_layers=3)
-    found = stages(machine=SLOW, pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0}, batches=8)
+    found = stages(machine=SLOW, pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0} | FREE, batches=8)
     assert found.comm_parts_s["ep_comm"][0, 1] == pytest.approx(2 * once * 2 / 8)
 
 
 def test_all_to_alls_of_both_passes_hide_under_the_kernels_of_both() -> None:
     # a dense layer would compute more; the middle stage is one layer with experts
     model = replace(MOE, num_layers=3, ffn_hidden_size=8192)
-    found = stages(pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0}, batches=8)
+    found = stages(pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0} | FREE, batches=8)
     whole, window = 4 * inside_s("all_to_all", COPIES, 4), found.forward_sm_s[0, 1] + found.backward_sm_s[0, 1]
     assert found.comm_parts_s["ep_comm"][0, 1] == pytest.approx(whole - min(whole, window) * 6 / 8)
 
 
+@pytest.mark.parametrize(("dispatcher", "sms"), [("alltoall", 32), ("deepep", 20), ("hybridep", 16)])
+def test_kernels_beside_a_hidden_all_to_all_run_on_the_sms_that_it_leaves(dispatcher: str, sms: int) -> None:
+    # 32, 20 or 16 of 100 SMs copy; of 8 micro-batches 7 hide nine tenths, in which kernels do so much less
+    plan: dict[str, Any] = {"machine": WIDE, "dp": 4, "ep": 4, "model": MOE, "token_dispatcher": dispatcher}
+    whole = sum(passes_s(**plan))
+    hidden = 0.9 * whole * (BATCHES - 1) / BATCHES
+    assert sum(passes_s(framework={"ep_overlap": 0.9}, **plan)) == pytest.approx(whole - hidden * (1 - sms / 100))
+
+
+def test_kernels_that_are_slower_last_longer_and_hide_more() -> None:
+    model = replace(MOE, num_layers=3, ffn_hidden_size=8192)
+    machine = gpu_constants(FLOPS_PER_S)
+    machine = replace(machine, gemm=replace(machine.gemm, sm_count=128))  # all-to-alls keep a quarter of them
+    found = stages(machine=machine, pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0}, batches=8)
+    whole, window = 4 * inside_s("all_to_all", COPIES, 4), found.forward_sm_s[0, 1] + found.backward_sm_s[0, 1]
+    assert window / 0.75 < whole
+    assert found.comm_parts_s["ep_comm"][0, 1] == pytest.approx(whole - window / 0.75 * 0.75 * 6 / 8)
+
+
+def test_slower_kernels_fill_the_gpu_and_exposed_all_to_alls_a_quarter_of_it() -> None:
+    found = stages(machine=WIDE, dp=4, ep=4, model=MOE, framework={"ep_overlap": 0.9})
+    whole = LAYERS * 4 * inside_s("all_to_all", COPIES, 4)
+    hidden = 0.9 * whole * (BATCHES - 1) / BATCHES
+    assert found.collective_sm_s[0, 0] == pytest.approx(0.25 * (whole - hidden) + 0.32 * hidden)
+
+
+def test_no_more_than_half_of_a_small_gpu_goes_to_a_hidden_all_to_all() -> None:
+    plan: dict[str, Any] = {"dp": 4, "ep": 4, "model": MOE}
+    small = replace(SLOW, gemm=replace(SLOW.gemm, sm_count=40))
+    whole = sum(passes_s(machine=small, **plan))
+    hidden = 0.9 * whole * (BATCHES - 1) / BATCHES
+    found = sum(passes_s(machine=small, framework={"ep_overlap": 0.9}, **plan))
+    assert found == pytest.approx(whole - hidden * 0.5)
+
+
 def test_a_job_s_own_overlap_and_dispatcher_go_before_the_framework_s() -> None:
     plan: dict[str, Any] = {"machine": SLOW, "dp": 16, "ep": 16, "model": MOE}
-    assert passes_s(overlap_moe_a2a=True, **plan) == pytest.approx(passes_s(framework={"ep_overlap": 1.0}, **plan))
+    chosen = passes_s(overlap_moe_a2a=True, framework={"chosen_ep_overlap": 0.4}, **plan)
+    assert chosen == pytest.approx(passes_s(framework={"ep_overlap": 0.4}, **plan))
+    both = {"ep_overlap": 1.0, "chosen_ep_overlap": 0.4}  # what hides by itself goes on to hide
+    assert passes_s(overlap_moe_a2a=True, framework=both, **plan) == passes_s(framework={"ep_overlap": 1.0}, **plan)
     assert passes_s(token_dispatcher="hybridep", **plan) == pytest.approx(passes_s(framework=DEEPEP, **plan))
     assert passes_s(token_dispatcher="alltoall", framework=DEEPEP, **plan) == pytest.approx(passes_s(**plan))
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, RECOMPUTE_NAMES
+from jointopt.core.schema import ATTENTIONS, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
 from jointopt.spec.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.spec.framework import Framework
 
@@ -23,6 +23,8 @@ def test_a_profile_is_possible_and_names_its_source(name: str) -> None:
     assert set(profile.zero_stages_with_pipeline) <= {0, 1, 2, 3}
     shares = ("dp_overlap", "tp_overlap", "cp_overlap", "ep_overlap", "pp_overlap", "selective_share")
     assert all(0 <= getattr(profile, share) <= 1 for share in shares)
+    assert 0 < profile.chosen_ep_overlap <= 1
+    assert set(profile.dispatcher_sms) <= set(TOKEN_DISPATCHERS)
     assert 0 < profile.memory_fraction <= 1
     assert 0 < profile.network_efficiency <= 1
     assert min(profile.compute_factor, profile.elementwise_factor, profile.activation_factor) > 0
