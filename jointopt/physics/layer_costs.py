@@ -91,9 +91,13 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
 
 
 def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:
-    """Seconds (L,) of one MoE layer in which a mean rank waits for the one with the most tokens, with recompute."""
+    """Seconds (L,) of one MoE layer in which a mean rank waits for the one with the most tokens, with recompute.
+
+    Those that follow the clock alone: others, by a profile's ``compute_clock_share``, are counted as work.
+    """
     forward, backward = layer.waiting.forward.sm_s, layer.waiting.backward.sm_s
-    return np.asarray((1.0 + lay.again.dispatches_again()) * forward + backward)
+    followed = lay.job.training.framework.compute_clock_share
+    return np.asarray(followed * ((1.0 + lay.again.dispatches_again()) * forward + backward))
 
 
 def nothing(shape: tuple[int, ...]) -> Pass:
