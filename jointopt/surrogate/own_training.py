@@ -42,11 +42,12 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
     found = []
     for key in steps(keys[counts >= LEAST_RUNS].tolist(), "learning the own of sources"):
         rows = np.flatnonzero(data.known.runs.source == key).astype(np.int64)
-        found.append(_learn_own(str(key), data, rows, shared, seed))
+        found.append(learn_source(str(key), data, rows, shared, seed))
     return found
 
 
-def _learn_own(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int) -> LearnedOwn:
+def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int = 0) -> LearnedOwn:
+    """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = measured(data, rows), data.known.take(rows)
     response = learn_response(priced, some.residual, shared, folds_by_model(some.runs, seed)[0], seed)
     moved = 0.0 * some.residual

@@ -1,6 +1,6 @@
 """Learning curves of what a cluster's own runs teach, on clusters whose truth is known: see README.md.
 
-python studies/learning/learn.py [--rows 30 100 300 1000] [--seeds 2] [--table nanotron.csv] [--plot curves.png]
+python studies/learning/learn.py [--rows 30 100 300] [--seeds 2] [--clocks] [--table nanotron.csv] [--plot curves.png]
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, inputs, learn_own, supporting
-from jointopt.surrogate.own_training import measured
+from jointopt.surrogate.own_runs import LEAST_RUNS, inputs, supporting
+from jointopt.surrogate.own_training import learn_source
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.residual_gp import Kernel, default_kernel
 from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, training_set
@@ -80,17 +80,25 @@ def answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[str, 
     kept = supporting(fit)
     process = condition(kernel, runs.take(kept), residual[kept]).mean(new)
     names = tuple(sorted(runs.features))
-    own = OwnRuns("own cluster")
-    if len(fit) >= LEAST_RUNS:
-        own, _, _ = learn_own("own cluster", measured(cluster.data, fit), kernel)
-    own_process = own.process(kernel, runs.take(kept), residual[kept]).mean(new)
+    own_process, both = own_answers(cluster, fit, at, kernel) if len(fit) >= LEAST_RUNS else (process, process)
     return {
         "physics": np.zeros(len(at)),
         "trees on raw columns": trees(cluster.raw[fit], cluster.log_time_s[fit])(cluster.raw[at]) - log_physics_s[at],
         "process": process, "own process": own_process,
-        "trees on residual": trees(inputs(known, names), y)(inputs(new, names)),
-        "both, by weight": own.time(own_process, new),
+        "trees on residual": trees(inputs(known, names), y)(inputs(new, names)), "both, by weight": both,
     }  # fmt: skip
+
+
+def own_answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> tuple[Floats, Floats]:
+    """log(measured / physics) of the runs ``at`` by the cluster's own process, and by all that `retrain` writes."""
+    found = learn_source(str(cluster.data.known.runs.source[0]), cluster.data, fit, kernel)
+    new, moved = cluster.data.known.take(at), np.zeros(len(at))
+    if (response := found.own.response) is not None:
+        before, new = new, new.under(response.response.on)
+        moved = np.log(new.physics["iteration_time_s"] / before.physics["iteration_time_s"])
+    kept = supporting(np.arange(len(fit)))
+    process = found.own.process(kernel, found.runs.take(kept), found.residual[kept]).mean(new.runs)
+    return process + moved, found.own.time(process, new.runs) + moved
 
 
 def shared_kernel() -> Kernel:
@@ -154,12 +162,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[30, 100, 300, 1000])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--truths", nargs="*", default=["T", "S"])
+    parser.add_argument("--clocks", action="store_true", help="runs at clocks of all kinds, with power")
     parser.add_argument("--table", type=Path, help="measured runs of one cluster: each model predicted from the others")
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args(arguments)
     with threadpool_limits(1, user_api="blas"):
         parts = [
-            curves(name, Cluster.of(truths.table(name, 2 * max(given.rows), seed=11)), given.rows, given.seeds)
+            curves(
+                name,
+                Cluster.of(truths.table(name, 2 * max(given.rows), seed=11, clocks=given.clocks)),
+                given.rows,
+                given.seeds,
+            )
             for name in given.truths
         ]
         if parts:

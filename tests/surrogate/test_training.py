@@ -260,5 +260,5 @@ def test_runs_of_one_source_are_learned_around_the_surrogate_that_is_given(data,
 def test_what_is_of_one_source_alone_is_learned_from_fifty_runs_on(data, monkeypatch, count: int, learned) -> None:
     rows = np.arange(count) % len(data.source)
     source = SimpleNamespace(runs=SimpleNamespace(source=np.full(len(rows), "lab")))
-    monkeypatch.setattr(own_training, "_learn_own", lambda key, *_: key)
+    monkeypatch.setattr(own_training, "learn_source", lambda key, *_: key)
     assert own_training.learn_every_own(SimpleNamespace(known=source), KERNEL) == learned
