@@ -17,6 +17,7 @@ from jointopt.spec.catalog import architectures as arch
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import GemmConstants, KernelConstants
 from jointopt.spec.model import Model
+from jointopt.spec.scaling import ScalingRecipe
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class Kernels:
     unaligned_head_factor: float
     grouped_experts: bool = True
     frozen: bool = False  # weights get no gradients (LoRA)
+    recipe: ScalingRecipe | None = (
+        None  # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
+    )
 
     @property
     def core_flops_per_s(self) -> float:
@@ -109,7 +113,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
         overhead = 1.0
     return Kernels(
-        gemm=gemm, dtype=training.dtype,
+        gemm=scaled(gemm, training.fp8_recipe), recipe=training.fp8_recipe, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
         core=arch.attention_constants(gpu, training.attention).slower(profile.attention_factor),
@@ -118,6 +122,20 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
         frozen=training.frozen,
+    )  # fmt: skip
+
+
+def scaled(gemm: GemmConstants, recipe: ScalingRecipe | None) -> GemmConstants:
+    """The constants of products whose operands that recipe scales: bytes with scales, time over one scale per tensor.
+
+    The factors are ratios of Transformer Engine's published timings (``catalog/scaling.yaml``), of large products.
+    """
+    if recipe is None:
+        return gemm
+    slower = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
+    return replace(
+        gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
+        dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: slower},
     )  # fmt: skip
 
 
@@ -141,13 +159,14 @@ def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
 
 def linear(
     k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype:
-    str = "", padded: bool = False,
+    str = "", padded: bool = False, gathered_from: Floats | None = None, scattered_to: Floats | None = None,
 ) -> Pass:  # fmt: skip
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
     Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
     by `gemm.gemm_time_s`. ``count`` equal layers (experts) run grouped, or one by one; ``padded`` (vocabularies) are
-    aligned whatever n is.
+    aligned whatever n is. Tokens of a rank that gathers its inputs (``gathered_from``), or the gradients of its outputs
+    (``scattered_to``), are cast before that under a stated recipe: they travel quantized.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -163,18 +182,41 @@ def linear(
     products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a))
     if (dtype or k.dtype) not in QUANTIZED:
         return products
-    return products + Pass(quantization(k, count * a * c), quantization(k, count * a * b))
+    return products + Pass(
+        quantization(k, count * a * c, _own(gathered_from, count * c)),
+        quantization(k, count * a * b, _own(scattered_to, count * b)),
+    )
 
 
-def quantization(k: Kernels, elements: Floats) -> Work:
-    """Kernel that casts the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
+def _own(tokens: Floats | None, width: Floats) -> Floats | None:
+    return None if tokens is None else tokens * width
+
+
+def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Work:
+    """Kernels that cast the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
 
     One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers),
-    which frozen weights have not. Weights are cast once per iteration and not counted.
+    which frozen weights have not. Weights are cast once per iteration and not counted. A stated recipe reads and writes
+    what its kernels do (`ScalingRecipe.cast_bytes`).
     """
+    if k.recipe is not None:
+        moved = _cast_bytes(k.recipe, k, elements, elements if own is None else own)
+        return elementwise(k, moved / k.elementwise_factor, k.recipe.launches)
     copies = 1.0 if k.frozen else 2.0
     moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
     return elementwise(k, moved / k.elementwise_factor, 1)
+
+
+def _cast_bytes(recipe: ScalingRecipe, k: Kernels, elements: Floats, own: Floats) -> Floats:
+    """Bytes that casting moves where a rank has its ``own`` share of ``elements`` and gathers the others quantized.
+
+    What is scaled per tensor is gathered along rows, then transposed where products want that copy (before Blackwell).
+    """
+    whole = recipe.cast_bytes(k.element_bytes, k.frozen)
+    if recipe.scale_bytes or recipe.copies < 2.0 or k.frozen:
+        return own * whole
+    rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
+    return np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
 
 
 STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach
@@ -248,11 +290,11 @@ def attention_layer(
             projections += linear(k, tokens, q_rank, h) + linear(k, tokens, a * qk / tp, q_rank)
         else:
             projections += linear(k, tokens, a * qk / tp, h)
-        out = linear(k, tokens, h, a * model.v_head_dim / tp)
+        out = linear(k, tokens, h, a * model.v_head_dim / tp, scattered_to=sharded_tokens)
         rotated = a * qk / tp
     else:
-        projections = linear(k, tokens, (a + 2 * g) * d / tp, h)
-        out = linear(k, tokens, h, a * d / tp)
+        projections = linear(k, tokens, (a + 2 * g) * d / tp, h, gathered_from=sharded_tokens)
+        out = linear(k, tokens, h, a * d / tp, scattered_to=sharded_tokens)
         rotated = (a / tp + kv_heads_of_rank(model, tp)) * d
     rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
     wide = sharded_tokens * h * e
@@ -265,17 +307,23 @@ def attention_layer(
 
 
 def mlp_layer(
-    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0
+    k: Kernels,
+    model: Model,
+    tokens: Floats,
+    width: Floats,
+    sharded_tokens: Floats,
+    experts: Floats | float | None = None,
 ) -> Pass:
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
-    With ``experts`` > 1 the products run once per local expert on ``tokens`` tokens each (grouped GEMM).
+    With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit.
     """
     h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
-    wide, inner = sharded_tokens * h * e, tokens * experts * width * e
+    count, own = (1.0, sharded_tokens) if experts is None else (experts, None)
+    wide, inner = sharded_tokens * h * e, tokens * count * width * e
     return (
-        linear(k, tokens, gate * width, h, experts)
-        + linear(k, tokens, h, width, experts)
+        linear(k, tokens, gate * width, h, count, gathered_from=own)
+        + linear(k, tokens, h, width, count, scattered_to=own)
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
     )
 

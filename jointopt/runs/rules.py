@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
 from jointopt.core.units import TERA
 from jointopt.runs import reasons
 from jointopt.runs.cells import is_known, named_dtype, spelled
+from jointopt.runs.precision import contradicts, with_precision
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.cluster import Gpu
@@ -84,6 +86,8 @@ RUN_RULES = (
     Rule(("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size"), True),
     _at_most("num_attention_heads", "hidden_size"),
     Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
+    *(Rule(pair, f"{pair[0]} and {pair[1]} to mean the same", contradicts(*pair)) for pair in
+      itertools.combinations(("fp8_recipe", "precision", "dtype"), 2)),
 )  # fmt: skip
 RULES = (
     *RUN_RULES,
@@ -192,7 +196,8 @@ _SHAPE = (
     "vocab_size",
 )  # fmt: skip
 _TIMED = (
-    "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "lora_dim", "block", *_SHAPE,
+    "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "precision", "fp8_recipe",
+    "lora_dim", "block", *_SHAPE,
 )  # fmt: skip
 
 
@@ -244,7 +249,7 @@ def _stated_flops(gpu: str, dtype: str) -> float:
 
 def _rates(runs: pd.DataFrame, of_pair: Callable[[str, str], float] = _peak_flops) -> Floats:
     """Full rate of the GPU of each row in its precision, (n,) flop/s."""
-    named = runs[["gpu", "dtype"]].astype(object).fillna("").astype(str)
+    named = with_precision(runs)[["gpu", "dtype"]].astype(object).fillna("").astype(str)
     codes, pairs = pd.factorize(pd.MultiIndex.from_frame(named))
     return np.array([of_pair(gpu, dtype) for gpu, dtype in pairs])[codes]
 

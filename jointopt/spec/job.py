@@ -8,6 +8,7 @@ from typing import Any
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
 from jointopt.core.schema import DTYPES as DTYPES
+from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
 from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
@@ -17,6 +18,7 @@ from jointopt.spec.objectives import OBJECTIVES as OBJECTIVES
 from jointopt.spec.objectives import SITE_ENERGY as SITE_ENERGY
 from jointopt.spec.objectives import TIME_ALONE as TIME_ALONE
 from jointopt.spec.objectives import goals_of, measured
+from jointopt.spec.scaling import ScalingRecipe
 from jointopt.spec.slurm import Slurm
 
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
@@ -41,6 +43,9 @@ class Training:
     seq_length: int
     global_batch_size: int  # sequences per iteration
     dtype: str = "bf16"
+    fp8_recipe: ScalingRecipe | None = (
+        None  # of fp8 and fp4 products; None: what the framework does when none is stated
+    )
     attention: str = "flash2"
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
@@ -89,6 +94,16 @@ class Training:
         return TF32 if self.dtype == "fp32" and self.framework.tf32 else self.dtype
 
     @property
+    def precision_words(self) -> str:
+        """The precision as a sentence names it, with the recipe that scales it where one is stated."""
+        return self.precision if self.fp8_recipe is None else f"{self.precision} ({self.fp8_recipe.name})"
+
+    @property
+    def recipe_cells(self) -> dict[str, Any]:
+        """The recipe as rows of tables state it; nothing where none is stated."""
+        return {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
+
+    @property
     def run_iterations(self) -> int | None:
         """Iterations of the whole run, the last one perhaps not full; None where its tokens are not given."""
         if self.run_tokens is None:
@@ -132,19 +147,27 @@ class Training:
         """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
 
         Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
-        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either).
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
+        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
         """
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 4.0
+        if self.fp8_recipe is not None and self.fp8_param_gather is not None:
+            return self.fp8_recipe.weight_bytes + (0.0 if self._weights_in_8_bit else 2.0)
         cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
         return 2.0 + cached
 
     @property
     def weight_gather_bytes(self) -> float:
-        """Bytes per parameter of gathered weights."""
+        """Bytes per parameter of gathered weights.
+
+        Those of mxfp8 come in 16 bit, since rows and columns are cast apart (Megatron Core's
+        reuse_grad_buf_for_mxfp8_param_ag).
+        """
         if self.dtype == "fp32":
             return 4.0
-        return 1.0 if self._weights_in_8_bit else 2.0
+        wide = self.fp8_recipe is not None and self.fp8_recipe.gathers_16_bit
+        return 1.0 if self._weights_in_8_bit and not wide else 2.0
 
     @property
     def _weights_in_8_bit(self) -> bool:
