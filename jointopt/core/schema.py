@@ -148,7 +148,7 @@ COLUMNS = {
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),
         Column("fp8_recipe", "str", "", "workload", "scaling: delayed, tensorwise, blockwise, mxfp8 of fp8; nvfp4"),
-        Column("precision", "str", "", "workload", "dtype and fp8_recipe in a word: fp8_cs, fp8_ds, fp8_sc, fp8_mx, nvfp4"),
+        Column("precision", "str", "", "workload", "dtype and fp8_recipe in a word: fp8_cs, fp8_ds, fp8_sc, fp8_mx"),
         Column("grad_reduce_dtype", "str", "", "workload", "format of stored and reduced gradients"),
         Column("main_grads_dtype", "str", "", "workload", "format of the gradients that the optimizer reads"),
         Column("exp_avg_dtype", "str", "", "workload", "format of Adam's first moment"),

@@ -1,4 +1,4 @@
-"""What tables say of the precision of products: its format, and the recipe that scales fp8 and fp4."""
+"""The precision of products in the words of tables: its format, and the recipe that scales fp8 and fp4."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def named_precision(text: str) -> str | None:
 def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
     """The table with blank cells of ``dtype`` and ``fp8_recipe`` from what its other columns say of the precision.
 
-    A precision names both (``fp8_mx``), a recipe has a dtype of its own, and a dtype may name a recipe (``nvfp4``).
+    A precision names both (``fp8_mx``), and a recipe has a dtype of its own.
     Without any of that the table itself.
     """
     columns = {name: runs[name] for name in ("dtype", "fp8_recipe", "precision") if name in runs}
     meant = [
         ("dtype", "precision", named_precision), ("fp8_recipe", "precision", named_recipe),
-        ("fp8_recipe", "dtype", named_recipe), ("dtype", "fp8_recipe", scaled_dtype),
+        ("dtype", "fp8_recipe", scaled_dtype),
     ]  # fmt: skip
     for name, source, of in meant:
-        if source in columns and (said := _said(columns[source], of)).notna().any():
-            columns[name] = columns[name].astype(object).fillna(said) if name in columns else said
+        if source in columns and (found := _meanings(columns[source], of)).notna().any():
+            columns[name] = columns[name].astype(object).fillna(found) if name in columns else found
     return runs.assign(**columns)
 
 
-def _said(cells: pd.Series, of: Callable[[str], str | None]) -> pd.Series:
-    """What each cell means, blank where it is blank or means nothing; each distinct cell is read once."""
+def _meanings(cells: pd.Series, of: Callable[[str], str | None]) -> pd.Series:
+    """The meaning of each cell, blank where it is blank or means nothing; each distinct cell is read once."""
     words = {cell: of(str(cell)) for cell in cells.dropna().unique()}
     return cells.map(words).astype(object).where(cells.notna())
 
@@ -66,7 +66,7 @@ def contradicts(first: str, second: str) -> Callable[[pd.DataFrame], pd.Series]:
     def broken(runs: pd.DataFrame) -> pd.Series:
         wrong = pd.Series(False, index=runs.index)
         for of in (_dtype_of, named_recipe):
-            one, other = (_said(runs[name], of) for name in (first, second))
+            one, other = (_meanings(runs[name], of) for name in (first, second))
             wrong |= one.notna() & other.notna() & (one != other)
         return wrong
 

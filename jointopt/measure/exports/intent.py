@@ -166,6 +166,11 @@ class Gaps:
         self.never(training.token_dispatcher not in ("", "alltoall"), f"token_dispatcher {training.token_dispatcher}")
         self.never(self._intent.model.mtp_num_layers, "multi-token prediction")
 
+    def no_recipe_but(self, known: Sequence[str]) -> None:
+        """Refused by a target that scales fp8 products by these recipes alone, where another is stated."""
+        recipe = self._intent.job.training.fp8_recipe
+        self.never(recipe is not None and recipe.name not in known, f"training.fp8_recipe {recipe and recipe.name}")
+
     def no_adapters(self) -> None:
         """Refused by a target without LoRA."""
         self.never(self._intent.job.training.frozen, "adapters beside frozen weights (training.lora_dim)")
