@@ -87,7 +87,7 @@ RUN_RULES = (
     _at_most("num_attention_heads", "hidden_size"),
     Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
     *(Rule(pair, f"{pair[0]} and {pair[1]} to mean the same", contradicts(*pair)) for pair in
-      itertools.combinations(("fp8_recipe", "precision", "dtype"), 2)),
+      itertools.combinations(("precision", "dtype", "fp8_recipe"), 2)),
 )  # fmt: skip
 RULES = (
     *RUN_RULES,

@@ -43,9 +43,6 @@ class Training:
     seq_length: int
     global_batch_size: int  # sequences per iteration
     dtype: str = "bf16"
-    fp8_recipe: ScalingRecipe | None = (
-        None  # of fp8 and fp4 products; None: what the framework does when none is stated
-    )
     attention: str = "flash2"
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
@@ -63,6 +60,7 @@ class Training:
     exp_avg_sq_dtype: str | None = None
     precision_aware_optimizer: bool | None = None  # masters kept as the 16 bits that weights lack
     fp8_param_gather: bool | None = None  # weights live and travel in 8 bit
+    fp8_recipe: ScalingRecipe | None = None  # that scales fp8 and fp4 products; None: the framework's own
     # LoRA, in the words of Megatron-Bridge: adapters of that rank are trained beside frozen weights; None: all weights
     lora_dim: int | None = None
     lora_alpha: float | None = None  # scales what adapters add, which takes no time

@@ -325,7 +325,7 @@ def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
         initial_loss_scale=4096 if dtype == "fp16" else None,
         fp8_format=("e4m3" if recipe in _OF_BLOCKS else "hybrid") if dtype == "fp8" else None,
         fp8_recipe=recipe or ("tensorwise" if outputs else None) if dtype == "fp8" else None,
-        fp4_format="e2m1" if dtype == "fp4" else None, fp4_recipe=recipe if dtype == "fp4" else None,
+        fp4_format="e2m1" if dtype == "fp4" else None, fp4_recipe=recipe if dtype == "fp4" and recipe else None,
         fp8_param_gather=bool(training.fp8_param_gather) and dtype == "fp8",
         reuse_grad_buf_for_mxfp8_param_ag=bool(training.fp8_param_gather) and recipe == "mxfp8",
         grad_reduce_in_bf16=training.gradient_comm_bytes == 2 and dtype not in ("fp32", "fp16"),
