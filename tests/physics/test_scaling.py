@@ -92,6 +92,9 @@ def test_sequence_parallelism_makes_casts_of_a_layer_shorter() -> None:
     # q, k, v 4096 in, 1536 out; output 1024, 4096; MLP 4096, 7168 and 3584, 4096: 4096 is a quarter under SP
     share = (4 * 1024 + 1536 + 1024 + 7168 + 3584) / (4 * 4096 + 1536 + 1024 + 7168 + 3584)
     assert split / whole == pytest.approx(share, rel=0.03)  # and launches
+    # two micro-batches of 32 layers, 4.19 bytes an element at 0.85 of 8 TB/s, eight casts of two kernels
+    each = 29696 * 16 * 4096 * (2 + 2 * (1 + 3 / 32)) / (0.85 * 8e12) + 8 * 2 * 1.98e-6
+    assert whole == pytest.approx(2 * 32 * each, rel=0.001)
 
 
 @pytest.mark.parametrize(
