@@ -33,6 +33,7 @@ SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleave
 OVERLAP = Sets(("none", "dp", "tp"), alone="none")
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
+FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # Megatron-LM's --fp8-recipe and --fp4-recipe
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 # Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
@@ -146,6 +147,8 @@ COLUMNS = {
         Column("seq_length", "int", "tokens", "workload", "sequence length"),
         Column("global_batch_size", "int", "sequences", "workload", "sequences per iteration"),
         Column("dtype", "str", "", "workload", "fp32, fp16, bf16, fp8 or fp4"),
+        Column("fp8_recipe", "str", "", "workload", "scaling: delayed, tensorwise, blockwise, mxfp8 of fp8; nvfp4"),
+        Column("precision", "str", "", "workload", "dtype and fp8_recipe in a word: fp8_cs, fp8_ds, fp8_sc, fp8_mx"),
         Column("grad_reduce_dtype", "str", "", "workload", "format of stored and reduced gradients"),
         Column("main_grads_dtype", "str", "", "workload", "format of the gradients that the optimizer reads"),
         Column("exp_avg_dtype", "str", "", "workload", "format of Adam's first moment"),

@@ -18,6 +18,7 @@ from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import GemmConstants, KernelConstants
 from jointopt.spec.model import Model
+from jointopt.spec.scaling import ScalingRecipe
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class Kernels:
     unaligned_head_factor: float
     grouped_experts: bool = True
     frozen: bool = False  # weights get no gradients (LoRA)
+    recipe: ScalingRecipe | None = (
+        None  # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
+    )
 
     @property
     def core_flops_per_s(self) -> float:
@@ -124,7 +128,7 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
         overhead = 1.0
     return Kernels(
-        gemm=gemm, dtype=training.dtype,
+        gemm=scaled(gemm, training.fp8_recipe), recipe=training.fp8_recipe, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
         core=arch.attention_constants(gpu, training.attention).slower(profile.attention_factor),
@@ -133,6 +137,20 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
         frozen=training.frozen,
+    )  # fmt: skip
+
+
+def scaled(gemm: GemmConstants, recipe: ScalingRecipe | None) -> GemmConstants:
+    """The constants of products whose operands that recipe scales: bytes with scales, time over one scale per tensor.
+
+    The factors are ratios of Transformer Engine's published timings (``catalog/scaling.yaml``), of large products.
+    """
+    if recipe is None:
+        return gemm
+    slower = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
+    return replace(
+        gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
+        dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: slower},
     )  # fmt: skip
 
 
@@ -156,13 +174,15 @@ def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
 
 def linear(
     k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype:
-    str = "", padded: bool = False, spread: Floats | float = 0.0,
+    str = "", padded: bool = False, spread: Floats | float = 0.0, gathered_from: Floats | None = None,
+    scattered_to: Floats | None = None,
 ) -> Pass:  # fmt: skip
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
     Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
     by `gemm.gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative ``spread``;
-    ``padded`` (vocabularies) are aligned whatever n is.
+    ``padded`` (vocabularies) are aligned whatever n is. Tokens of a rank that gathers its inputs (``gathered_from``),
+    or the gradients of its outputs (``scattered_to``), are cast before that under a stated recipe: quantized they travel.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -178,18 +198,41 @@ def linear(
     products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a, 0.0))
     if (dtype or k.dtype) not in QUANTIZED:
         return products
-    return products + Pass(quantization(k, count * a * c), quantization(k, count * a * b))
+    return products + Pass(
+        quantization(k, count * a * c, _own(gathered_from, count * c)),
+        quantization(k, count * a * b, _own(scattered_to, count * b)),
+    )
 
 
-def quantization(k: Kernels, elements: Floats) -> Work:
-    """Kernel that casts the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
+def _own(tokens: Floats | None, width: Floats) -> Floats | None:
+    return None if tokens is None else tokens * width
+
+
+def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Work:
+    """Kernels that cast the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
 
     One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers),
-    which frozen weights have not. Weights are cast once per iteration and not counted.
+    which frozen weights have not. Weights are cast once per iteration and not counted. A stated recipe reads and writes
+    what its kernels do (`ScalingRecipe.cast_bytes`).
     """
+    if k.recipe is not None:
+        moved = _cast_bytes(k.recipe, k, elements, elements if own is None else own)
+        return elementwise(k, moved / k.elementwise_factor, k.recipe.launches)
     copies = 1.0 if k.frozen else 2.0
     moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
     return elementwise(k, moved / k.elementwise_factor, 1)
+
+
+def _cast_bytes(recipe: ScalingRecipe, k: Kernels, elements: Floats, own: Floats) -> Floats:
+    """Bytes that casting moves where a rank has its ``own`` share of ``elements`` and gathers the others quantized.
+
+    What is scaled per tensor is gathered along rows, then transposed where products want that copy (before Blackwell).
+    """
+    whole = recipe.cast_bytes(k.element_bytes, k.frozen)
+    if recipe.scale_bytes or recipe.copies < 2.0 or k.frozen:
+        return own * whole
+    rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
+    return np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
 
 
 STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach
@@ -263,11 +306,11 @@ def attention_layer(
             projections += linear(k, tokens, q_rank, h) + linear(k, tokens, a * qk / tp, q_rank)
         else:
             projections += linear(k, tokens, a * qk / tp, h)
-        out = linear(k, tokens, h, a * model.v_head_dim / tp)
+        out = linear(k, tokens, h, a * model.v_head_dim / tp, scattered_to=sharded_tokens)
         rotated = a * qk / tp
     else:
-        projections = linear(k, tokens, (a + 2 * g) * d / tp, h)
-        out = linear(k, tokens, h, a * d / tp)
+        projections = linear(k, tokens, (a + 2 * g) * d / tp, h, gathered_from=sharded_tokens)
+        out = linear(k, tokens, h, a * d / tp, scattered_to=sharded_tokens)
         rotated = (a / tp + kv_heads_of_rank(model, tp)) * d
     rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
     wide = sharded_tokens * h * e
@@ -280,70 +323,22 @@ def attention_layer(
 
 
 def mlp_layer(
-    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats, experts: Floats | float = 1.0,
-    spread: Floats | float = 0.0,
+    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats,
+    experts: Floats | float | None = None, spread: Floats | float = 0.0,
 ) -> Pass:  # fmt: skip
     """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
 
-    With ``experts`` > 1 the products run once per local expert on ``tokens`` tokens each (grouped GEMM), or as many in
-    the mean with that relative ``spread``.
+    With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit, or
+    on as many in the mean with that relative ``spread``.
     """
     h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
-    wide, inner = sharded_tokens * h * e, tokens * experts * width * e
+    count, own = (1.0, sharded_tokens) if experts is None else (experts, None)
+    wide, inner = sharded_tokens * h * e, tokens * count * width * e
     return (
-        linear(k, tokens, gate * width, h, experts, spread=spread)
-        + linear(k, tokens, h, width, experts, spread=spread)
+        linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own)
+        + linear(k, tokens, h, width, count, spread=spread, scattered_to=own)
         + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
     )
-
-
-@dataclass(frozen=True)
-class Routing:
-    """How tokens come to the experts of a rank, (L,) each."""
-
-    ep: Floats
-    expert_tp: Floats  # cuts an expert's width
-    # share of the rank's tokens that its experts see: 1 where tp cuts them, 1/tp where ranks route their own slice
-    token_share: Floats
-    load: Floats  # tokens of the most loaded rank over the mean
-    spread: Floats  # standard deviation of an expert's tokens over their mean
-
-
-def moe_layer(
-    k: Kernels, model: Model, tokens: Floats, way: Routing, tp: Floats, sharded_tokens: Floats
-) -> tuple[Pass, Pass]:
-    """Kernels of router, permutation, grouped expert products and shared experts; and how long of it a mean rank waits.
-
-    Seconds are those of the rank with the most tokens, for which all wait in the combine that follows; flops, bytes and
-    what is counted as work are a mean rank's, which waits for so many of these seconds. The router is never in fp8 or
-    fp4: frameworks keep it out of Transformer Engine's quantized products (Megatron Core's ``moe_router_dtype``).
-    """
-    routed = tokens * way.token_share * model.moe_router_topk
-    local_experts = model.num_experts / way.ep
-    per_expert = np.maximum(routed / local_experts, 1.0) * way.load  # in the mean peers send what is sent away
-    moved = 2.0 * (1.0 + way.load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
-    width = model.moe_ffn_hidden_size / way.expert_tp
-    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, way.spread)
-    router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
-    experts, waiting = _of_a_mean_rank(experts, way.load)
-    work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
-    if model.num_shared_experts:
-        shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
-        work += mlp_layer(k, model, tokens, shared, sharded_tokens)
-    return work, waiting
-
-
-def _of_a_mean_rank(experts: Pass, load: Floats) -> tuple[Pass, Pass]:
-    """Flops and bytes of a rank with the mean of tokens in the most loaded one's time; how long it waits of that."""
-    mean = 1.0 / load
-
-    def own(work: Work) -> Work:
-        return replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean)
-
-    def idle(work: Work) -> Work:
-        return Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean)
-
-    return Pass(own(experts.forward), own(experts.backward)), Pass(idle(experts.forward), idle(experts.backward))
 
 
 def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:

@@ -13,7 +13,7 @@ from jointopt.physics.compute import Pass
 from jointopt.physics.expert_load import most_loaded
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.traffic import Hardware, Traffic, collective, routed_bytes
-from jointopt.spec.job import Job
+from jointopt.spec.job import Job, Training
 from jointopt.spec.model import Model
 from jointopt.spec.plans.placement import Group
 
@@ -57,12 +57,11 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     Hides under kernels of the MoE ``layer``: of another micro-batch, forward beside backward, so not in the fill and
     drain of the pipeline.
     """
-    training, profile = job.training, job.training.framework
+    training = job.training
     sent = routed_bytes(job.model, lay.tokens, lay.token_share, 1.0) / lay.expert_tp  # each rank its slice of tokens
     element = hw.kernels.element_bytes
-    in_fp8 = profile.fp8_dispatch and training.dtype in ("fp8", "fp4")
     dispatch, combine = (
-        _all_to_all(job, hw, lay, groups["ep"], size * sent) for size in (_FP8_BYTES if in_fp8 else element, element)
+        _all_to_all(job, hw, lay, groups["ep"], size * sent) for size in (_dispatched_bytes(training, element), element)
     )
     once = dispatch + combine
     if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens already
@@ -70,6 +69,14 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         pair = sum(_most_loaded(hw, lay, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
         once = once + np.where(lay.sp, pair, 0.0)
     return _beside_other_micro_batches(job, hw, lay, once, layer)
+
+
+def _dispatched_bytes(training: Training, element: float) -> float:
+    """Bytes of an element on its way to experts: in fp8 with its scale where the framework sends it so."""
+    if not training.framework.fp8_dispatch or training.dtype not in ("fp8", "fp4"):
+        return element
+    recipe = training.fp8_recipe
+    return _FP8_BYTES if recipe is None or recipe.dtype != "fp8" else recipe.operand_bytes
 
 
 def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats) -> Floats:

@@ -8,7 +8,8 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
-from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
+from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer
+from jointopt.physics.expert_kernels import moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.module_work import routing
 from jointopt.physics.traffic import Hardware

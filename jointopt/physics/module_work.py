@@ -6,7 +6,8 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.adapters import adapter_kernels, mlp_adapters
-from jointopt.physics.compute import Kernels, Pass, Routing, Work, elementwise, linear, mlp_layer, moe_layer
+from jointopt.physics.compute import Kernels, Pass, Work, elementwise, linear, mlp_layer
+from jointopt.physics.expert_kernels import Routing, moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model

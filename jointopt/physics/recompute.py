@@ -82,8 +82,11 @@ def dropped_per_token(
 def input_bytes(training: Training) -> float:
     """Bytes per element of a linear layer's kept input: 1 in fp8, 9/16 in fp4 (a scale per 16), where TE keeps it so.
 
-    Transformer Engine saves the quantized, columnwise copy of inputs for the weight gradient; other stacks save bf16.
+    Transformer Engine saves the quantized, columnwise copy of inputs for the weight gradient, with the scales that a
+    stated recipe has (blockwise 4/128, mxfp8 1/32 of a byte per element); other stacks save bf16.
     """
     plain = 4.0 if training.dtype == "fp32" else 2.0
+    if training.fp8_recipe is not None and training.framework.quantized_inputs:
+        return training.fp8_recipe.operand_bytes
     quantized = {"fp8": 1.0, "fp4": 0.5625} if training.framework.quantized_inputs else {}
     return quantized.get(training.dtype, plain)

@@ -122,6 +122,8 @@ class Explanation(Result):
     # the parts compute and memory, attributed to arithmetic, registers, l2, memory_read and memory_written
     energy_by_level_j: Mapping[str, float] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`
+    # of a stated recipe: seconds of casts, time of products over one scale per tensor, bytes of a kept input's element
+    quantization: Mapping[str, float] = field(default_factory=dict)
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)
     power_by_phase: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # s, W of a GPU; mean of stages
     power_swing: Mapping[str, float] = field(default_factory=dict)
@@ -137,6 +139,7 @@ class Explanation(Result):
         job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
         breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
         out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
+        out |= {"quantization": self.quantization} if self.quantization else {}
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
         ends = {f"{n}{end}": v for n, both in self.intervals.items() for end, v in zip(_ENDS, both, strict=True)}
         out["links"] = {name: {"value": v, "origin": origin} for name, (v, origin) in _links(job.cluster).items()}
@@ -247,6 +250,18 @@ def message_words(found: Sequence[Mapping[str, Any]]) -> str:
     return f"Of a link's speed a message reaches: {', '.join(words)}." if words else ""
 
 
+def quantization_words(job: Job, found: Mapping[str, float]) -> str:
+    """A sentence on the recipe that scales products and where it costs; blank where none is stated."""
+    if not found:
+        return ""
+    slower = found["product_time_factor"]
+    products = f", products take {slower:g} times those with one scale per tensor" if slower != 1.0 else ""
+    return (
+        f"Products in {job.training.precision_words}: casts take {table.figure(found['casts_s'])} s of an "
+        f"iteration{products}; a kept input has {found['input_bytes']:.4g} bytes an element."
+    )
+
+
 def _sent(one: Mapping[str, Any]) -> str:
     factor, unit = table.unit_of(one["size_bytes"], table.MESSAGE_UNITS)
     return f"{one['kind']}, {float(format(one['size_bytes'] / factor, '.3g')):,g} {unit}"
@@ -278,6 +293,7 @@ def _totals(found: Explanation) -> list[str]:
         rate_words(job, found.throughput),
         utilization_words(job.cluster, found.utilization),
         message_words(found.messages),
+        quantization_words(job, found.quantization),
         phase_words(found.power_by_phase),
         swing_words(found.power_swing),
         excursion_words(found.power_excursion),

@@ -16,6 +16,7 @@ from jointopt.core.schema import (
     ATTENTIONS,
     COLUMNS,
     DTYPES,
+    FP8_RECIPES,
     LORA_TARGETS,
     MODEL_BLOCKS,
     ONE_CLOCK,
@@ -211,6 +212,7 @@ READERS: dict[str, Reader] = {
     "int": _numbers, "float": _numbers, "bool": _flags, "clocks": _clocks,
     **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
     **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
+    "fp8_recipe": _one_of(FP8_RECIPES, {"current": "tensorwise"}),
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
 }  # fmt: skip

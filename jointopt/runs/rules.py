@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
 from jointopt.core.units import TERA
 from jointopt.runs import reasons
 from jointopt.runs.cells import is_known, named_dtype, spelled
+from jointopt.runs.precision import contradicts, with_precision
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.cluster import Gpu
@@ -90,6 +92,8 @@ RUN_RULES = (
     Rule(("moe_load_imbalance", "moe_router_force_load_balancing"),
          "moe_load_imbalance to be 1 or blank where balance is forced, which draws experts at random",
          lambda runs: (runs["moe_load_imbalance"] > 1) & (runs["moe_router_force_load_balancing"] > 0)),
+    *(Rule(pair, f"{pair[0]} and {pair[1]} to mean the same", contradicts(*pair)) for pair in
+      itertools.combinations(("precision", "dtype", "fp8_recipe"), 2)),
 )  # fmt: skip
 RULES = (
     *RUN_RULES,
@@ -198,7 +202,8 @@ _SHAPE = (
     "vocab_size",
 )  # fmt: skip
 _TIMED = (
-    "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "lora_dim", "block", *_SHAPE,
+    "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "precision", "fp8_recipe",
+    "lora_dim", "block", *_SHAPE,
 )  # fmt: skip
 
 
@@ -250,7 +255,7 @@ def _stated_flops(gpu: str, dtype: str) -> float:
 
 def _rates(runs: pd.DataFrame, of_pair: Callable[[str, str], float] = _peak_flops) -> Floats:
     """Full rate of the GPU of each row in its precision, (n,) flop/s."""
-    named = runs[["gpu", "dtype"]].astype(object).fillna("").astype(str)
+    named = with_precision(runs)[["gpu", "dtype"]].astype(object).fillna("").astype(str)
     codes, pairs = pd.factorize(pd.MultiIndex.from_frame(named))
     return np.array([of_pair(gpu, dtype) for gpu, dtype in pairs])[codes]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES
 from jointopt.runs.cells import named_dtype
+from jointopt.runs.precision import with_precision
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _ELSEWHERE = {
         "seq_length": "seq_len sequence_length max_seq_length max_position_embeddings",
         "moe_router_topk": "experts_per_token num_experts_per_tok top_k topk",
         "num_experts": "experts n_experts num_local_experts n_routed_experts",
-        "moe_ffn_hidden_size": "moe_intermediate_size", "dtype": "precision",
+        "moe_ffn_hidden_size": "moe_intermediate_size",
         "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration",
         "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
         "energy_j": "energy",
@@ -74,7 +75,7 @@ def silent_lines(runs: pd.DataFrame) -> list[str]:
 
 def _without_rate(runs: pd.DataFrame) -> list[str]:
     """One sentence for each precision that no source states a rate of on its GPU."""
-    if not {"gpu", "dtype"} <= set(runs):
+    if not {"gpu", "dtype"} <= set(runs := with_precision(runs)):
         return []
     lines = []
     for (name, text), rows in runs.groupby(["gpu", "dtype"], sort=False):

@@ -26,6 +26,7 @@ from jointopt.core.schema import (
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.named_size import with_stated_head
+from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import FROM_CATALOGUE, SHAPE, whole_name, with_catalogue_shapes
 from jointopt.runs.table import clean_runs
@@ -46,9 +47,10 @@ from jointopt.spec.model import Model
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
-    "attention_kind", "mtp_num_layers", "block", "seq_length", "global_batch_size", "dtype", *STATE_FIELDS, "attention",
-    "fused_norm", "token_dispatcher", "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing",
-    "cuda_graph", "lora_dim", "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
+    "attention_kind", "mtp_num_layers", "block", "seq_length", "global_batch_size", "dtype", "fp8_recipe",
+    *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher", "overlap_moe_a2a", "moe_load_imbalance",
+    "moe_router_force_load_balancing", "cuda_graph", "lora_dim", "lora_target_modules", "framework", "gpu",
+    "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _USUAL_HEAD_DIM = 128
@@ -102,7 +104,7 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     ``kin``: another table whose rows say what heads a model has, as those of this one do.
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
-    runs = clean_runs(table)
+    runs = with_precision(clean_runs(table))
     runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
@@ -249,20 +251,6 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
     return replace(cluster, stated=cluster.stated - {*assumed})
 
 
-_NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
-
-
-def _dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
-    """The precision that a cell means, or the next wider one that the GPU has a rate for."""
-    named = named_dtype(text)
-    dtype = named or defaults.default_dtype(gpu)
-    while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
-        dtype = _NEXT_WIDER[dtype]
-    if dtype != named:
-        assumed.append("dtype")
-    return dtype
-
-
 def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
     """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
     named, stated = named_attention(text)
@@ -274,13 +262,14 @@ def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: l
 
 def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
     text = str(row.get("dtype", ""))
-    dtype = _dtype(text, gpu, assumed)
+    dtype = runnable_dtype(text, gpu, assumed)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
     return Training(
         seq_length=int(row["seq_length"]),
         global_batch_size=int(row["global_batch_size"]),
         dtype=dtype,
+        fp8_recipe=runnable_recipe(row, dtype, gpu, assumed),
         attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),

@@ -8,6 +8,7 @@ from typing import Any
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
 from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
 from jointopt.core.schema import DTYPES as DTYPES
+from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
 from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
@@ -17,6 +18,7 @@ from jointopt.spec.objectives import OBJECTIVES as OBJECTIVES
 from jointopt.spec.objectives import SITE_ENERGY as SITE_ENERGY
 from jointopt.spec.objectives import TIME_ALONE as TIME_ALONE
 from jointopt.spec.objectives import goals_of, measured
+from jointopt.spec.scaling import ScalingRecipe
 from jointopt.spec.slurm import Slurm
 
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
@@ -60,6 +62,7 @@ class Training:
     exp_avg_sq_dtype: str | None = None
     precision_aware_optimizer: bool | None = None  # masters kept as the 16 bits that weights lack
     fp8_param_gather: bool | None = None  # weights live and travel in 8 bit
+    fp8_recipe: ScalingRecipe | None = None  # that scales fp8 and fp4 products; None: the framework's own
     # LoRA, in the words of Megatron-Bridge: adapters of that rank are trained beside frozen weights; None: all weights
     lora_dim: int | None = None
     lora_alpha: float | None = None  # scales what adapters add, which takes no time
@@ -89,6 +92,16 @@ class Training:
     def precision(self) -> str:
         """The format of the products, as a job file states it as dtype."""
         return TF32 if self.dtype == "fp32" and self.framework.tf32 else self.dtype
+
+    @property
+    def precision_words(self) -> str:
+        """The precision as a sentence names it, with the recipe that scales it where one is stated."""
+        return self.precision if self.fp8_recipe is None else f"{self.precision} ({self.fp8_recipe.name})"
+
+    @property
+    def recipe_cells(self) -> dict[str, Any]:
+        """The recipe as rows of tables state it; nothing where none is stated."""
+        return {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
 
     @property
     def run_iterations(self) -> int | None:
@@ -134,19 +147,27 @@ class Training:
         """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
 
         Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
-        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either).
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
+        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
         """
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 4.0
+        if self.fp8_recipe is not None and self.fp8_param_gather is not None:
+            return self.fp8_recipe.weight_bytes + (0.0 if self._weights_in_8_bit else 2.0)
         cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
         return 2.0 + cached
 
     @property
     def weight_gather_bytes(self) -> float:
-        """Bytes per parameter of gathered weights."""
+        """Bytes per parameter of gathered weights.
+
+        Those of mxfp8 come in 16 bit, since rows and columns are cast apart (Megatron Core's
+        reuse_grad_buf_for_mxfp8_param_ag).
+        """
         if self.dtype == "fp32":
             return 4.0
-        return 1.0 if self._weights_in_8_bit else 2.0
+        wide = self.fp8_recipe is not None and self.fp8_recipe.gathers_16_bit
+        return 1.0 if self._weights_in_8_bit and not wide else 2.0
 
     @property
     def _weights_in_8_bit(self) -> bool:

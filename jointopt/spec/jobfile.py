@@ -284,7 +284,7 @@ def dump_job(job: Job | Mapping[str, Any]) -> str:
 def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
     training = {key: value for key, value in _filled(job.training).items() if key in TRAINING_KEYS and value != ""}
-    training["dtype"] = job.training.precision
+    training |= {"dtype": job.training.precision, **job.training.recipe_cells}
     if job.training.attention_assumed:
         del training["attention"]
     if any(assumption.key == "dtype" for assumption in job.cluster.assumed):

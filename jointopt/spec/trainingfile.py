@@ -9,6 +9,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.catalog.scaling import architectures_of, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.defaults import FUSED_NORM, default_attention, default_dtype
@@ -17,6 +18,7 @@ from jointopt.spec.job import (
     ATTENTIONS,
     CUDA_GRAPHS,
     DTYPES,
+    FP8_RECIPES,
     LORA_TARGETS,
     STATE_BYTES,
     STATE_FIELDS,
@@ -25,6 +27,7 @@ from jointopt.spec.job import (
     Training,
 )
 from jointopt.spec.model import Model
+from jointopt.spec.scaling import ScalingRecipe
 
 TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
@@ -51,6 +54,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         seq_length=training.whole("seq_length"),
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
+        fp8_recipe=_fp8_recipe(training, gpu, dtype),
         dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
         attention=_attention(training, framework, gpu, dtype),
         attention_assumed=not training.has("attention"),
@@ -65,6 +69,26 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         **_state_formats(training),
         **_adapters(training, framework),
     )
+
+
+def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None:
+    """The recipe that scales fp8 and fp4 products: one that the precision has and the GPU runs; None: not stated."""
+    if not training.has("fp8_recipe"):
+        return None
+    name = training.choice("fp8_recipe", FP8_RECIPES)
+    able, scaled = recipes_of(dtype, gpu), scaled_dtype(name)
+    if scaled != dtype:
+        others = f"one of {', '.join(able)}, or " if able else ""
+        raise JobError(
+            f"{training.at('fp8_recipe')}: {name} scales products in {scaled}, and dtype is {dtype}; "
+            f"expected {others}dtype {scaled}, or leave it out."
+        )
+    if name not in able:
+        raise JobError(
+            f"{training.at('fp8_recipe')}: {name} does not run on GPU {gpu.id!r} ({gpu.architecture}), but on "
+            f"{', '.join(architectures_of(name))}; expected one of {', '.join(able)}."
+        )
+    return scaling_recipe(name, gpu)
 
 
 def _cuda_graph(training: Section, framework: Framework) -> str:

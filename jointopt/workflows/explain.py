@@ -11,12 +11,14 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
+from jointopt.physics.casts import cast_times_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import excursion
 from jointopt.physics.hierarchy import energy_by_level
 from jointopt.physics.messages import messages
 from jointopt.physics.phases import phases
 from jointopt.physics.power_swing import METER_S, power_swing
+from jointopt.physics.recompute import input_bytes
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
 from jointopt.physics.warming import warming
@@ -73,6 +75,7 @@ def explain(
         | {link: float(share.max()) for link, share in used.links.items()},
         energy_by_level_j=_levels(physics, parts),
         messages=tuple(asdict(one) for one in messages(physics, 0)),
+        quantization=_quantization(physics),
         power_by_phase=_phases(physics, clocks[0], parts),
         power_swing={} if broken else _swing(physics, clocks[0], parts),
         power_excursion={} if broken else _excursion(physics, clocks[0], parts),
@@ -85,6 +88,17 @@ def explain(
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts),
         rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
     )  # fmt: skip
+
+
+def _quantization(physics: CostModel) -> dict[str, float]:
+    """Costs of the recipe that scales products, casts on the stage that casts longest; nothing where none is stated."""
+    recipe = physics.job.training.fp8_recipe
+    if recipe is None:
+        return {}
+    return {
+        "casts_s": float(cast_times_s(physics, 0).max()), "product_time_factor": recipe.product_time_factor,
+        "input_bytes": input_bytes(physics.job.training),
+    }  # fmt: skip
 
 
 def _phases(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, dict[str, float]]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jointopt.core.schema import Floats
 from jointopt.physics import compute as c
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.expert_kernels import Routing, moe_layer
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
@@ -132,9 +133,7 @@ def test_experts_together_do_the_work_of_top_k_dense_layers(
 ) -> None:
     model = catalogue_model("mixtral-8x7b")
     job, tokens, one = make_job(model=model), np.array(8192.0), np.array(1.0)
-    experts = c.moe_layer(of(job), model, tokens, c.Routing(one, one, one, one, 0.0 * one), one, tokens)[
-        0
-    ].forward.flops
+    experts = moe_layer(of(job), model, tokens, Routing(one, one, one, one, 0.0 * one), one, tokens)[0].forward.flops
     router = 2 * tokens * model.hidden_size * model.num_experts
     dense = 2 * tokens * model.moe_router_topk * model.expert_parameters
     assert float(experts) == pytest.approx(float(dense + router))

@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,8 @@ from jointopt.core.facts import Assumption
 from jointopt.report.documents import json_text
 from jointopt.report.explanation import shares, stage_table
 from jointopt.report.results import Explanation, Stage
-from jointopt.report.table import TIME_UNITS
-from jointopt.spec.jobfile import load_job
+from jointopt.report.table import TIME_UNITS, figure
+from jointopt.spec.jobfile import load_job, parse_job
 from jointopt.workflows.explain import explain
 
 Explanations = Callable[..., Explanation]
@@ -89,3 +90,21 @@ def test_every_line_fits_100_columns(make_explanation: Explanations, stages: int
     plan = make_explanation().plan | {"stage_clock_mhz": [s.clock_mhz for s in many]}
     text = make_explanation(plan=plan, stages=many, assumed=(Assumption("word", None, "word " * 60),)).text()
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_stated_recipe_is_named_with_where_it_costs() -> None:
+    options = {"model": "llama-3-8b", "cluster": {"gpu": "gb200", "nodes": 1, "gpus_per_node": 4}}
+    training = {"seq_length": 4096, "global_batch_size": 64, "dtype": "fp8", "framework": "nemo"}
+    plain, scaled = (
+        explain(
+            parse_job(options | {"training": training | more}, "job", Path()), "dp=4 zero_stage=1", surrogate="none"
+        )
+        for more in ({}, {"fp8_recipe": "mxfp8"})
+    )
+    casts_s = scaled.to_dict()["quantization"]["casts_s"]
+    assert f"Products in fp8 (mxfp8): casts take {figure(casts_s)} s" in " ".join(scaled.text().split())
+    assert 0.02 < casts_s / scaled.iteration_time_s < 0.06
+    assert "products take 1.05 times those with one scale per tensor; a kept input has 1.031 bytes" in " ".join(
+        scaled.text().split()
+    )
+    assert "quantization" not in plain.to_dict()

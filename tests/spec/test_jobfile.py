@@ -537,3 +537,31 @@ def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     assert parse(parse_yaml(dump_job(job))) == job
     with pytest.raises(JobError, match=r"training\.exp_avg_dtype must be one of fp32"):
         parse(SMALL | {"training": SMALL["training"] | {"exp_avg_dtype": "wide"}})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "recipe", "said"),
+    [
+        ("h100-sxm5-80gb", "fp8", "mxfp8", r"fp8_recipe: mxfp8 does not run on GPU 'h100.*Hopper.*delayed, tenso"),
+        ("l40s", "fp8", "blockwise", r"blockwise does not run on GPU 'l40s' \(Ada Lovelace\), but on Hopper, Black"),
+        ("gb200", "bf16", "delayed", r"delayed scales products in fp8, and dtype is bf16; expected dtype fp8"),
+        ("gb200", "fp8", "nvfp4", r"nvfp4 scales products in fp4, and dtype is fp8; expected.* or dtype fp4"),
+        ("gb200", "fp8", "rowwise", r"training\.fp8_recipe must be one of delayed, tensorwise, blockwise"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_the_precision_or_the_gpu_has_not_is_refused(
+    gpu: str, dtype: str, recipe: str, said: str
+) -> None:
+    stated = SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}
+    with pytest.raises(JobError, match=said):
+        parse(SMALL | {"training": stated, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 4}})
+
+
+@pytest.mark.parametrize(("dtype", "recipe"), [("fp8", "mxfp8"), ("fp8", "delayed"), ("fp4", "nvfp4")])
+def test_a_recipe_is_read_and_survives_being_saved(dtype: str, recipe: str) -> None:
+    stated = SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}
+    job = parse(changed(SMALL, "cluster.gpu", "gb200") | {"training": stated})
+    assert job.training.fp8_recipe is not None
+    assert (job.training.precision_words, job.training.fp8_recipe.dtype) == (f"{dtype} ({recipe})", dtype)
+    assert parse_yaml(dump_job(job))["training"]["fp8_recipe"] == recipe
+    assert parse(parse_yaml(dump_job(job))) == job

@@ -21,6 +21,7 @@ def export(intent: Intent, version: str) -> Export:
     gaps.choices_of_megatron()
     gaps.no_choice_of_overlap()
     gaps.never(dtype == "fp4", f"training in {dtype}")
+    gaps.no_recipe_but(("delayed",))  # Transformer Engine's default there
     gaps.never(intent["schedule"] != "1f1b", f"the pipeline schedule {intent['schedule']}")
     gaps.never(intent["recompute_modules"], f"recompute of {intent['recompute_modules']}")
     if _by_megatron(intent):

@@ -172,6 +172,11 @@ class Gaps:
         if stated > 1.0 and not self._intent.is_training:
             self.notes.append(f"Experts are balanced by force: a run lacks the job's moe_load_imbalance {stated:g}.")
 
+    def no_recipe_but(self, known: Sequence[str]) -> None:
+        """Refused by a target that scales fp8 products by these recipes alone, where another is stated."""
+        recipe = self._intent.job.training.fp8_recipe
+        self.never(recipe is not None and recipe.name not in known, f"training.fp8_recipe {recipe and recipe.name}")
+
     def no_adapters(self) -> None:
         """Refused by a target without LoRA."""
         self.never(self._intent.job.training.frozen, "adapters beside frozen weights (training.lora_dim)")

@@ -309,21 +309,30 @@ def offloaded_modules(intent: Intent) -> tuple[str, ...]:
 # --- how it runs ----------------------------------------------------------------------------------------------------
 
 
+_OF_BLOCKS = ("blockwise", "mxfp8")  # gradients are in range of e4m3 where each block has a scale of its own
+
+
 def _precision(words: Words, gaps: Gaps, intent: Intent) -> None:
     """16-bit weights under all but fp32; gradients reduced in bf16 where the framework's profile does so."""
     training = intent.job.training
     dtype, modules = training.dtype, MODULES.code(intent["recompute_modules"])
     moments = (training.exp_avg_dtype, training.exp_avg_sq_dtype)
     gaps.never("bf16" in moments and version_key(words.version) < version_key("0.13"), "Adam's moments in bf16")
+    recipe = "" if training.fp8_recipe is None else training.fp8_recipe.name
     outputs = modules & (MODULES.bit("moe_act") | MODULES.bit("layernorm"))  # which delayed scaling cannot recompute
+    gaps.never(recipe == "delayed" and outputs, f"recompute of {intent['recompute_modules']} with fp8_recipe delayed")
+    gaps.never(
+        recipe == "blockwise" and version_key(words.version) < version_key("0.14"), "training.fp8_recipe blockwise"
+    )
     words.add(
         bf16=dtype in ("bf16", "fp8", "fp4"), fp16=dtype == "fp16",
         # from Megatron-LM's own 2^32 down to what gradients stand, the first iterations would be skipped
         initial_loss_scale=4096 if dtype == "fp16" else None,
-        fp8_format="hybrid" if dtype == "fp8" else None,
-        fp8_recipe="tensorwise" if dtype == "fp8" and outputs else None,
-        fp4_format="e2m1" if dtype == "fp4" else None,
+        fp8_format=("e4m3" if recipe in _OF_BLOCKS else "hybrid") if dtype == "fp8" else None,
+        fp8_recipe=recipe or ("tensorwise" if outputs else None) if dtype == "fp8" else None,
+        fp4_format="e2m1" if dtype == "fp4" else None, fp4_recipe=recipe if dtype == "fp4" and recipe else None,
         fp8_param_gather=bool(training.fp8_param_gather) and dtype == "fp8",
+        reuse_grad_buf_for_mxfp8_param_ag=bool(training.fp8_param_gather) and recipe == "mxfp8",
         grad_reduce_in_bf16=training.gradient_comm_bytes == 2 and dtype not in ("fp32", "fp16"),
         use_precision_aware_optimizer=bool(training.precision_aware_optimizer) and intent["offload"] != "optimizer",
         main_grads_dtype=training.main_grads_dtype, exp_avg_dtype=training.exp_avg_dtype,

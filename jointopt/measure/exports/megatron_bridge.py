@@ -28,6 +28,11 @@ from jointopt.measure.exports.options import Words
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
 _PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed"}
+_OF_RECIPE = {
+    "delayed": _PRECISION["fp8"], "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}  # fmt: skip
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -36,12 +41,12 @@ def export(intent: Intent, version: str) -> Export:
     words, notes = megatron_words(intent, _CORE)  # what its Megatron Core cannot do
     gaps = Gaps(f"Megatron-Bridge {version}", intent)
     gaps.no_choice_of_overlap(("tp",))  # its recipes' comm_overlap
-    gaps.never(intent.job.training.dtype in ("fp4", "fp32"), f"training in {intent.job.training.dtype}")
+    precision = _precision(gaps, intent)
     sections = {
         "model": _shape(intent) | _experts(words, intent) | _plan(intent), "train": _train(intent), "ddp": _ddp(intent),
         "dist": {"use_megatron_fsdp": intent["zero_stage"] > 1}, "logger": {"log_interval": _interval(intent)},
         "dataset": {"sequence_length": intent.job.training.seq_length},
-        "mixed_precision": _PRECISION[intent.job.training.dtype],
+        "mixed_precision": precision,
     }  # fmt: skip
     training = intent.job.training
     for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):  # which are types of PyTorch there, no text
@@ -72,6 +77,16 @@ def export(intent: Intent, version: str) -> Export:
         NAME, version, tuple(_words(sections)), environment, int(intent.job.cluster.num_gpus),
         "scripts/training/run_recipe.py", files={FILE: block_yaml(sections)}, notes=(note, *notes, *gaps.notes),
     )  # fmt: skip
+
+
+def _precision(gaps: Gaps, intent: Intent) -> str:
+    """The name of its mixed precision: of a stated recipe, else of the dtype, fp8 with delayed scaling."""
+    training = intent.job.training
+    recipe = None if training.fp8_recipe is None else training.fp8_recipe.name
+    gaps.never(recipe is None and training.dtype not in _PRECISION, f"training in {training.dtype}")
+    if recipe == "tensorwise":
+        gaps.notes.append("bf16_with_fp8_current_scaling_mixed keeps the first and the last layer in bf16.")
+    return _OF_RECIPE[recipe] if recipe else _PRECISION[training.dtype]
 
 
 def _shape(intent: Intent) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def _model(intent: Intent, old: bool, version: str) -> tuple[str, str, str]:
 def _check(gaps: Gaps, intent: Intent, old: bool) -> None:
     dtype, tp, ep = intent.job.training.dtype, intent["tp"], intent["ep"]
     gaps.never(dtype not in ("bf16", "fp32", "fp8"), f"training in {dtype}")
+    gaps.no_recipe_but(("tensorwise", "mxfp8") if old else ("tensorwise",))  # in 0.3 those of its own configurations
+    gaps.never(_is_mxfp8(intent) and tp > 1, "tensor parallelism with fp8_recipe mxfp8")  # not yet with compile
     gaps.choices_of_megatron()
     gaps.uneven_experts()
     gaps.no_adapters()
@@ -128,13 +130,33 @@ def _settings(intent: Intent, old: bool) -> Settings:
     if intent.model.is_moe and not intent.is_training:
         found["debug"] = {"moe_force_load_balance": True}
     if training.dtype == "fp8" and old:
-        found["model"] = {"converters": ["quantize.linear.float8"]}
-        found["quantize.linear.float8"] = {"enable_fsdp_float8_all_gather": True}
+        found |= _converters(intent)
     found["validation" if old else "validator"] = {"enable": False}
     found["activation_checkpoint"] = {"mode": intent["recompute"]}
     if old and intent["recompute"] == "selective":
         share = training.framework.selective_share
         found["activation_checkpoint"]["selective_ac_option"] = str(round(1 / share)) if share else "op"
+    return found
+
+
+def _is_mxfp8(intent: Intent) -> bool:
+    recipe = intent.job.training.fp8_recipe
+    return recipe is not None and recipe.name == "mxfp8"
+
+
+def _converters(intent: Intent) -> Settings:
+    """The converters of 0.2 to fp8: scaled per tensor, or MXFP8's, whose experts have one of their own."""
+    if not _is_mxfp8(intent):
+        return {
+            "model": {"converters": ["quantize.linear.float8"]},
+            "quantize.linear.float8": {"enable_fsdp_float8_all_gather": True},
+        }
+    found: Settings = {
+        "model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"},
+    }  # fmt: skip
+    if intent.model.is_moe:
+        found["model"]["converters"] += ["quantize.grouped_mm.mx"]
+        found["quantize.grouped_mm.mx"] = {"fqns": ["experts"], "recipe_name": "mxfp8"}
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jointopt.core.schema import FP8_RECIPES
 from jointopt.measure.exports.options import option_table, without_effect
 from jointopt.measure.imports.taken import Options, Taken, flags_of, pairs_of, stated
 from jointopt.measure.logs.conditions import version_by_options
@@ -167,7 +168,8 @@ def _training(options: Options) -> dict[str, Any]:
     backend = options.word("attention_backend").rpartition(".")[2]
     flash = options.flag("use_flash_attn") or backend == "flash"
     kernel = "flash2" if flash else "unfused" if backend in ("unfused", "local") else None
-    found = stated(dtype=_dtype(options), attention=kernel, cuda_graph=_graphs(options))
+    dtype = _dtype(options)
+    found = stated(dtype=dtype, fp8_recipe=_recipe(options, dtype), attention=kernel, cuda_graph=_graphs(options))
     return _plain(options, "training") | found | _states(options)
 
 
@@ -194,6 +196,13 @@ def _dtype(options: Options) -> str:
     if options.take("fp4_format", "fp4") not in (None, False):
         return "fp4"
     return "fp8" if options.take("fp8_format", "fp8", "fp8_hybrid", "fp8_e4m3") not in (None, False) else wide
+
+
+def _recipe(options: Options, dtype: str) -> str | None:
+    """The recipe that scales fp8 or fp4 where it is stated and one of Transformer Engine's."""
+    named = {"fp8": options.word("fp8_recipe"), "fp4": options.word("fp4_recipe")}
+    word = named.get(dtype, "").rpartition(".")[2]  # Fp8Recipe.mxfp8 in logs
+    return word if word in FP8_RECIPES else None
 
 
 def plan_of(options: Options) -> dict[str, Any]:

@@ -125,10 +125,20 @@ def _megatron_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
+# Words of a mixed precision's name beside fp8, mxfp8 and nvfp4: bf16_with_fp8_current_scaling_mixed.
+_RECIPES = {"delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
+
+
 def _precision(text: str) -> dict[str, Any]:
     words = re.split(r"[-_]", text.lower())
     wide = next((_PRECISIONS[word] for word in words if word in _PRECISIONS), None)
-    return ({wide: True} if wide else {}) | ({"fp8_format": "hybrid"} if "fp8" in words else {})
+    found: dict[str, Any] = {wide: True} if wide else {}
+    if "nvfp4" in words:
+        return found | {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"}
+    if "mxfp8" in words:
+        return found | {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}
+    recipe = next((_RECIPES[word] for word in words if word in _RECIPES), None)
+    return found | ({"fp8_format": "hybrid"} | ({"fp8_recipe": recipe} if recipe else {}) if "fp8" in words else {})
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ _NAMES = {
     "nodes": "the number of nodes (--nodes)", "gpus_per_node": "GPUs per node (--gpus-per-node)",
 }  # fmt: skip
 _TRAINING = (
-    "seq_length", "global_batch_size", "dtype", "attention", "framework", "cuda_graph", *STATE_FIELDS, "lora_dim",
-    "lora_alpha", "lora_target_modules",
+    "seq_length", "global_batch_size", "dtype", "fp8_recipe", "attention", "framework", "cuda_graph", *STATE_FIELDS,
+    "lora_dim", "lora_alpha", "lora_target_modules",
 )  # fmt: skip
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 

@@ -43,6 +43,7 @@ _OPTIONS = {
     "schedule": "parallel_schedule$", "vpp": "layers_per_stage$|module_fqns", "stage_layers": "module_fqns",
     "micro_batch_size": r"\.local_batch_size$|microbatch_size$", "recompute": r"activation_checkpoint\.mode$",
     "seq_length": "seq_len$", "global_batch_size": "global_batch_size$", "dtype": "precision_param$|converters$",
+    "fp8_recipe": "converters$|recipe_name$",
 }  # fmt: skip
 _SIZE = re.compile(r"Model (?P<name>\S+) (?P<flavor>\S+) size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building device mesh with parallelism: (.+)")
@@ -120,7 +121,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
     taken = Taken(
         "torchtitan config", "torchtitan", model=_model(name, flavor), plan=plan,
         training=stated(
-            seq_length=options.whole("training.seq_len") or 2048, dtype=_dtype(options),
+            seq_length=options.whole("training.seq_len") or 2048, dtype=_dtype(options), fp8_recipe=_recipe(options),
             global_batch_size=batch if batch and batch > 0 else local * dp if dp else None,
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
@@ -200,6 +201,13 @@ def _dtype(options: Options) -> str:
     word = options.word("training.mixed_precision_param") or "bfloat16"
     options.word("training.dtype")
     return {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(word, "bf16")
+
+
+def _recipe(options: Options) -> str | None:
+    """The recipe of fp8 where one is stated that Transformer Engine has too; rows scaled each for itself are none."""
+    converters = str(options.take("model.converters") or "") + str(options.take("model.quantization") or "")
+    named = options.word("quantize.linear.float8.recipe_name", "float8.recipe_name")
+    return "mxfp8" if "mx" in converters else "tensorwise" if named == "tensorwise" else None
 
 
 def log_taken(text: str) -> Taken:

@@ -13,6 +13,7 @@ from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.runs.cells import STRICT_READERS, read_columns
+from jointopt.runs.precision import with_precision
 from jointopt.runs.table import clean_runs, read_table
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.job import DTYPES, Job
@@ -34,7 +35,7 @@ class ReplayLauncher:
     def __init__(self, table: Path | str | pd.DataFrame) -> None:
         rows = table if isinstance(table, pd.DataFrame) else read_table(Path(table))
         self._rows = _with_gpu_ids(rows.reset_index(drop=True))
-        self._clean = clean_runs(self._rows)
+        self._clean = with_precision(clean_runs(self._rows))
         self._inputs = [name for name in _INPUTS if name in self._rows]
         self._last: tuple[Job, Bools] | None = None
         self._check()
@@ -151,4 +152,4 @@ def _workload(job: Job) -> dict[str, Any]:
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
         "dtype": np.nan if training.dtype_assumed else training.dtype,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
-    } | training.adapter_cells  # fmt: skip
+    } | training.adapter_cells | training.recipe_cells  # fmt: skip

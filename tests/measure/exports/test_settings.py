@@ -16,11 +16,14 @@ from jointopt.core.errors import ExportError
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS
 from jointopt.measure.imports.taken import flattened, pairs_of
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.scaling import scaled_dtype, scaling_recipe
 from tests.measure.exports.conftest import job_named, plan_of
 
 # sections of a target, and what its plan is `of` beside JOB; `whole`: all settings; rows: changes and what they move
 SECTIONS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
 JOB = {"model": "llama-3-8b", "gpus": 8, "framework": "generic", "dtype": "bf16"}
+GPU = load_gpu("gb200")  # which runs every recipe of fp8 and fp4
 READERS = {".json": json.loads, ".toml": tomllib.loads, ".yaml": yaml.safe_load, ".py": str}
 
 
@@ -30,6 +33,8 @@ def settings_of(target: str, of: dict[str, Any]) -> dict[str, Any]:
     given = dict(of)
     job = job_named(*(given.pop(key, usual) for key, usual in JOB.items()))
     training, shape = given.pop("training", {}), given.pop("shape", {})
+    if recipe := given.pop("fp8_recipe", None):
+        training = training | {"fp8_recipe": scaling_recipe(recipe, GPU), "dtype": scaled_dtype(recipe)}
     job = replace(job, training=replace(job.training, **training), model=replace(job.model, **shape))
     purpose = given.pop("purpose", "benchmark")
     made = TARGETS[name].export(intent_of(job, plan_of(job, **given), purpose), version)
