@@ -19,6 +19,7 @@ from jointopt.core.schema import (
     LORA_TARGETS,
     MODEL_BLOCKS,
     ONE_CLOCK,
+    RECIPE_CLASSES,
     STATUSES,
     TOKEN_DISPATCHERS,
     Column,
@@ -213,6 +214,7 @@ READERS: dict[str, Reader] = {
     **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
+    "recipe_class": _one_of(RECIPE_CLASSES),
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

@@ -178,7 +178,7 @@ def _workload(job: Job, source: str) -> dict[str, Any]:
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.dtype,
         "attention": "" if training.attention_assumed else training.attention, "framework": training.framework.name,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
-        "cuda_graph": training.cuda_graph or math.nan, **training.adapter_cells,
+        "cuda_graph": training.cuda_graph or math.nan, **training.adapter_cells, **training.recipe_cells,
     }  # fmt: skip
     names = [column.name for column in COLUMNS.values() if column.role == "workload" and column.name in values]
     found: dict[str, Any] = {name: values[name] for name in names}
