@@ -35,8 +35,8 @@ from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.recipe_classes import named_class, of_class
 from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.catalog.recipe_classes import named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework

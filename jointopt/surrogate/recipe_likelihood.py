@@ -1,7 +1,7 @@
 """Which recipe class measured runs look like, by the likelihood of their times under each."""
 
-# A class is a factor on kernels, and the process has a factor of its own, as wide as sources differ: after three and ten
-# runs it is as right without classes as with them (docs/surrogate.md). So a class moves nothing here; it is a finding.
+# A class is a factor on kernels, and the process has a factor of its own, as wide as sources differ: after three and
+# ten runs it is as right without classes as with them (docs/surrogate.md). So a class is a finding, and moves nothing.
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.posterior import LEAST_NETWORK
 from jointopt.surrogate.residual_gp import Runs
 
-# Deviations of logarithms (tests/bench/bench_recipe_classes.py): of a source's factor on kernels around its class's, and
-# of single runs around their source, which scatter by 0.04 to 0.15.
-SPREAD, NOISE = 0.08, 0.1
+# Deviations of logarithms (tests/bench/bench_recipe_classes.py): of a source's factor on kernels around its class's,
+# and of single runs around their source, which scatter by 0.04 to 0.15.
+SPREAD, NOISE = 0.08, 0.08
 FEWEST, MOST = 3, 40  # runs
-LEAST_ODDS, SURE = 1.5, 10  # below which runs do not tell, and above which odds say more than the spread allows
+LEAST_ODDS, SURE = 2.0, 10  # below which runs do not tell, and above which odds say more than the spread allows
 FAR = 0.3  # of a logarithm, beyond which no class says what runs are off by: networks, other units
 _MOVED = [CONSTANTS.index("compute"), CONSTANTS.index("elementwise")]
 _NETWORK = CONSTANTS.index("inter_node")
@@ -54,29 +54,22 @@ class Resemblance:
             return ""
         times = ", ".join(f"{ratio:.2f} times a {name} recipe's" for name, ratio in self.ratio.items())
         odds = f"{self.odds:.1f} to 1" if self.odds < SURE else f"more than {SURE} to 1"
-        told = f"they look like a {self.likeliest} recipe ({odds})"
-        return f"{self.count} measured runs take {times}: {told if self.odds >= LEAST_ODDS else 'they tell neither'}."
+        verdict = f"look like a {self.likeliest} recipe ({odds})" if self.odds >= LEAST_ODDS else "tell neither"
+        return f"{self.count} measured runs take {times}: they {verdict}."
 
 
-def resemblance(runs: Runs, residual: Floats, now: Floats) -> Resemblance:
-    """How well ``runs`` fit each class, by log(measured / predicted) ``residual`` (n,).
+def log_likelihood(runs: Runs, residual: Floats) -> float:
+    """Logarithm of how likely ``residual`` (n,), log(measured / predicted) of ``runs``, is; less what any class shares.
 
-    ``now`` (n, 2): logarithms of the class's factors that each was priced with, on products and element-wise kernels.
-    Residuals under a class are normal around zero: one factor on a source's kernels (`SPREAD`), the network between nodes,
-    and each run's own noise, those far from the middle clipped.
+    Normal around zero: a factor on a source's kernels (`SPREAD`), the network between nodes, and noise of each run.
+    Residuals far from the middle are clipped.
     """
-    slopes, network = runs.sensitivity[:, _MOVED], runs.sensitivity[:, _NETWORK]
-    kernels = slopes.sum(axis=1)
+    kernels, network = runs.sensitivity[:, _MOVED].sum(axis=1), runs.sensitivity[:, _NETWORK]
     covariance = SPREAD**2 * np.outer(kernels, kernels) + LEAST_NETWORK**2 * np.outer(network, network)
     covariance += NOISE**2 * np.eye(len(residual))
-    ratio, likely = {}, {}
-    for name, factors in efficiencies().items():
-        left = residual - (slopes * (np.log(factors) - now)).sum(axis=1)
-        middle = float(np.median(left))
-        ratio[name] = float(np.exp(middle))
-        left = np.clip(left, middle - 3.0 * NOISE, middle + 3.0 * NOISE)
-        likely[name] = -0.5 * float(left @ np.linalg.solve(covariance, left))
-    return Resemblance(len(residual), ratio, likely)
+    middle = float(np.median(residual))
+    left = np.clip(residual, middle - 3.0 * NOISE, middle + 3.0 * NOISE)
+    return -0.5 * float(left @ np.linalg.solve(covariance, left) + np.linalg.slogdet(covariance)[1])
 
 
 def efficiencies() -> dict[str, tuple[float, float]]:
@@ -87,13 +80,31 @@ def efficiencies() -> dict[str, tuple[float, float]]:
     return {" or ".join(same): factors for factors, same in names.items()}
 
 
-def class_words(evidence: Evidence) -> str:
-    """`Resemblance.words` of the timed runs of one source; blank for fewer than `FEWEST`, or where they are far off."""
+def resemblance(evidence: Evidence) -> Resemblance | None:
+    """How well the timed runs of one source, of many `MOST` of them, fit each class, priced under each.
+
+    None for fewer than `FEWEST`, for runs that are stated to be of several efficiencies, or that cannot be priced anew.
+    """
     some = evidence.some(MOST)
-    if some.runs is None or len(some.runs) < FEWEST or some.timed.sum() != len(some.runs):
-        return ""
-    logs = [np.log([_factors(work.job.training) for work in part.works])[part.work] for part in some.priced]
-    return resemblance(some.runs, some.residual, np.concatenate(logs)[some.timed]).words()
+    now = {_factors(work.job.training) for part in some.priced for work in part.works}
+    if some.runs is None or len(some.runs) < FEWEST or len(now) != 1:
+        return None
+    ratio, likely = {}, {}
+    for name, factors in efficiencies().items():
+        by = np.zeros(len(CONSTANTS))
+        by[_MOVED] = np.log(factors) - np.log(next(iter(now)))
+        there = some.moved(by)
+        if there is None or there.runs is None:
+            return None
+        ratio[name] = float(np.exp(np.median(there.residual)))
+        likely[name] = log_likelihood(there.runs, there.residual)
+    return Resemblance(len(some.runs), ratio, likely)
+
+
+def class_words(evidence: Evidence) -> str:
+    """`Resemblance.words` of the timed runs of one source; blank where there is none, or they are far off."""
+    found = resemblance(evidence)
+    return "" if found is None else found.words()
 
 
 def class_lines(evidence: Mapping[str, Evidence]) -> list[str]:

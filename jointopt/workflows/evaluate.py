@@ -83,7 +83,8 @@ def _resembled(table: pd.DataFrame) -> list[str]:
     timed = table[(table["status"] == "ok") & (table["iteration_time_s"] > 0)]
     keys = [name for name in ("source", "framework", "gpu") if name in timed]
     drawn = timed.sample(frac=1.0, random_state=0)
-    some = drawn.groupby(keys, dropna=False, sort=False).head(_TO_CLASS).sort_index().reset_index(drop=True)
+    some = (drawn.groupby(keys, dropna=False, sort=False) if keys else drawn).head(_TO_CLASS)
+    some = some.sort_index().reset_index(drop=True)
     try:
         return class_lines(Measurements(some).evidence_by_source())
     except TableError:

@@ -8,8 +8,8 @@ The default folder is ../shared/data beside the repository; rows are those that 
   source's times is right, everything else as in the source's own profile;
 - spread: standard deviation (1.48 times the median one) of log(measured / predicted) there.
 
-Then which class drawn runs look like (`jointopt.surrogate.recipe_likelihood`; shares of 20 draws of three and ten runs of
-each GPU and software: right, wrong, untold).
+Then which class drawn runs look like (`jointopt.surrogate.recipe_likelihood`): shares of 20 draws of three and ten runs
+of each GPU and software, right, wrong and untold.
 
 Then errors of sources under the profile of another class, as they are and with the class stated; the factor between
 classes is learned without the source that is judged.
@@ -30,6 +30,7 @@ from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.framework import Framework
 from jointopt.surrogate.dataset import PricedPlans, timed_runs
+from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.recipe_likelihood import class_words
 
@@ -81,17 +82,19 @@ def judged(table: pd.DataFrame, works: list[Workload], profile: str, by: float) 
     return [float(np.nanmedian(np.abs(np.expm1(-ratio)))) for ratio in times]
 
 
-def told(table: pd.DataFrame, vendor: bool, count: int) -> tuple[float, float, float]:
+def shares(table: pd.DataFrame, vendor: bool, count: int) -> tuple[float, float, float]:
     """Shares of draws of ``count`` runs whose class is told right, told wrong, and not told."""
     found = []
     for one in Measurements(table).evidence_by_source().values():
         for draw in range(20 if one.runs is not None and len(one.runs) > count else 0):
             rows = np.random.default_rng(draw).choice(len(one.timed), count, replace=False)
-            words = class_words(replace(one, runs=one.runs.take(rows), residual=one.residual[rows],
-                                        priced=(one.priced[0].take(rows),), timed=np.ones(count, bool)))  # fmt: skip
+            drawn = Evidence(one.runs.take(rows), one.residual[rows], (one.priced[0].take(rows),), np.ones(count, bool))
+            words = class_words(drawn)
             found.append(words.partition("look like a ")[2])
     right = [("vendor" in text) == vendor for text in found if text]
-    share = 1.0 / max(len(found), 1)
+    if not found:
+        return np.nan, np.nan, np.nan
+    share = 1.0 / len(found)
     return sum(right) * share, (len(right) - sum(right)) * share, 1.0 - len(right) * share
 
 
@@ -108,11 +111,11 @@ def main() -> None:
     print(pd.DataFrame(found, index=["factor", "spread"]).T.round(3).to_string())
     ours = [v for n, v in logs.items() if n not in (*VENDOR, *UNKNOWN)]
     without = [between(logs, name) for name in logs]
-    print(f"\ncommunity over vendor {between(logs):.3f} ({min(without):.3f} to {max(without):.3f} without one source); ")
+    print(f"\ncommunity over vendor {between(logs):.3f}, {min(without):.3f} to {max(without):.3f} without one source")
     print(f"deviation of the logarithms of communities' factors {np.std(ours, ddof=1):.3f}\n")
     for name, (table, _) in sources.items():
         for count in (3, 10):
-            right, wrong, untold = told(table.head(60), name in (*VENDOR, *UNKNOWN), count)
+            right, wrong, untold = shares(table.head(60), name in (*VENDOR, *UNKNOWN), count)
             print(f"{name:24s} {count:2d} runs: right {right:4.0%}  wrong {wrong:4.0%}  untold {untold:4.0%}")
     print()
     for name, source in sources.items():

@@ -508,3 +508,15 @@ def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     assert parse(parse_yaml(dump_job(job))) == job
     with pytest.raises(JobError, match=r"training\.exp_avg_dtype must be one of fp32"):
         parse(SMALL | {"training": SMALL["training"] | {"exp_avg_dtype": "wide"}})
+
+
+def test_a_recipe_class_moves_the_profile_is_refused_by_name_and_survives_being_saved() -> None:
+    usual, job = (parse(SMALL | {"training": SMALL["training"] | {"framework": "nemo"} | more}) for more in CLASSES)
+    assert (usual.training.software, job.training.software) == ("nemo", "nemo (community recipe)")
+    assert job.training.framework.compute_factor > 1.1 * usual.training.framework.compute_factor
+    assert parse(parse_yaml(dump_job(job))) == job
+    with pytest.raises(JobError, match=r"training\.recipe_class must be one of submission, vendor, community"):
+        parse(SMALL | {"training": SMALL["training"] | {"recipe_class": "tuned"}})
+
+
+CLASSES: tuple[dict[str, str], ...] = ({}, {"recipe_class": "community"})
