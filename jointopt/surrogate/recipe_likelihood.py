@@ -86,7 +86,7 @@ def resemblance(evidence: Evidence) -> Resemblance | None:
     None for fewer than `FEWEST`, for runs that are stated to be of several efficiencies, or that cannot be priced anew.
     """
     some = evidence.some(MOST)
-    now = {_factors(work.job.training) for part in some.priced for work in part.works}
+    now = {_factors(part.works[i].job.training) for part in some.priced for i in np.unique(part.work).tolist()}
     if some.runs is None or len(some.runs) < FEWEST or len(now) != 1:
         return None
     ratio, likely = {}, {}

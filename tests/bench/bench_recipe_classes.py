@@ -8,7 +8,7 @@ The default folder is ../shared/data beside the repository; rows are those that 
   source's times is right, everything else as in the source's own profile;
 - spread: standard deviation (1.48 times the median one) of log(measured / predicted) there.
 
-Then which class drawn runs look like (`jointopt.surrogate.recipe_likelihood`): shares of 20 draws of three and ten runs
+Then which class drawn runs look like (`jointopt.surrogate.recipe_likelihood`): shares of 10 draws of three and ten runs
 of each GPU and software, right, wrong and untold.
 
 Then errors of sources under the profile of another class, as they are and with the class stated; the factor between
@@ -86,7 +86,7 @@ def shares(table: pd.DataFrame, vendor: bool, count: int) -> tuple[float, float,
     """Shares of draws of ``count`` runs whose class is told right, told wrong, and not told."""
     found = []
     for one in Measurements(table).evidence_by_source().values():
-        for draw in range(20 if one.runs is not None and len(one.runs) > count else 0):
+        for draw in range(10 if one.runs is not None and len(one.runs) > count else 0):
             rows = np.random.default_rng(draw).choice(len(one.timed), count, replace=False)
             drawn = Evidence(one.runs.take(rows), one.residual[rows], (one.priced[0].take(rows),), np.ones(count, bool))
             words = class_words(drawn)

@@ -101,9 +101,12 @@ def test_runs_of_several_stated_classes_are_passed_over_and_of_one_are_priced_as
     assert [words_of(Measurements.of(table)) for table in stated] == ["", words_of(runs_of_nemo)]
 
 
-def test_every_source_is_named_before_what_its_runs_look_like() -> None:
-    (line,) = class_lines(simulated("nemo", "community").evidence_by_source())
-    assert line.startswith("nemo, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
+def test_every_source_of_a_table_is_named_before_what_its_runs_look_like() -> None:
+    tables = [simulated(name, "community").table for name in ("nemo", "internevo")]
+    lines = class_lines(Measurements.of(pd.concat(tables, ignore_index=True)).evidence_by_source())
+    assert [line.partition(":")[0] for line in lines] == [
+        f"{name}, a100-sxm4-80gb, 8 GPUs a node" for name in ("internevo", "nemo")
+    ]
 
 
 # Korthikanti et al. 2022, arXiv:2205.05198, table 5: seconds an iteration of NVIDIA's own runs, selective recomputation
