@@ -37,6 +37,7 @@ FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # Megatr
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 # Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")
+RECIPE_CLASSES = ("submission", "vendor", "community")  # how well tuned the runs of a framework are
 # linear layers that LoRA may adapt, as Megatron-Bridge names them: attention's input and output, the MLP's
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 MODEL_BLOCKS = ("layer", "attention", "feed_forward")  # of a model, without embedding and head
@@ -165,6 +166,7 @@ COLUMNS = {
         Column("lora_dim", "int", "", "workload", "rank of LoRA's adapters; blank: all weights are trained"),
         Column("lora_target_modules", "str", "", "workload", "linear layers with adapters, ; between; blank: all"),
         Column("framework", "str", "", "workload", "training framework"),
+        Column("recipe_class", "str", "", "workload", "how well tuned: submission, vendor, community; blank: as usual"),
         Column("gpu", "str", "", "workload", "catalogue id of the GPU"),
         Column("gpus_per_node", "int", "", "workload", "GPUs per node"),
         Column("num_gpus", "int", "", "workload", "GPUs of the job"),

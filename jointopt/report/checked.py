@@ -45,7 +45,7 @@ class Checked(Result):
         lines = [
             f"{self.job.name}: {model.name}, {sizes}.",
             f"{training.global_batch_size:,} sequences of {training.seq_length:,} tokens ({tokens:,} in all) per "
-            f"iteration, in {training.precision_words}, {training.attention}, {training.framework.name}.",
+            f"iteration, in {training.precision_words}, {training.attention}, {training.software}.",
             f"{cluster.nodes:,} x {cluster.gpus_per_node} {cluster.gpu.id} ({cluster.num_gpus:,} GPUs of "
             f"{cluster.gpu.memory_gib:g} GiB), {cluster.intra_node_gbytes_per_s:g} GB/s in a node"
             + (f", {cluster.inter_node_gbytes_per_s:g} GB/s between nodes." if cluster.nodes > 1 else "."),

@@ -271,6 +271,12 @@ def _tight(found: Explanation) -> str:
     return f": fits with probability {found.fit_probability:.2f}" if found.fit_probability < TIGHT else ""
 
 
+def _recipe(job: Job) -> str:
+    """The framework, where its recipe class is not the usual one."""
+    training = job.training
+    return "" if training.software == training.framework.name else f", {training.software}"
+
+
 def _totals(found: Explanation) -> list[str]:
     """Job, plan, totals with their 90 % intervals, and whether it can be run."""
     job, cluster, plan = found.job, found.job.cluster, found.plan
@@ -287,7 +293,7 @@ def _totals(found: Explanation) -> list[str]:
     why = "; ".join(found.doubts) or beyond(found.surrogate)
     known = "" if found.in_domain else f" Its interval is wider: {why}."
     lines = [
-        f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}",
+        f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}{_recipe(job)}",
         f"Plan: {plan_words(plan, plan)}{limits}",
         f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
         rate_words(job, found.throughput),

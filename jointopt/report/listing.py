@@ -25,7 +25,7 @@ _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], st
                "parameters active_parameters num_layers hidden_size ffn_hidden_size num_attention_heads "
                "num_query_groups num_experts moe_router_topk vocab_size"),
     "frameworks": (framework_names, load_framework,
-                   "zero_stages recompute=recomputes interleaving context_parallel"),
+                   "recipe_class zero_stages recompute=recomputes interleaving context_parallel"),
     "clusters": (cluster_names, load_cluster,
                  "gpu=gpu.id nodes gpus_per_node intra_node_gbytes_per_s inter_node_gbytes_per_s"),
     "jobs": (shipped_jobs, shipped_job,

@@ -20,6 +20,7 @@ from jointopt.core.schema import (
     LORA_TARGETS,
     MODEL_BLOCKS,
     ONE_CLOCK,
+    RECIPE_CLASSES,
     STATUSES,
     TOKEN_DISPATCHERS,
     Column,
@@ -215,6 +216,7 @@ READERS: dict[str, Reader] = {
     "fp8_recipe": _one_of(FP8_RECIPES, {"current": "tensorwise"}),
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
+    "recipe_class": _one_of(RECIPE_CLASSES),
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

@@ -37,6 +37,7 @@ from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.catalog.recipe_classes import named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework
@@ -49,8 +50,8 @@ _WORKLOAD = (
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
     "attention_kind", "mtp_num_layers", "block", "seq_length", "global_batch_size", "dtype", "fp8_recipe",
     *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher", "overlap_moe_a2a", "moe_load_imbalance",
-    "moe_router_force_load_balancing", "cuda_graph", "lora_dim", "lora_target_modules", "framework", "gpu",
-    "gpus_per_node", "num_gpus",
+    "moe_router_force_load_balancing", "cuda_graph", "lora_dim", "lora_target_modules", "framework", "recipe_class",
+    "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _USUAL_HEAD_DIM = 128
@@ -263,6 +264,8 @@ def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: l
 def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: list[str]) -> Training:
     text = str(row.get("dtype", ""))
     dtype = runnable_dtype(text, gpu, assumed)
+    recipe_class = str(row.get("recipe_class", "")) or named_class(str(row.get("framework", "")))
+    framework = of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
     return Training(
@@ -274,6 +277,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+        recipe_class=recipe_class,
         token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
         moe_load_imbalance=float(row.get("moe_load_imbalance", 1.0)),

@@ -16,6 +16,8 @@ class Framework:
     name: str = "generic"
     aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table
 
+    recipe_class: str = "community"  # whose efficiency its figures have: a key of catalog/recipe_classes.yaml
+
     family: str = ""  # of frameworks that start the same plans: a key of catalog/framework_rules.yaml
     rules: tuple[str, ...] = ()  # names of the rules of that family
 

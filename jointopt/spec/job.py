@@ -10,6 +10,7 @@ from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
 from jointopt.core.schema import DTYPES as DTYPES
 from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
 from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
+from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
@@ -46,6 +47,7 @@ class Training:
     attention: str = "flash2"
     fused_norm: bool = True
     framework: Framework = field(default_factory=Framework)
+    recipe_class: str = ""  # one of `RECIPE_CLASSES`, whose efficiency `framework` then has; blank: its usual one
     dtype_assumed: bool = False  # the GPU's 16-bit format stands in for what is no precision
     # the default stands in for a kernel that is not stated: the same training as with it stated
     attention_assumed: bool = field(default=False, compare=False)
@@ -84,6 +86,12 @@ class Training:
         targets = {} if self.lora_target_modules is None else {"lora_target_modules": ";".join(self.adapted)}
         return {"lora_dim": self.lora_dim} | targets if self.frozen else {}
 
+    @property
+    def software(self) -> str:
+        """The framework in words, with its recipe class where that is not the usual one."""
+        usual = self.recipe_class in ("", self.framework.recipe_class)
+        return self.framework.name if usual else f"{self.framework.name} ({self.recipe_class} recipe)"
+
     def keeps_input_of(self, linear: str) -> bool:
         """Whether a linear layer's input is kept for the backward pass: it is for the gradient of trained weights."""
         return not self.frozen or linear in self.adapted
@@ -100,8 +108,9 @@ class Training:
 
     @property
     def recipe_cells(self) -> dict[str, Any]:
-        """The recipe as rows of tables state it; nothing where none is stated."""
-        return {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
+        """Class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
+        scaling = {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
+        return scaling | ({"recipe_class": self.recipe_class} if self.recipe_class else {})
 
     @property
     def run_iterations(self) -> int | None:

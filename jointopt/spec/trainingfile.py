@@ -9,6 +9,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.spec.catalog.recipe_classes import of_class
 from jointopt.spec.catalog.scaling import architectures_of, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Gpu
@@ -20,6 +21,7 @@ from jointopt.spec.job import (
     DTYPES,
     FP8_RECIPES,
     LORA_TARGETS,
+    RECIPE_CLASSES,
     STATE_BYTES,
     STATE_FIELDS,
     TF32,
@@ -48,7 +50,8 @@ def read_training(section: Section, gpu: Gpu) -> Training:
             f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
-    framework = load_framework(training.choice("framework", framework_names(), "generic"))
+    stated = training.choice("recipe_class", RECIPE_CLASSES, "")
+    framework = of_class(load_framework(training.choice("framework", framework_names(), "generic")), stated)
     framework = dataclasses.replace(framework, tf32=framework.tf32 or precision == TF32)
     return Training(
         seq_length=training.whole("seq_length"),
@@ -60,6 +63,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         attention_assumed=not training.has("attention"),
         fused_norm=training.flag("fused_norm", FUSED_NORM),
         framework=framework,
+        recipe_class=stated,
         token_dispatcher=training.choice("token_dispatcher", TOKEN_DISPATCHERS, ""),
         overlap_moe_a2a=training.flag("overlap_moe_a2a", False),
         moe_load_imbalance=_load_imbalance(training),

@@ -24,6 +24,7 @@ from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import add_intervals
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
@@ -163,10 +164,13 @@ class JobModel:
         return out
 
     def learned(self, layouts: Columns) -> tuple[str, ...]:
-        """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by; none without."""
+        """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by.
+
+        Of a few runs, one on the recipe class that they look like; none without.
+        """
         own = None if self._correction is None else self._correction.own
         if own is None or self._correction is None:
-            return ()
+            return tuple(filter(None, [class_words(self.evidence)]))
         from jointopt.surrogate.own_words import learned_sentence
 
         physics, first = CostModel(self._moved, _rows(layouts, slice(1))), np.zeros(1, np.int64)

@@ -28,6 +28,7 @@ from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.residual_gp import kinship
 
 if TYPE_CHECKING:
@@ -142,7 +143,10 @@ def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
             "learned from them.",
             f"{sum(len(work.rows) for work in unseen):,}", total, ", ".join(kinds[:3] + ["..."] * (len(kinds) > 3)),
         )  # fmt: skip
-    return runs.evidence_by_source()
+    evidence = runs.evidence_by_source()
+    for line in class_lines(evidence):
+        _log.info("%s", line)
+    return evidence
 
 
 def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:

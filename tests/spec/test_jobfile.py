@@ -565,3 +565,15 @@ def test_a_recipe_is_read_and_survives_being_saved(dtype: str, recipe: str) -> N
     assert (job.training.precision_words, job.training.fp8_recipe.dtype) == (f"{dtype} ({recipe})", dtype)
     assert parse_yaml(dump_job(job))["training"]["fp8_recipe"] == recipe
     assert parse(parse_yaml(dump_job(job))) == job
+
+
+def test_a_recipe_class_moves_the_profile_is_refused_by_name_and_survives_being_saved() -> None:
+    usual, job = (parse(SMALL | {"training": SMALL["training"] | {"framework": "nemo"} | more}) for more in CLASSES)
+    assert (usual.training.software, job.training.software) == ("nemo", "nemo (community recipe)")
+    assert job.training.framework.compute_factor > 1.1 * usual.training.framework.compute_factor
+    assert parse(parse_yaml(dump_job(job))) == job
+    with pytest.raises(JobError, match=r"training\.recipe_class must be one of submission, vendor, community"):
+        parse(SMALL | {"training": SMALL["training"] | {"recipe_class": "tuned"}})
+
+
+CLASSES: tuple[dict[str, str], ...] = ({}, {"recipe_class": "community"})

@@ -60,13 +60,13 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
 
 
 def _names(text: str, profile: Framework, alias: str) -> bool:
-    return text == profile.name or (alias in profile.aliases and _says(text, alias))
+    return text == profile.name or (alias in profile.aliases and says(text, alias))
 
 
 _DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")
 
 
-def _says(text: str, alias: str) -> bool:
+def says(text: str, alias: str) -> bool:
     """Whether lower-case ``text`` names ``alias``: "megatron_lm 2.4" does; "not Megatron", "Megatron-like" do not."""
     return any(not _DENIED.search(text[: found.start()]) for found in _whole_words(alias).finditer(text))
 

@@ -1,0 +1,37 @@
+"""Recipe classes: how well tuned the runs of a framework are, as multiples of what its kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jointopt.core.schema import RECIPE_CLASSES
+from jointopt.spec.catalog.frameworks import says
+from jointopt.spec.catalog.gpus import read_yaml
+from jointopt.spec.framework import Framework
+
+
+def class_factors(name: str) -> tuple[float, float]:
+    """Time of products and of element-wise kernels of a class of `RECIPE_CLASSES`, over those of a vendor's recipe."""
+    entry: Mapping[str, float] = read_yaml("recipe_classes.yaml")[name]
+    return entry["compute"], entry["elementwise"]
+
+
+def of_class(profile: Framework, name: str) -> Framework:
+    """The profile with the efficiency of class ``name``; itself where that is its own, or blank."""
+    if name in ("", profile.recipe_class):
+        return profile
+    pairs = zip(class_factors(name), class_factors(profile.recipe_class), strict=True)
+    compute, elementwise = (wanted / own for wanted, own in pairs)
+    return replace(
+        profile,
+        compute_factor=profile.compute_factor * compute,
+        elementwise_factor=profile.elementwise_factor * elementwise,
+    )
+
+
+def named_class(text: str) -> str:
+    """The class of `RECIPE_CLASSES` that a table's free text names; blank where it names none, or several."""
+    entries, low = read_yaml("recipe_classes.yaml"), text.strip().lower()
+    found = [name for name in RECIPE_CLASSES if any(says(low, alias) for alias in entries[name]["aliases"])]
+    return found[0] if len(found) == 1 else ""

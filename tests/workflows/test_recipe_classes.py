@@ -1,0 +1,84 @@
+"""Verbs under recipe classes: what a stated one moves, and what measured runs are said to look like."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.runs.workloads import workloads
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import parse_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.workflows.campaign.candidates import measurement_columns
+from jointopt.workflows.check import check
+from jointopt.workflows.evaluate import evaluate
+from jointopt.workflows.explain import explain
+from jointopt.workflows.predict import predict
+
+PLAN = "dp=4 tp=2 pp=1 micro_batch_size=2"
+
+
+def job_of(**training: str) -> Job:
+    stated = {"seq_length": 2048, "global_batch_size": 64, "framework": "megatron-lm", **training}
+    cluster = {"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8}
+    return parse_job({"model": "llama-3-8b", "training": stated, "cluster": cluster}, "small", Path())
+
+
+@pytest.fixture(scope="module")
+def community() -> pd.DataFrame:
+    """Runs of a community's job in a table that does not say so."""
+    job, plans = job_of(recipe_class="community"), [f"dp=4 tp=2 pp=1 micro_batch_size={size}" for size in (1, 2, 4)]
+    found = [explain(job, plan, surrogate="none") for plan in plans]
+    rows = pd.DataFrame([dict(one.plan) for one in found]).drop(
+        columns=["stage_clock_mhz", "clock_mhz"], errors="ignore"
+    )
+    return rows.assign(
+        model="llama-3-8b", seq_length=2048, global_batch_size=64, dtype="bf16", framework="megatron-lm",
+        gpu="a100-sxm4-80gb", gpus_per_node=8, num_gpus=8, iteration_time_s=[one.iteration_time_s for one in found],
+    )  # fmt: skip
+
+
+def test_a_stated_class_moves_time_and_is_named_where_it_is_not_the_usual_one() -> None:
+    usual, vendor, community = (explain(job_of(**t), PLAN, surrogate="none") for t in CLASSES)
+    assert usual.iteration_time_s == vendor.iteration_time_s
+    assert 1.05 < community.iteration_time_s / usual.iteration_time_s < 1.17
+    assert community.peak_memory_gib == usual.peak_memory_gib
+    assert "a100-sxm4-80gb, megatron-lm (community recipe)" in " ".join(community.text().split())
+    assert "recipe" not in usual.text() + vendor.text()
+
+
+CLASSES: tuple[dict[str, str], ...] = ({}, {"recipe_class": "vendor"}, {"recipe_class": "community"})
+
+
+def test_check_names_the_class() -> None:
+    found = check(job_of(recipe_class="community"))
+    assert "megatron-lm (community recipe)" in " ".join(found.text().split())
+
+
+def test_rows_of_runs_keep_the_class_of_their_job() -> None:
+    columns = parse_plan(PLAN, job_of()).layouts | {"stage_clock_mhz": np.full((1, 1), 1410.0)}
+    rows = [measurement_columns(job_of(**stated), columns) for stated in CLASSES]
+    assert ["recipe_class" in row for row in rows] == [False, True, True]
+    (work,), _ = workloads(rows[2].assign(iteration_time_s=1.0))
+    assert work.job.training.recipe_class == "community"
+    assert work.job.training.framework == job_of(**CLASSES[2]).training.framework
+
+
+def test_explain_says_what_the_measured_runs_look_like(community: pd.DataFrame) -> None:
+    (sentence,) = explain(job_of(), PLAN, measured=community).learned
+    assert sentence.startswith("3 measured runs take 1.1")
+    assert "1.00 times a community recipe's: they look like a community recipe (" in sentence
+
+
+def test_predict_and_evaluate_say_so_of_every_source(community: pd.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    evaluate(community, surrogate="none")
+    predict(community.drop(columns="iteration_time_s"), measured=community)
+    said = [record.message for record in caplog.records if "they look like" in record.message]
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert said[0].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
