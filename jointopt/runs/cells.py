@@ -26,6 +26,8 @@ from jointopt.core.schema import (
     column_of,
 )
 from jointopt.spec.job import STATE_FIELDS
+from jointopt.spec.model import skip_freq_text
+from jointopt.spec.windows import named_skip_freq
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -130,6 +132,13 @@ def _rewritten(column: Column, cell: object) -> str | None:
         return None
 
 
+def _frequencies(cells: pd.Series, _: str) -> Reading:
+    """Which layers have a window, as `Model.window_cells` writes it."""
+    found = cells.map(lambda cell: named_skip_freq(str(cell)), na_action="ignore")
+    words = found.map(skip_freq_text, na_action="ignore")
+    return words, words.isna() & cells.notna(), "a whole number N, or a 0 or 1 per layer with ; between, or blank"
+
+
 def _meaning_one_of(names: Sequence[str], meaning: Callable[[str], str | None]) -> Reader:
     """Leaves free text as it is, and refuses what means none of ``names``."""
 
@@ -212,6 +221,7 @@ READERS: dict[str, Reader] = {
     **{c.name: _coded for c in COLUMNS.values() if c.codes is not None},
     **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
+    "window_attn_skip_freq": _frequencies,
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
 }  # fmt: skip
 STRICT_READERS = {
