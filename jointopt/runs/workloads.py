@@ -348,7 +348,9 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(expert_shape(row, ffn) if experts else {}),
         **latent_shape(row, assumed), **window_shape(row),
     )  # fmt: skip
-    return with_stated_head(found)
+    sized = with_stated_head(found)
+    assumed += ["tied_embeddings"] * (sized != found)  # told by the size in its name alone
+    return sized
 
 
 def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
