@@ -108,6 +108,8 @@ class LayoutArrays:
     @functools.cached_property
     def layers_of_kinds(self) -> list[Floats]:
         """The same by what layers cost, (L, pp) for each of `Split.kinds`."""
+        if len(self.split.kinds) == 2:
+            return [self.dense_layers, self.layers - self.dense_layers]
         return [self.split.of_rank(chunks, self.ranks) for chunks in self.split.kinds]
 
 
