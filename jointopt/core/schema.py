@@ -143,6 +143,10 @@ COLUMNS = {
         Column("num_dense_layers", "int", "", "workload", "leading dense layers of an MoE model", low=0),
         Column("attention_kind", "str", "", "workload", "mha, gqa, mqa or mla (multi-head latent attention)"),
         Column("mtp_num_layers", "int", "", "workload", "multi-token-prediction layers", low=0),
+        Column("window_size", "int", "tokens", "workload", "tokens that layers with a window look back; "
+               "blank: all", low=0),
+        Column("window_attn_skip_freq", "str", "", "workload", "6: all layers but every 6th have the window; 0;1;0;1: "
+               "those with a 1; blank: all"),
         Column("block", "str", "", "workload", "layer, attention or feed_forward: those of the model's layers alone, "
                "without embedding and head; blank: the model"),
         Column("seq_length", "int", "tokens", "workload", "sequence length"),

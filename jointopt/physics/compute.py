@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.physics.attention_span import BLOCK_QUERIES, Span
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
 from jointopt.physics.layout_arrays import kv_heads_of_rank
 from jointopt.spec.catalog import architectures as arch
@@ -254,43 +255,49 @@ def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
 _SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}
 
 
-def attention_core(k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats) -> Pass:
+def attention_core(
+    k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, span: Span | None = None
+) -> Pass:
     """Kernels of causal scores and their product with the values; flash skips the masked half and recomputes backward.
 
     Flops forward 2·tokens·s·a·(d_qk + d_v)/tp, halved when causal blocks are skipped; backward 2.5 times that for
-    flash (Dao 2023, arXiv:2307.08691, section 3), twice for unfused. Unfused scores go through memory.
+    flash (Dao 2023, arXiv:2307.08691, section 3), twice for unfused. Unfused scores go through memory. In flash a
+    ``span`` of fewer keys stands for the s/2 of the mask; where it starts late, half a block of masked scores more.
     """
     d_qk = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
     d_v = model.v_head_dim if model.kv_lora_rank else model.head_dim
     flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
     io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
     if k.attention in _SCORE_BYTES:
-        forward_bytes, backward_bytes = (k.element_bytes / 2.0 * held for held in _SCORE_BYTES[k.attention])
-        scores = tokens * seq_length * model.num_attention_heads / tp
-        # rows of the batched products are a head's elements
-        slower = float(alignment_factor(k, d_qk, d_v))
-        slower *= 1.0 if k.wide_dtype == "fp32" or d_qk % 8 == d_v % 8 == 0 else k.unaligned_head_factor
-        core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
-        return Pass(
-            Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
-            + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
-            Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
-            + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
-        )
-    ramp = seq_length / (seq_length + k.core.half_length) * min(1.0, (d_qk + d_v) / 256.0) ** 0.3
-    half = 0.5 * flops
-    seconds = half / (k.core_flops_per_s * ramp) * k.compute_factor
+        return _scores_in_memory(k, tokens * seq_length * model.num_attention_heads / tp, flops, io, (d_qk, d_v))
+    span = span or Span(seq_length / 2.0)
+    ramp = span.keys / (span.keys + (k.core.half_length + span.cut * BLOCK_QUERIES) / 2.0)
+    ramp = ramp * min(1.0, (d_qk + d_v) / 256.0) ** 0.3
+    seen = span.keys / seq_length * flops
+    seconds = seen / (k.core_flops_per_s * ramp) * k.compute_factor
     launch = np.full(np.shape(flops), k.gemm.launch_s)
     return Pass(
-        Work(seconds / k.core.forward, launch, half, io),
-        Work(2.5 * seconds / k.core.backward, 2 * launch, 2.5 * half, 2 * io),
+        Work(seconds / k.core.forward, launch, seen, io),
+        Work(2.5 * seconds / k.core.backward, 2 * launch, 2.5 * seen, 2 * io),
     )
 
 
-def attention_layer(
-    k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, sharded_tokens: Floats
-) -> Pass:
-    """Kernels of norm, projections, core, output projection and residual. ``sharded_tokens``: tokens / tp under SP.
+def _scores_in_memory(k: Kernels, scores: Floats, flops: Floats, io: Floats, widths: tuple[int, int]) -> Pass:
+    """The core where every score is worked out and goes through memory; a head's elements are rows of its products."""
+    forward_bytes, backward_bytes = (k.element_bytes / 2.0 * held for held in _SCORE_BYTES[k.attention])
+    slower = float(alignment_factor(k, *widths))
+    slower *= 1.0 if k.wide_dtype == "fp32" or widths[0] % 8 == widths[1] % 8 == 0 else k.unaligned_head_factor
+    core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
+    return Pass(
+        Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
+        + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
+        Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
+        + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
+    )
+
+
+def attention_layer(k: Kernels, model: Model, tokens: Floats, core: Pass, tp: Floats, sharded_tokens: Floats) -> Pass:
+    """Kernels of norm, projections, ``core``, output projection, residual. ``sharded_tokens``: tokens / tp under SP.
 
     Column- then row-parallel products (Shoeybi et al. 2019, arXiv:1909.08053, section 3); MLA with its low-rank
     projections (DeepSeek-V2, arXiv:2405.04434, section 2.1), without absorbing them into the core.
@@ -314,12 +321,7 @@ def attention_layer(
         rotated = (a / tp + kv_heads_of_rank(model, tp)) * d
     rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
     wide = sharded_tokens * h * e
-    return (
-        projections
-        + attention_core(k, model, tokens, seq_length, tp)
-        + out
-        + Pass(elementwise(k, 5 * wide + rope, 3), elementwise(k, 6 * wide + rope, 4))
-    )
+    return projections + core + out + Pass(elementwise(k, 5 * wide + rope, 3), elementwise(k, 6 * wide + rope, 4))
 
 
 def mlp_layer(

@@ -18,8 +18,8 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import offload, traffic
 from jointopt.physics.compute import QUANTIZED, Pass
-from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
+from jointopt.physics.layer_traffic import PerLayer, layer_traffic, over_stages
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.makespan import Pipelines
 from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
@@ -30,8 +30,6 @@ from jointopt.spec.job import Job
 from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
-_PerLayer = tuple[traffic.Traffic | None, traffic.Traffic | None]  # of a dense layer, of an MoE layer
-
 
 @dataclass(frozen=True)
 class StageCosts:
@@ -40,7 +38,7 @@ class StageCosts:
     layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
     layers: Floats  # (L, pp)
     split: Split  # the same by chunk
-    # (L, 3, 4) forward, backward, of it gradients of weights: a dense layer, an MoE layer, the embedding, the head
+    # (L, 3, kinds + 2) forward, backward, of it gradients of weights: a layer of each kind, the embedding, the head
     units_s: Floats
     num_micro_batches: Ints  # (L,)
     replicas: Ints  # (L,) GPUs per stage
@@ -195,9 +193,9 @@ def differing_costs(
     lay, groups, trained = laid.lay, laid.groups, laid.trained
     layers = lay.layers
     layer = layer or layer_costs(job, hw, lay)
-    work = work_per_stage(job, hw, layers, lay, layer)
+    work = work_per_stage(job, hw, lay, layer)
     per_layer = layer_traffic(job, hw, lay, groups, layer)
-    exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
+    exposed = {name: over_stages(lay, one) for name, one in per_layer.items()}
     if lay.offloads_activations.any():
         exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
@@ -233,56 +231,27 @@ def differing_costs(
     )  # fmt: skip
 
 
-def layer_traffic(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
-) -> dict[str, _PerLayer]:
-    """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
-
-    Of each kind those of a dense and of an MoE layer.
-    """
-    core = traffic.cp_traffic(job, hw, lay, groups, layer.core)
-    dense = traffic.tp_traffic(job, hw, lay, groups, layer.dense)
-    if job.training.frozen:
-        dense = dense + traffic.adapter_traffic(job, hw, lay, groups, "dense")
-    found: dict[str, _PerLayer] = {"tp_comm": (dense, None), "cp_comm": (core, None)}
-    if job.model.is_moe:
-        routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True)
-        if job.training.frozen:
-            routed = routed + traffic.adapter_traffic(job, hw, lay, groups, "moe")
-        found["tp_comm"], found["cp_comm"] = (dense, routed), (core, core)
-        found["ep_comm"] = (None, ep_traffic(job, hw, lay, groups, layer.moe))
-    return found
-
-
-def _over_stages(lay: LayoutArrays, one: _PerLayer) -> traffic.Traffic:
-    """The collectives of all layers of each stage, (L, pp)."""
-    dense, moe = one
-    layers = lay.dense_layers, lay.layers - lay.dense_layers
-    parts = [part.over(count) for part, count in zip((dense, moe), layers, strict=True) if part is not None]
-    return functools.reduce(operator.add, parts)
-
-
 def _units_s(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, _PerLayer]
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, PerLayer]
 ) -> Floats:
-    """The measure by which chunks share the time of their rank, (L, 3, 4), as in `StageCosts`.
+    """The measure by which chunks share the time of their rank, (L, 3, kinds + 2), as in `StageCosts`.
 
     Gradients of weights are a product for each product forward; the attention core has none.
     """
-    units = np.zeros((len(lay.tp), 3, 4))
-    kinds = (layer.dense, "dense"), (layer.moe, "moe")
-    parts = [with_recompute(job, hw, one, layer.core, lay, kind) for one, kind in kinds]
+    kinds = layer.of_kinds
+    units = np.zeros((len(lay.tp), 3, len(kinds) + 2))
+    parts = [with_recompute(job, hw, one, core, lay, kind) for kind, one, core in kinds]
     for column, part in enumerate((*parts, layer.embedding, layer.head)):
         units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
     if job.training.frozen:  # adapters' gradients are small, and wait for nothing
         return _with_traffic(units, per_layer)
-    for column, one in enumerate((layer.dense, layer.moe)):
-        units[:, 2, column] = np.maximum(one.forward.sm_s - layer.core.forward.sm_s, 0.0)
-    units[:, 2, 3] = layer.head.forward.sm_s
+    for column, (_, one, core) in enumerate(kinds):
+        units[:, 2, column] = np.maximum(one.forward.sm_s - core.forward.sm_s, 0.0)
+    units[:, 2, -1] = layer.head.forward.sm_s
     return _with_traffic(units, per_layer)
 
 
-def _with_traffic(units: Floats, per_layer: dict[str, _PerLayer]) -> Floats:
+def _with_traffic(units: Floats, per_layer: dict[str, PerLayer]) -> Floats:
     """The same with the collectives of layers, added in place."""
     for of_kinds in per_layer.values():
         for column, moved in enumerate(of_kinds):
@@ -369,12 +338,10 @@ class Common:
         return self.laid[group]
 
 
-def work_per_stage(job: Job, hw: traffic.Hardware, layers: Floats, lay: LayoutArrays, costs: LayerCosts) -> Pass:
+def work_per_stage(job: Job, hw: traffic.Hardware, lay: LayoutArrays, costs: LayerCosts) -> Pass:
     """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
-    dense_layers, first, last = lay.dense_layers, lay.starts, lay.ends
-    dense = with_recompute(job, hw, costs.dense, costs.core, lay, "dense")
-    moe = with_recompute(job, hw, costs.moe, costs.core, lay, "moe")
-    parts = [(dense, dense_layers), (moe, layers - dense_layers), (costs.embedding, first), (costs.head, last)]
+    kinds = [with_recompute(job, hw, one, core, lay, kind) for kind, one, core in costs.of_kinds]
+    parts = [*zip(kinds, lay.layers_of_kinds, strict=True), (costs.embedding, lay.starts), (costs.head, lay.ends)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
         return part.map(lambda x: x[:, None] * per_stage)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
+from jointopt.physics.attention_span import Span, skipping_window, windowed_span
 from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer
 from jointopt.physics.expert_kernels import moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
@@ -30,6 +32,20 @@ class LayerCosts:
     embedding: Pass
     head: Pass
     waiting: Pass
+    windowed: LayerCosts | None = None  # the same of layers that look back a window, where their kernels take less
+
+    @property
+    def of_kinds(self) -> list[tuple[str, Pass, Pass]]:
+        """A layer and its attention core by kind, as `layout_arrays.Split.kinds`; each ``dense`` or ``moe``."""
+        own = [("dense", self.dense, self.core), ("moe", self.moe, self.core)]
+        return own + self.windowed.of_kinds if self.windowed else own
+
+    def map(self, of: Callable[[Floats], Floats]) -> LayerCosts:
+        """All of them after ``of``."""
+        return LayerCosts(
+            self.dense.map(of), self.moe.map(of), self.core.map(of), self.embedding.map(of), self.head.map(of),
+            self.waiting.map(of), self.windowed.map(of) if self.windowed else None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,8 +67,8 @@ class ShapeCosts:
 
     def of_layouts(self, rows: Ints) -> LayerCosts:
         """The kernels of some of the layouts."""
-        which, parts = self.which[rows], (getattr(self.distinct, f.name) for f in fields(LayerCosts))
-        return LayerCosts(*(part.map(lambda x: x[which]) for part in parts))
+        which = self.which[rows]
+        return self.distinct.map(lambda x: x[which])
 
 
 def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
@@ -62,13 +78,30 @@ def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
 
 def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> LayerCosts:
     """Kernels of one micro-batch of those layouts."""
+    model, k, tokens, tp = job.model, hw.kernels, lay.tokens[rows], lay.tp[rows]
+    ends = nothing(rows.shape), nothing(rows.shape)
+    if not model.block:
+        ends = embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model)
+    dense, moe, core, waiting = _one_layer(job, hw, lay, rows)
+    costs = LayerCosts(dense, moe, core, *ends, waiting)
+    if window := skipping_window(job):
+        span = windowed_span(job.training.seq_length, window, lay.cp[rows])
+        dense, moe, core, waiting = _one_layer(job, hw, lay, rows, span)
+        costs = replace(costs, windowed=LayerCosts(dense, moe, core, *ends, waiting))
+    return costs.map(lambda x: np.broadcast_to(x, rows.shape))
+
+
+def _one_layer(
+    job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints, span: Span | None = None
+) -> tuple[Pass, Pass, Pass, Pass]:
+    """Kernels of a dense layer, of one with experts, and of their core, whose queries meet a span of keys; waiting."""
     model, k, seq_length = job.model, hw.kernels, job.training.seq_length
     tokens, tp, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
     core = attention = nothing(rows.shape)
     if model.has_attention:
-        core = attention_core(k, model, tokens, seq_length, tp)
-        attention = attention_layer(k, model, tokens, seq_length, tp, sharded)
+        core = attention_core(k, model, tokens, seq_length, tp, span)
+        attention = attention_layer(k, model, tokens, core, tp, sharded)
     dense = moe = attention
     waiting = nothing(rows.shape)
     if model.has_mlp:
@@ -84,11 +117,7 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
                 (one, adapters(model, job.training, through, kind)) for one, kind in ((dense, "dense"), (moe, "moe"))
             )
         )
-    ends = [nothing(rows.shape)] * 2
-    if not model.block:
-        ends = [embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model)]
-    parts = (dense, moe, core, *ends, waiting)
-    return LayerCosts(*(part.map(lambda x: np.broadcast_to(x, rows.shape)) for part in parts))
+    return dense, moe, core, waiting
 
 
 def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.physics.attention_span import skipping_window
 from jointopt.physics.expert_load import expert_spread, most_loaded
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.defaults import completed
@@ -119,12 +120,19 @@ class LayoutArrays:
     @functools.cached_property
     def layers(self) -> Floats:
         """Layers per rank, (L, pp)."""
-        return self.dense_layers + self.split.of_rank("moe", self.ranks)
+        return self.dense_layers + self.split.of_rank(self.split.moe, self.ranks)
 
     @functools.cached_property
     def dense_layers(self) -> Floats:
         """Of each rank's layers, how many are dense, (L, pp): all, or the leading ones of an MoE model."""
-        return self.split.of_rank("dense", self.ranks)
+        return self.split.of_rank(self.split.dense, self.ranks)
+
+    @functools.cached_property
+    def layers_of_kinds(self) -> list[Floats]:
+        """The same by what layers cost, (L, pp) for each of `Split.kinds`."""
+        if len(self.split.kinds) == 2:
+            return [self.dense_layers, self.layers - self.dense_layers]
+        return [self.split.of_rank(chunks, self.ranks) for chunks in self.split.kinds]
 
 
 def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
@@ -136,11 +144,23 @@ class Split:
     """Layers of every chunk of L layouts of one depth, by the few distinct splits among them.
 
     ``which`` (L,): the split of each layout; per split, ``dense`` and ``moe``, arrays (pp, vpp), and its schedule.
+    ``windowed``, where kernels of some layers spare work by a window: those of them, of each kind.
     """
 
-    def __init__(self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats]) -> None:
+    def __init__(
+        self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats],
+        windowed: tuple[list[Floats], list[Floats]] | None = None,
+    ) -> None:  # fmt: skip
         self.which, self.schedule, self.dense, self.moe = which, schedule, dense, moe
-        uneven = np.array([_differ(d) or _differ(m) for d, m in zip(dense, moe, strict=True)])
+        # layers by what they cost: dense ones, those with experts; then those of either that look back a window
+        self.kinds: list[list[Floats]] = [dense, moe]
+        if windowed is not None:
+            whole = [
+                [np.round(n - w, 9) for n, w in zip(*pair, strict=True)]
+                for pair in zip((dense, moe), windowed, strict=True)
+            ]
+            self.kinds = [*whole, *windowed]
+        uneven = np.array([any(map(_differ, kinds)) for kinds in zip(*self.kinds, strict=True)])
         own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
         # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
         self.own_passes = own & (len(dense[0]) > 1)
@@ -152,9 +172,9 @@ class Split:
         part.which = self.which[rows]
         return part
 
-    def of_rank(self, kind: str, ranks: Ints | None = None) -> Floats:
-        """Layers of a kind, ``dense`` or ``moe``, that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
-        layers = self.layers(kind)
+    def of_rank(self, chunks: list[Floats], ranks: Ints | None = None) -> Floats:
+        """Layers of one kind that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
+        layers = _of_ranks(chunks)
         return np.asarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
 
     @functools.cached_property
@@ -164,7 +184,7 @@ class Split:
         The first, the last, and of the others one for each number of layers of either kind.
         """
         depth, firsts, kinds = len(self.dense[0]), [], []
-        for layers in np.stack([self.layers("dense"), self.layers("moe")], axis=2):
+        for layers in np.stack([_of_ranks(chunks) for chunks in self.kinds], axis=2):
             place = np.select([np.arange(depth) == 0, np.arange(depth) == depth - 1], [0, 2], 1)
             _, first, kind = np.unique(np.c_[place, layers], axis=0, return_index=True, return_inverse=True)
             firsts.append(first)
@@ -174,7 +194,17 @@ class Split:
 
     def layers(self, kind: str) -> Floats:
         """Layers of a kind that each rank holds, (splits, pp)."""
-        return np.stack([chunks.sum(axis=1) for chunks in getattr(self, kind)])
+        return _of_ranks(getattr(self, kind))
+
+
+def _of_ranks(chunks: list[Floats]) -> Floats:
+    """Layers of ranks, (splits, pp), from those of their chunks."""
+    return np.stack([of_rank.sum(axis=1) for of_rank in chunks])
+
+
+def _less(layers: list[Floats], windowed: list[Floats]) -> list[Floats]:
+    """Layers that are not windowed; equal shares of equal chunks stay equal."""
+    return [np.round(n - w, 9) for n, w in zip(layers, windowed, strict=True)]
 
 
 def _differ(chunks: Floats) -> bool:
@@ -198,6 +228,8 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     keys, which = np.unique(key, return_inverse=True)
     pp, model = int(layouts["pp"][0]), job.model
     schedules, dense, moe = [], list[Floats](), list[Floats]()
+    windows = np.cumsum([0.0, *model.windowed_layers]) if skipping_window(job) else None
+    windowed: tuple[list[Floats], list[Floats]] = [], []
     for vpp, schedule, code in ((key >> 40, key >> 32 & 0xFF, key & 0xFFFFFFFF) for key in keys.tolist()):
         schedules.append(SCHEDULE.text(schedule))
         layers = np.array(split_of(job, pp, vpp, code), dtype=float)
@@ -205,12 +237,17 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
             layers[-1] += model.mtp_num_layers
         before = np.cumsum(layers) - layers
         leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
-        for found, kind in ((dense, leading), (moe, layers - leading)):
+        parts = [(dense, leading), (moe, layers - leading)]
+        if windows is not None:
+            numbers = np.arange(len(windows))
+            at, middle, end = (np.interp(x, numbers, windows) for x in (before, before + leading, before + layers))
+            parts += [(windowed[0], np.round(middle - at, 9)), (windowed[1], np.round(end - middle, 9))]
+        for found, kind in parts:
             chunks = kind.reshape(vpp, pp).T.copy()
             if schedules[-1] in V_SHAPED:
                 chunks[:, 1] = chunks[::-1, 1]
             found.append(chunks)
-    return Split(which.reshape(-1), schedules, dense, moe)
+    return Split(which.reshape(-1), schedules, dense, moe, None if windows is None else windowed)
 
 
 def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:

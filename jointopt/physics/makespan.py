@@ -6,6 +6,7 @@ And the gradient traffic that sticks out of it.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class Pipelines:
 
     depth: int
     split: Split
-    units_s: Floats  # (L, 3, 4), as in `costs.StageCosts`
+    units_s: Floats  # (L, 3, kinds + 2), as in `costs.StageCosts`
     p2p_s: Floats  # (L,), as there
     num_micro_batches: Ints  # (L,)
     vpp: Ints  # (L,)
@@ -42,13 +43,13 @@ class Pipelines:
         share of each chunk's backward pass.
         """
         numbers, place = np.unique(self.split.which[rows], return_inverse=True)
-        dense, moe = (np.stack([kind[i] for i in numbers])[place] for kind in (self.split.dense, self.split.moe))
+        kinds = [np.stack([kind[i] for i in numbers])[place] for kind in self.split.kinds]
         last = 0 if self.split.schedule[numbers[0]] in V_SHAPED else -1
         units = self.units_s[rows].transpose(1, 2, 0)[..., None, None]
-        work = units[:, 0] * dense + units[:, 1] * moe
-        work[:, :, 0, 0] += units[:, 2, :, 0, 0]
-        work[:, :, last, -1] += units[:, 3, :, 0, 0]
-        whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / dense.shape[2])
+        work = functools.reduce(operator.add, (units[:, at] * layers for at, layers in enumerate(kinds)))
+        work[:, :, 0, 0] += units[:, -2, :, 0, 0]
+        work[:, :, last, -1] += units[:, -1, :, 0, 0]
+        whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / work.shape[3])
         np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
         shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
         return np.asarray(shares)

@@ -13,10 +13,12 @@ import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Columns, Floats
 from jointopt.core.units import PICO
+from jointopt.physics.attention_span import skipping_window
 from jointopt.physics.compute import Pass
 from jointopt.physics.cooling import Cooler
-from jointopt.physics.costs import layer_traffic, with_recompute
+from jointopt.physics.costs import with_recompute
 from jointopt.physics.layer_costs import LayerCosts, layer_costs, waiting_sm_s
+from jointopt.physics.layer_traffic import layer_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, split_of
 from jointopt.physics.slack import pipeline_floor_j
 from jointopt.physics.traffic import Hardware, Traffic
@@ -86,15 +88,24 @@ def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list
     """Those kinds of layers that the model has."""
     groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
     per_layer = layer_traffic(job, hw, lay, groups, layer).values()
-    every = job.model.num_layers + job.model.mtp_num_layers
-    dense = job.model.num_dense_layers if job.model.is_moe else every
     found = []
-    for place, (name, count, one) in enumerate((("dense", dense, layer.dense), ("moe", every - dense, layer.moe))):
+    for place, ((name, one, core), count) in enumerate(zip(layer.of_kinds, _counts(job), strict=True)):
         if count:
             moved = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
-            work = with_recompute(job, hw, one, layer.core, lay, name)
+            work = with_recompute(job, hw, one, core, lay, name)
             found.append(_Kind(count, work, functools.reduce(operator.add, moved)))
     return found
+
+
+def _counts(job: Job) -> tuple[int, ...]:
+    """Layers of the model by what they cost, as `Split.kinds` has those of chunks."""
+    model = job.model
+    every = model.num_layers + model.mtp_num_layers
+    dense = model.num_dense_layers if model.is_moe else every
+    if not skipping_window(job):
+        return dense, every - dense
+    windowed = sum(model.windowed_layers[:dense]), sum(model.windowed_layers[dense:])
+    return dense - windowed[0], every - dense - windowed[1], *windowed
 
 
 def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kind]) -> Floats:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
 from jointopt.core.units import KWH, TERA
 from jointopt.physics.adapters import Through, adapters
+from jointopt.physics.attention_span import seen_share
 from jointopt.physics.facility import with_site
 from jointopt.physics.recompute import Recompute
 from jointopt.spec.catalog.architectures import fp32_time_factor
@@ -32,17 +33,17 @@ def model_flops_per_token(
 
     PaLM's convention (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), and that of Megatron-LM's papers, of
     torchtitan and llm-foundry: all s scores of a token count, 12·s·heads·width in each layer. ``causal``: only the half
-    that the mask leaves, as Megatron-LM prints since 0.12 and Megatron-Bridge publishes. Word embeddings are looked up
-    and do not count, the head does; of routed experts those that a token is sent to; multi-token prediction with its
-    head. Weights that a ``training`` freezes count 4, as NVIDIA counts LoRA (Megatron-Bridge's flop_utils.py), and its
-    adapters 6.
+    that the mask leaves, as Megatron-LM prints since 0.12 and Megatron-Bridge publishes. Layers with a window count the
+    share of either that it leaves, as Megatron-Bridge counts GPT-OSS. Word embeddings are looked up and do not count,
+    the head does; of routed experts those that a token is sent to; multi-token prediction with its head. Weights that a
+    ``training`` freezes count 4, as NVIDIA counts LoRA (Megatron-Bridge's flop_utils.py), and its adapters 6.
     """
     frozen = training is not None and training.frozen
     own = _TRAINED * adapter_weights(model, training) if training is not None and frozen else 0.0
     return (
         (_FROZEN if frozen else _TRAINED) * _multiplied(model)
         + own
-        + 3.0 * _layers(model) * _scores(model, seq_length, causal)
+        + 3.0 * _seeing_layers(model, seq_length) * _scores(model, seq_length, causal)
     )
 
 
@@ -57,8 +58,10 @@ def adapter_weights(model: Model, training: Training) -> float:
     )
 
 
-def _layers(model: Model) -> int:
-    return model.num_layers + model.mtp_num_layers
+def _seeing_layers(model: Model, seq_length: int) -> float:
+    """Layers that see all tokens, and of those with a window the share of the scores that it leaves."""
+    layers, windowed = model.num_layers + model.mtp_num_layers, sum(model.windowed_layers)
+    return layers - windowed * (1.0 - seen_share(model.window_size, seq_length)) if windowed else layers
 
 
 def _scores(model: Model, seq_length: int, causal: bool) -> float:
@@ -96,7 +99,7 @@ def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:
     model, seq_length = job.model, job.training.seq_length
     re = _recompute(job, layouts)
     dense, routed = _layer_weights(model)
-    scores = _layers(model) * _scores(model, seq_length, causal=False)
+    scores = _seeing_layers(model, seq_length) * _scores(model, seq_length, causal=False)
     mlp = _FORWARD * model.num_plain_layers * (dense - model.attention_parameters)
     moe = _FORWARD * model.num_moe_layers * (routed - model.attention_parameters)
     layers = _FORWARD * (model.num_plain_layers * dense + model.num_moe_layers * routed) + scores

@@ -15,6 +15,7 @@ from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.compute import Kernels, Pass, kernels
 from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
 from jointopt.physics.memory import Parameters
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants, Links
 from jointopt.spec.model import Model
@@ -70,14 +71,16 @@ class Hardware:
     answered: dict[tuple[object, ...], Floats] | None = field(default=None, compare=False, repr=False)
 
 
+def _network_bytes_per_s(cluster: Cluster, efficiency: float) -> float:
+    """Bandwidth of one GPU's link between nodes, of which a framework reaches a share."""
+    return cluster.inter_node_gbytes_per_s * GB * efficiency
+
+
 def hardware(job: Job, constants: KernelConstants) -> Hardware:
     """The job's kernels and links; the framework's ``network_efficiency`` lowers the bandwidth between nodes."""
     cluster, profile = job.cluster, job.training.framework
-    links = Links(
-        cluster.intra_node_gbytes_per_s * GB,
-        cluster.inter_node_gbytes_per_s * GB * profile.network_efficiency,
-        cluster.inter_node_latency_us * MICRO,
-    )
+    between = _network_bytes_per_s(cluster, profile.network_efficiency)
+    links = Links(cluster.intra_node_gbytes_per_s * GB, between, cluster.inter_node_latency_us * MICRO)
     intra_j, inter_j = (
         pj_per_bit * BITS_PER_BYTE * PICO
         for pj_per_bit in (cluster.intra_node_pj_per_bit, cluster.inter_node_pj_per_bit)
@@ -198,8 +201,8 @@ def _tensor_hardware(job: Job, hw: Hardware) -> Hardware:
     efficiency = job.training.framework.tp_network_efficiency
     if not efficiency:
         return hw
-    rate = job.cluster.inter_node_gbytes_per_s * GB * efficiency
-    return replace(hw, links=replace(hw.links, inter_bytes_per_s=rate))
+    between = _network_bytes_per_s(job.cluster, efficiency)
+    return replace(hw, links=replace(hw.links, inter_bytes_per_s=between))
 
 
 def ring_delay_s(group: Group, hop_s: float) -> Floats:

@@ -273,8 +273,7 @@ def _tight(found: Explanation) -> str:
 
 def _recipe(job: Job) -> str:
     """The framework, where its recipe class is not the usual one."""
-    training = job.training
-    return "" if training.software == training.framework.name else f", {training.software}"
+    return "" if job.training.software == job.training.framework.name else f", {job.training.software}"
 
 
 def _totals(found: Explanation) -> list[str]:

@@ -28,6 +28,8 @@ from jointopt.core.schema import (
     column_of,
 )
 from jointopt.spec.job import STATE_FIELDS
+from jointopt.spec.model import skip_freq_text
+from jointopt.spec.windows import named_skip_freq
 
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
@@ -132,6 +134,13 @@ def _rewritten(column: Column, cell: object) -> str | None:
         return None
 
 
+def _frequencies(cells: pd.Series, _: str) -> Reading:
+    """Which layers have a window, as `Model.window_cells` writes it."""
+    found = cells.map(lambda cell: named_skip_freq(str(cell)), na_action="ignore")
+    words = found.map(skip_freq_text, na_action="ignore")
+    return words, words.isna() & cells.notna(), "a whole number N, or a 0 or 1 per layer with ; between, or blank"
+
+
 def _meaning_one_of(names: Sequence[str], meaning: Callable[[str], str | None]) -> Reader:
     """Leaves free text as it is, and refuses what means none of ``names``."""
 
@@ -215,6 +224,7 @@ READERS: dict[str, Reader] = {
     **{name: _meaning_one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
     "fp8_recipe": _one_of(FP8_RECIPES, {"current": "tensorwise"}),
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
+    "window_attn_skip_freq": _frequencies,
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
     "recipe_class": _one_of(RECIPE_CLASSES),
 }  # fmt: skip

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from jointopt.spec.catalog.models import known_model
+from jointopt.spec.windows import named_skip_freq
 
 FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 SHAPE = [
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk",
 ]  # fmt: skip
+_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 # shape columns that few tables have; a row that states one lets the catalogue speak for what no table states
 _FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers"]
 
@@ -52,3 +57,28 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *SHAPE, FROM_CATALOGUE])))
         runs.loc[agree, [*SHAPE, FROM_CATALOGUE]] = [*shape[SHAPE], 1.0]
     return runs
+
+
+def expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, Any]:
+    """Widths and numbers of an MoE model's layers; experts are as wide as the MLP where a table has one width."""
+    dense = min(int(row.get("num_dense_layers", 0)), int(row["num_layers"]) - 1)
+    return {
+        "moe_ffn_hidden_size": int(row.get("moe_ffn_hidden_size", ffn)),
+        "num_shared_experts": int(row.get("num_shared_experts", 0)), "num_dense_layers": dense,
+    }  # fmt: skip
+
+
+def latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Ranks of multi-head latent attention, those of DeepSeek-V2, V3 and Kimi K2, which no table states."""
+    if row.get("attention_kind") != "mla":
+        return {}
+    assumed += list(_LATENT)
+    return _LATENT
+
+
+def window_shape(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Windows of attention that a row states; a catalogue's model has its own where the row is blank."""
+    if "window_size" not in row:
+        return {}
+    freq = named_skip_freq(str(row.get("window_attn_skip_freq", 0))) or 0
+    return {"window_size": int(row["window_size"]), "window_attn_skip_freq": freq}

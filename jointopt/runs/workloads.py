@@ -28,7 +28,15 @@ from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.named_size import with_stated_head
 from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
-from jointopt.runs.shapes import FROM_CATALOGUE, SHAPE, whole_name, with_catalogue_shapes
+from jointopt.runs.shapes import (
+    FROM_CATALOGUE,
+    SHAPE,
+    expert_shape,
+    latent_shape,
+    whole_name,
+    window_shape,
+    with_catalogue_shapes,
+)
 from jointopt.runs.table import clean_runs
 from jointopt.spec import defaults
 from jointopt.spec.block import NOT_IN, block_of
@@ -48,17 +56,16 @@ from jointopt.spec.model import Model
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
-    "attention_kind", "mtp_num_layers", "block", "seq_length", "global_batch_size", "dtype", "fp8_recipe",
-    *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher", "overlap_moe_a2a", "moe_load_imbalance",
-    "moe_router_force_load_balancing", "cuda_graph", "lora_dim", "lora_target_modules", "framework", "recipe_class",
-    "gpu", "gpus_per_node", "num_gpus",
+    "attention_kind", "mtp_num_layers", "window_size", "window_attn_skip_freq", "block", "seq_length",
+    "global_batch_size", "dtype", "fp8_recipe", *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher",
+    "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing", "cuda_graph", "lora_dim",
+    "lora_target_modules", "framework", "recipe_class", "gpu", "gpus_per_node", "num_gpus",
     "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
 )  # fmt: skip
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
 _PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
-_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
 _ASSUMED_FIRST = (
@@ -312,8 +319,9 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     if row.get(FROM_CATALOGUE):
         return replace(
-            load_model(whole_name(row["model"], row.get("block"))), mtp_num_layers=int(row.get("mtp_num_layers", 0))
-        )
+            load_model(whole_name(row["model"], row.get("block"))), mtp_num_layers=int(row.get("mtp_num_layers", 0)),
+            **window_shape(row),
+        )  # fmt: skip
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     experts = int(row.get("num_experts", 0))
@@ -332,27 +340,12 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         vocab_size=int(row.get("vocab_size", _USUAL_VOCABULARY)), head_dim=hidden // heads, gated_mlp=gated,
         rmsnorm=gated, num_experts=experts,
         moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
-        mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(_expert_shape(row, ffn) if experts else {}),
-        **_latent_shape(row, assumed),
+        mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(expert_shape(row, ffn) if experts else {}),
+        **latent_shape(row, assumed), **window_shape(row),
     )  # fmt: skip
-    return with_stated_head(found)
-
-
-def _expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, Any]:
-    """Widths and numbers of an MoE model's layers; experts are as wide as the MLP where a table has one width."""
-    dense = min(int(row.get("num_dense_layers", 0)), int(row["num_layers"]) - 1)
-    return {
-        "moe_ffn_hidden_size": int(row.get("moe_ffn_hidden_size", ffn)),
-        "num_shared_experts": int(row.get("num_shared_experts", 0)), "num_dense_layers": dense,
-    }  # fmt: skip
-
-
-def _latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
-    """Ranks of multi-head latent attention, those of DeepSeek-V2, V3 and Kimi K2, which no table states."""
-    if row.get("attention_kind") != "mla":
-        return {}
-    assumed += list(_LATENT)
-    return _LATENT
+    sized = with_stated_head(found)
+    assumed += ["tied_embeddings"] * (sized != found)  # told by the size in its name alone
+    return sized
 
 
 def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:

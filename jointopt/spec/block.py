@@ -19,7 +19,7 @@ _MLP: dict[str, Any] = {
 _ATTENTION: dict[str, Any] = {
     "num_attention_heads": 0, "num_query_groups": 0, "qkv_bias": False, "qk_norm": False,
     "qk_norm_full": False, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0,
-    "v_head_dim": 0,
+    "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
 }  # fmt: skip
 # columns of tables that say nothing of a block
 NOT_IN = {
@@ -37,8 +37,16 @@ def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> M
     """
     # positions other than RoPE are added to the embedding, or to scores at no cost
     positions = "rope" if model.position_embedding == "rope" and block != "feed_forward" else "alibi"
-    without = _ENDS | {"num_dense_layers": 0} | _WITHOUT[block]
+    without = _ENDS | {"num_dense_layers": 0} | _first_windows(model, num_layers) | _WITHOUT[block]
     return replace(
         model, block=block, num_layers=num_layers, name=name or f"{model.name}-{block}", config=None,
         position_embedding=positions, **without,
     )  # fmt: skip
+
+
+def _first_windows(model: Model, num_layers: int) -> dict[str, Any]:
+    """Windows of the model's first layers, again from the first where the block has more of them than the model."""
+    freq = model.window_attn_skip_freq
+    if not isinstance(freq, tuple):
+        return {}
+    return {"window_attn_skip_freq": tuple(freq[at % len(freq)] for at in range(num_layers))}

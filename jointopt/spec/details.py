@@ -54,9 +54,7 @@ class Details:
     rotary_percent: float = 1.0
     rope_scaling: RopeScaling | None = None
     max_positions: int = 0  # tokens that the model is made for; 0 = not stated
-    window: int = 0  # tokens that attention looks back; 0 = all
     parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX)
-    local_layers: bool = False  # every other layer looks back a window (GPT-Neo)
     post_norm: bool = False  # norms after the residual additions (OPT-350M) or on a block's output (OLMo 2)
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
@@ -89,9 +87,7 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
         rotary_percent=float(_first(values, "partial_rotary_factor rotary_pct", 1.0)),
         rope_scaling=_rope_scaling(_rope(values)),
         max_positions=int(_first(values, "max_position_embeddings n_positions max_seq_len seq_length", 0)),
-        window=_window(values),
         parallel_residual=bool(_first(values, "use_parallel_residual", False)),
-        local_layers=family == "gpt_neo",
         post_norm=family == "olmo2" or not _first(values, "do_layer_norm_before", True),
         attention_dropout=float(_first(values, "attention_dropout attn_pdrop attn_dropout", 0.0)),
         hidden_dropout=float(_first(values, "dropout resid_pdrop hidden_dropout resid_dropout", 0.0)),
@@ -119,10 +115,6 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     return RopeScaling(kind, original_length=int(_first(rope, "original_max_position_embeddings", 0)), **numbers)
 
 
-def _window(values: Mapping[str, Any]) -> int:
-    return int(_first(values, "sliding_window", 0)) if _first(values, "use_sliding_window", True) else 0
-
-
 def _routing(values: Mapping[str, Any]) -> Routing:
     return Routing(
         score=str(_first(values, "scoring_func", "softmax")),
@@ -143,12 +135,12 @@ _LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6}
 _EXPERTS = {"router_aux_loss_coef": 0.001, "norm_topk_prob": False}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
-    "mistral": _LLAMA | {"sliding_window": 4096},
+    "mistral": _LLAMA,
     "mixtral": {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "router_aux_loss_coef": 0.001},
-    "qwen2": _LLAMA | {"use_sliding_window": False},
-    "qwen2_moe": _LLAMA | _EXPERTS | {"use_sliding_window": False},
-    "qwen3": _LLAMA | {"use_sliding_window": False},
-    "qwen3_moe": _LLAMA | _EXPERTS | {"use_sliding_window": False},
+    "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA | _EXPERTS,
+    "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA | _EXPERTS,
     "deepseek_v2": _LLAMA | {"norm_topk_prob": False, "aux_loss_alpha": 0.001, "topk_method": "greedy"},
     "deepseek_v3": _LLAMA | {
         "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 2.5,

@@ -17,6 +17,7 @@ from jointopt.spec.check import Section, shown
 from jointopt.spec.files import parse_json, read_text
 from jointopt.spec.model import Model
 from jointopt.spec.shape import checked, head_dim, size
+from jointopt.spec.windows import windows_of
 
 Fields = dict[str, Any]
 
@@ -42,13 +43,14 @@ def read_config(path: Path) -> Model:
 def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     """The model that a parsed ``config.json`` describes; ``name`` serves where the file has none."""
     section = Section(config, "")
-    family = _FAMILIES[_model_type(section)]
+    kind = _model_type(section)
+    family = _FAMILIES[kind]
     shape: Fields = dict(family.fixed)
     for key, names in family.names.items():
         first, *others = names.split()
         shape[key] = size(section, next((name for name in (first, *others) if section.has(name)), first))
     shape["tied_embeddings"] = section.flag("tie_word_embeddings", family.tied)
-    shape |= family.more(section, shape)
+    shape |= family.more(section, shape) | windows_of(config, kind, shape["num_layers"])
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
     if "head_dim" not in shape:
         shape["head_dim"] = head_dim(section, shape["hidden_size"], shape["num_attention_heads"])

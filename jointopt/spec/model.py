@@ -6,6 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
+
+
+def skip_freq_text(freq: SkipFreq) -> str:
+    """The frequency as a table writes it: ``6``, or ``0;1;0;1``."""
+    return ";".join(map(str, freq)) if isinstance(freq, tuple) else str(freq)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -50,6 +57,10 @@ class Model:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    # sliding windows: tokens that a layer looks back (0 = all), in every layer (0), in all but every N-th, or in those
+    # that have a 1
+    window_size: int = 0
+    window_attn_skip_freq: SkipFreq = 0
     block: str = ""  # one of `MODEL_BLOCKS` (`jointopt.spec.block`), whose missing parts have size 0
     # the Hugging Face configuration it was read from; `jointopt.spec.details` reads finer points in it
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
@@ -63,6 +74,23 @@ class Model:
     def has_attention(self) -> bool:
         """Whether its layers have attention."""
         return self.block != "feed_forward"
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Of each layer whether it looks back ``window_size`` tokens only, as Megatron Core's window attention does."""
+        freq, numbers = self.window_attn_skip_freq, range(1, self.num_layers + 1)
+        if not self.window_size:
+            return (False,) * self.num_layers
+        if isinstance(freq, tuple):
+            return tuple(bool(freq[(number - 1) % len(freq)]) for number in numbers)
+        return tuple(not freq or number % freq != 0 for number in numbers)
+
+    @property
+    def window_cells(self) -> dict[str, Any]:
+        """Its windows as rows of tables state them; nothing where all layers see all tokens."""
+        freq = self.window_attn_skip_freq
+        where = {"window_attn_skip_freq": skip_freq_text(freq)} if freq else {}
+        return {"window_size": self.window_size} | where if any(self.windowed_layers) else {}
 
     @property
     def has_mlp(self) -> bool:

@@ -11,12 +11,13 @@ from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.spec.block import block_of
 from jointopt.spec.check import Section
 from jointopt.spec.model import Model
+from jointopt.spec.windows import read_skip_freq, windows_of
 
 POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
 _MOST = {"num_layers": 10_000, "num_dense_layers": 10_000, "num_experts": 100_000, "hidden_size": 10_000_000}
 _DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
 _FLAGS = {name: default for name, default in _DEFAULTS.items() if isinstance(default, bool)}
-_WHOLES = tuple(name for name, default in _DEFAULTS.items() if type(default) is int)
+_WHOLES = tuple(n for n, default in _DEFAULTS.items() if type(default) is int and n != "window_attn_skip_freq")
 BLOCK_KEYS = ("catalog", "block", "num_layers", "name")  # of a mapping that names the model of which it is a block
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _OF_A_BLOCK = {"num_layers": 1, "vocab_size": 1}  # what a block does not need to state; it has no vocabulary
@@ -47,8 +48,19 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     config = section.values.get("config")
     if config is not None and not isinstance(config, Mapping):
         raise section.refuse("config", "the mapping of a Hugging Face config.json")
+    shape |= _windows(section, config, shape["num_layers"])
     model = checked(Model(name=section.text("name", name), config=config, **shape), where)
     return block_of(model, block, model.num_layers, model.name) if block else model
+
+
+def _windows(section: Section, config: Mapping[str, Any] | None, num_layers: int) -> dict[str, Any]:
+    """Windows of attention as stated; where no size is, those of the configuration."""
+    if section.has("window_size") or not config:
+        return {"window_attn_skip_freq": read_skip_freq(section)}
+    try:
+        return windows_of(config, str(config.get("model_type")), num_layers)
+    except JobError as error:
+        raise JobError(f"{section.at('config')}: {error}") from error
 
 
 def block_name(section: Section) -> str:
@@ -87,6 +99,7 @@ def _place(where: str) -> str:
 def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
     latent = (m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim)
     heads = f"num_attention_heads ({m.num_attention_heads})"
+    freq = m.window_attn_skip_freq
     return (
         (m.num_attention_heads % m.num_query_groups > 0,
          f"num_query_groups ({m.num_query_groups}) must divide {heads}"),
@@ -94,6 +107,9 @@ def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
          "a learned position_embedding needs max_position_embeddings, the rows of its table"),
         (any(latent) != all(latent) or (m.q_lora_rank > 0 and not m.kv_lora_rank),
          "latent attention needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together"),
+        (bool(freq) and not m.window_size, "window_attn_skip_freq needs window_size, the tokens that layers look back"),
+        (isinstance(freq, tuple) and len(freq) != m.num_layers,
+         f"window_attn_skip_freq must have a 0 or 1 for each of the {m.num_layers} layers, or be a whole number"),
     )  # fmt: skip
 
 

@@ -170,11 +170,15 @@ def _result(one: Taken, job: Job, warmup: int, meters: _Meters) -> dict[str, Any
     return meters.added_to(measured(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
 
 
+_NO_WINDOWS = {"window_size": math.nan, "window_attn_skip_freq": math.nan}
+
+
 def _workload(job: Job, source: str) -> dict[str, Any]:
     """The workload columns of a job, in the order of measurement tables."""
     training, cluster, model = job.training, job.cluster, job.model
     values = {
-        **vars(model), "source": f"import of {source}", "group": job.name, "model": model.name,
+        **vars(model), **_NO_WINDOWS, **model.window_cells,
+        "source": f"import of {source}", "group": job.name, "model": model.name,
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.dtype,
         "attention": "" if training.attention_assumed else training.attention, "framework": training.framework.name,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,

@@ -1,7 +1,7 @@
-"""Three objectives, which no exact search counts: NSGA-II and III against TPE, GPSampler and random on equal budgets.
+"""Three objectives, which no exact search counts: NSGA-II and III against TPE, Gaussian processes and random.
 
     pip install -e '.[bench]'
-    python tests/bench/bench_objectives.py [--trials 200] [--seeds 3] [--also-gp] [JOB ...]
+    python tests/bench/bench_objectives.py [--trials 200] [--seeds 3] [--also-gp] [--also-botorch] [JOB ...]
 
 Time, energy and the peak power of a GPU over layouts, clocks, shares of slack, and power limits of 50 to 100 % of the
 board's. All get the same genes, repaired in the same way to layouts that exist. Prints hypervolume in logarithms, as a
@@ -164,7 +164,18 @@ SEARCHES: dict[str, Search] = {
     "Optuna TPE": stock(lambda seed: optuna.samplers.TPESampler(seed=seed)),
     "random": stock(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
 }
-GAUSSIAN = {"Optuna GPSampler": stock(lambda seed: optuna.samplers.GPSampler(seed=seed))}  # needs torch
+
+
+def botorch(seed: int) -> optuna.samplers.BaseSampler:
+    """BoTorch's qLogEHVI, which Optuna's own integration takes for three objectives under a constraint."""
+    from optuna_integration import BoTorchSampler
+
+    return BoTorchSampler(seed=seed)
+
+
+# these need torch, and seconds for each plan
+GAUSSIAN = {"Optuna GPSampler": stock(lambda seed: optuna.samplers.GPSampler(seed=seed))}
+BOTORCH = {"BoTorch qLogEHVI": stock(botorch)}
 
 
 def feasible(found: Found) -> Floats:
@@ -198,6 +209,8 @@ if __name__ == "__main__":
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--also-gp", action="store_true")
+    parser.add_argument("--also-botorch", action="store_true")
     given = parser.parse_args()
     for job in given.jobs:
-        compare(job, given.trials, given.seeds, SEARCHES | (GAUSSIAN if given.also_gp else {}))
+        more = (GAUSSIAN if given.also_gp else {}) | (BOTORCH if given.also_botorch else {})
+        compare(job, given.trials, given.seeds, SEARCHES | more)

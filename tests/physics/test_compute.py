@@ -28,7 +28,8 @@ def of(job: Job) -> c.Kernels:
 
 def layer(job: Job, tokens: Floats, tp: Floats) -> c.Pass:
     k, length = of(job), job.training.seq_length
-    attention = c.attention_layer(k, job.model, tokens, length, tp, tokens)
+    core = c.attention_core(k, job.model, tokens, length, tp)
+    attention = c.attention_layer(k, job.model, tokens, core, tp, tokens)
     return attention + c.mlp_layer(k, job.model, tokens, job.model.ffn_hidden_size / tp, tokens)
 
 

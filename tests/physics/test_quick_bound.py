@@ -62,6 +62,12 @@ def test_no_plan_of_uneven_or_hidden_experts_is_below_the_bounds(
     assert (energy_j <= found["energy_j"] * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("freq", [0, 2, (0,) * 20 + (1,) * 12])
+def test_layers_with_windows_do_not_fall_below_the_quick_bound(freq: Any) -> None:
+    job = shipped_job("llama-3-8b-1x8-h100")
+    assert_below(lazy(replace(job, model=replace(job.model, window_size=256, window_attn_skip_freq=freq))))
+
+
 def test_the_quick_bound_moves_with_the_corrections() -> None:
     physics = lazy(shipped_job("mixtral-8x22b-8x8-h100"))
     index, factor = np.arange(SOME), np.linspace(0.5, 2.0, SOME)

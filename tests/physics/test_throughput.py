@@ -15,6 +15,7 @@ from jointopt.physics.throughput import THROUGHPUT, model_flops_per_token, peak_
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.job import Job, Training
 from jointopt.spec.jobfile import job_from_options
+from jointopt.spec.shape import inline_model
 
 # GPUs, sequences of 2,048 tokens, recompute, seconds of an iteration; then TFLOP/s per GPU with what is recomputed
 HARDWARE = {  # all on A100: arXiv:2104.04473 table 2, arXiv:2201.11990 section 3.4, arXiv:2211.05100 section 3.2.4
@@ -37,6 +38,10 @@ PER_GPU = {
     ("llama-3-405b", 8192, 960): 2453, ("qwen3-30b-a3b", 4096, 31744): 729, ("qwen3-30b-a3b", 4096, 8960): 206,
     ("qwen3-30b-a3b", 4096, 27136): 619, ("qwen3-30b-a3b", 4096, 26112): 599, ("qwen3-30b-a3b", 4096, 30720): 704,
 }  # fmt: skip
+
+
+# its GPT-OSS 120B, 4,096 tokens, every other layer with a window of 128: tokens/s per GPU, and TFLOP/s of causal scores
+GPT_OSS = {20800: 679, 17728: 579, 5824: 191}
 
 
 def job_of(model: str, gpus: int = 8, sequences: int = 64, **more: Any) -> Job:
@@ -94,6 +99,27 @@ def test_weights_of_adapters_count_six() -> None:
     none, some = (Training(16, 1, lora_dim=dim, lora_target_modules=("linear_proj",)) for dim in (1, 3))
     more = model_flops_per_token(shape, 16, training=some) - model_flops_per_token(shape, 16, training=none)
     assert more == 6 * 32 * 2 * (4096 + 4096)
+
+
+@pytest.mark.parametrize(("tokens_per_s", "published"), GPT_OSS.items())
+def test_published_flops_of_layers_with_windows_follow_from_the_token_rate(tokens_per_s: int, published: int) -> None:
+    sizes = {"num_layers": 36, "hidden_size": 2880, "ffn_hidden_size": 2880, "num_attention_heads": 64, "head_dim": 64,
+             "num_query_groups": 8, "vocab_size": 201088, "gated_mlp": True, "num_experts": 128,
+             "moe_router_topk": 4}  # fmt: skip
+    full = inline_model(sizes, "gpt-oss-120b")
+    window = replace(full, window_size=128, window_attn_skip_freq=2)
+    flops, of_all = (model_flops_per_token(model, 4096, causal=True) / 1e12 for model in (window, full))
+    assert flops * tokens_per_s == pytest.approx(published, rel=0.004)
+    assert of_all / flops > 1.05
+
+
+def test_scores_that_recomputation_repeats_are_those_of_the_windows() -> None:
+    job = job_of("gpt3-175b")
+    half = replace(job, model=replace(job.model, window_size=1024, window_attn_skip_freq=2))
+    full, window = (rates_of(one, "selective", 10.0) for one in (job, half))
+    base = [model_flops_per_token(one.model, 2048) for one in (job, half)]
+    more = [b * (rates["hfu"] / rates["mfu"] - 1) for b, rates in zip(base, (full, window), strict=True)]
+    assert more[1] == pytest.approx(more[0] * (48 + 48 * 0.75) / 96)
 
 
 def test_flops_of_a_small_model_are_those_counted_by_hand() -> None:

@@ -41,3 +41,5 @@ def test_rows_of_a_table_are_read_so() -> None:
     found, _ = workloads(pd.DataFrame(rows))
     tied = {one.job.model.name: one.job.model.tied_embeddings for one in found}
     assert tied == {"Llama-like 1B (1.34B)": True, "Llama-like 1B (1.61B)": False}
+    for one in found:
+        assert ("tied_embeddings" in one.assumed[0].split()) == one.job.model.tied_embeddings

@@ -49,8 +49,15 @@ class Intent:
 
     @property
     def window(self) -> int:
-        """Tokens that attention looks back where these are fewer than a sequence has, else 0."""
-        return self.details.window if self.details.window < self.job.training.seq_length else 0
+        """Tokens that layers with a window look back where these are fewer than a sequence has, else 0."""
+        size = self.model.window_size if any(self.model.windowed_layers) else 0
+        return size if size < self.job.training.seq_length else 0
+
+    @property
+    def window_words(self) -> str:
+        """The window as a note names what a target cannot be given."""
+        layers, windowed = self.model.num_layers, sum(self.model.windowed_layers)
+        return f"attention window of {self.window} tokens" + f" in {windowed} of {layers} layers" * (windowed < layers)
 
     @property
     def even(self) -> bool:

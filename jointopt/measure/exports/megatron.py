@@ -10,6 +10,7 @@ from jointopt.core.errors import ExportError
 from jointopt.core.schema import MODULES
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import NEWEST, Words, version_key
+from jointopt.spec.model import SkipFreq
 from jointopt.spec.overlap import is_on
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
@@ -129,11 +130,19 @@ def _positions(words: Words, gaps: Gaps, intent: Intent) -> None:
         words.add(rotary_base=int(details.rotary_base),
                   rotary_percent=details.rotary_percent if details.rotary_percent != 1.0 else None)  # fmt: skip
         _rope_scaling(words, gaps, intent)
-    gaps.finer(details.local_layers, "layers that look back a window only")
     if intent.window:
         if words.has("window_size"):
-            words.add(window_size=f"{intent.window},0")
-        gaps.finer(not words.has("window_size"), f"attention window of {intent.window} tokens")
+            words.add(window_size=f"{intent.window},0", window_attn_skip_freq=_skip_freq(model.window_attn_skip_freq))
+        gaps.finer(not words.has("window_size"), intent.window_words)
+
+
+def _skip_freq(freq: SkipFreq) -> str | None:
+    """Which layers have the window, as `--window-attn-skip-freq` reads it: ``6``, ``([0,1]*12)``, or blank for all."""
+    if not isinstance(freq, tuple):
+        return str(freq) if freq else None
+    length = len(freq)
+    turn = next(n for n in range(1, length + 1) if length % n == 0 and freq[:n] * (length // n) == freq)
+    return f"([{','.join(map(str, freq[:turn]))}]*{length // turn})"
 
 
 def _rope_scaling(words: Words, gaps: Gaps, intent: Intent) -> None:

@@ -109,6 +109,9 @@ def _shape(intent: Intent) -> dict[str, Any]:
         found |= {"rotary_base": int(details.rotary_base), "rotary_percent": details.rotary_percent}
     if intent.window:
         found |= {"window_size": [intent.window, 0]}
+        freq = model.window_attn_skip_freq
+        if freq:
+            found |= {"window_attn_skip_freq": list(freq) if isinstance(freq, tuple) else freq}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
     if model.kv_lora_rank:

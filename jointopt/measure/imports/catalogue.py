@@ -38,7 +38,8 @@ def _models() -> Iterator[Model]:
 
 def _fits(model: Model, shape: Mapping[str, Any]) -> bool:
     fields = {name: value for name, value in vars(model).items() if name not in _LOOSE}
-    stated = {name: shape.get(name, _default(name, model)) for name in fields}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in shape.items()}
+    stated = {name: given.get(name, _default(name, model)) for name in fields}
     if model.position_embedding != "learned" or "max_position_embeddings" not in shape:
         fields, stated = ({k: v for k, v in one.items() if k != "max_position_embeddings"} for one in (fields, stated))
     if model.kv_lora_rank:  # heads have widths of their own

@@ -109,7 +109,7 @@ def model_of(options: Options) -> dict[str, Any]:
         "tied_embeddings": not options.flag("untie_embeddings_and_output_weights"),
         "dropout": dropped is None or dropped > 0, "position_embedding": positions,
     }  # fmt: skip
-    return _latent(_experts(shape, options), options)
+    return _latent(_experts(shape | _windows(options), options), options)
 
 
 def _usual_width(hidden: int | None, gated: bool) -> int | None:
@@ -132,6 +132,27 @@ def _positions(options: Options) -> str:
     if options.flag("use_rotary_position_embeddings") or kind in ("rope", "yarn", "mrope"):
         return "rope"
     return "alibi" if kind == "none" else "learned"
+
+
+def _windows(options: Options) -> dict[str, Any]:
+    """Sliding windows: ``4096,0`` or a pair, of which -1 is all, and the layers that have one."""
+    size, freq = options.take("window_size"), options.take("window_attn_skip_freq")
+    left = re.match(r"[(\[]?(-?\d+)", str(size).replace(" ", ""))
+    layers = freq if isinstance(freq, int | list) else _layer_list(str(freq))
+    if left is None or int(left[1]) <= 0 or (freq is not None and layers is None):
+        return {}
+    return stated(window_size=int(left[1]), window_attn_skip_freq=layers)
+
+
+def _layer_list(text: str) -> int | list[int] | None:
+    """The whole number, or the list of 0 and 1 that an expression like ``([0]*3+[1,0]*29)`` means; None for neither."""
+    text = re.sub(r"[\s()]", "", text)
+    if text.isdecimal():
+        return int(text)
+    part = r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?"
+    if not re.fullmatch(rf"{part}(?:\+{part})*", text):
+        return None
+    return [int(one) for ones, times in re.findall(part, text) for one in ones.split(",") * int(times or 1)]
 
 
 def _experts(shape: dict[str, Any], options: Options) -> dict[str, Any]:

@@ -142,6 +142,7 @@ def _not_built(model: Model) -> list[str]:
         "narrower embedding": model.embedding_size not in (0, model.hidden_size),
         "biases": model.linear_bias or model.qkv_bias,
         "dropout": model.dropout,
+        "windows of attention": bool(model.window_cells),
     }
     return [part for part, wanted in parts.items() if wanted]
 

@@ -166,7 +166,7 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
     own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
-    own |= job.training.recipe_cells
+    own |= job.training.recipe_cells | job.model.window_cells
     if POWER_LIMIT in columns:
         table[POWER_LIMIT] = columns[POWER_LIMIT]
     return table.assign(

@@ -138,6 +138,18 @@ def test_sharded_weights_are_megatron_fsdp(intent: Any) -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in megatron_environment(made)  # which FSDP refuses to be 1
 
 
+@pytest.mark.parametrize(
+    ("freq", "word"), [(0, None), (6, "6"), ((0, 1) * 16, "([0,1]*16)"), ((*(0,) * 31, 1), f"([{'0,' * 31}1]*1)")]
+)
+def test_which_layers_have_the_window_is_said_in_a_word(intent: Any, freq: Any, word: str | None) -> None:
+    plain = intent("llama-3-8b")
+    model = replace(plain.model, window_size=64, window_attn_skip_freq=freq)
+    made = replace(plain, job=replace(plain.job, model=model))
+    assert (options(made)["window-size"], options(made).get("window-attn-skip-freq")) == ("64,0", word)
+    assert not {"window-size", "window-attn-skip-freq"} & set(options(made, "0.14"))
+    assert any("in 16 of 32 layers" in note for note in export(made, "0.14").notes) == (freq == (0, 1) * 16)
+
+
 def test_latent_attention_and_its_router_are_written_out(intent: Any) -> None:
     said = options(intent("deepseek-v3", gpus=64, ep=8))
     latent = ("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim")

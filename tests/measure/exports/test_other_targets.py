@@ -197,13 +197,19 @@ def test_a_target_names_what_it_cannot_express(intent: Any, target: str, columns
 
 
 def test_a_window_of_attention_is_written_or_named(intent: Any) -> None:
-    made = intent("llama-3-8b")
-    made = replace(made, details=replace(made.details, window=1024))
-    file = yaml.safe_load(TARGETS["megatron-bridge"].export(made).files["overrides.yaml"])
-    assert file["model"]["window_size"] == [1024, 0]
-    assert any("attention window of 1024 tokens" in note for note in TARGETS["nanotron"].export(made).notes)
-    whole = replace(made, details=replace(made.details, window=made.job.training.seq_length))
-    assert "window_size" not in TARGETS["megatron-bridge"].export(whole).files["overrides.yaml"]
+    plain = intent("llama-3-8b")
+
+    def made(**windows: Any) -> Intent:
+        return replace(plain, job=replace(plain.job, model=replace(plain.model, **windows)))
+
+    def overrides(one: Intent) -> Any:
+        return yaml.safe_load(TARGETS["megatron-bridge"].export(one).files["overrides.yaml"])["model"]
+
+    some = made(window_size=1024, window_attn_skip_freq=4)
+    assert (overrides(some)["window_size"], overrides(some)["window_attn_skip_freq"]) == ([1024, 0], 4)
+    words = "attention window of 1024 tokens in 24 of 32 layers"
+    assert any(words in note for note in TARGETS["nanotron"].export(some).notes)
+    assert "window_size" not in overrides(made(window_size=plain.job.training.seq_length))
 
 
 def test_bridge_refuses_a_kernel_of_attention_that_its_overrides_cannot_choose(intent: Any) -> None:

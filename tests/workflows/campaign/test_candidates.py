@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,17 @@ def test_rows_of_a_job_are_priced_under_its_own_fabric(offered: float) -> None:
     assert np.isnan(rows["inter_node_gbytes_per_s"]).tolist() == [
         offered == job.cluster.gpu.usual_inter_node_gbytes_per_s
     ]
+
+
+@pytest.mark.parametrize("freq", [0, 3, (0, 1) * 12])
+def test_rows_of_a_job_have_the_windows_of_its_model(freq: Any) -> None:
+    job = jointopt.load_job("opt-350m-2x4-a100")
+    job = replace(job, model=replace(job.model, window_size=256, window_attn_skip_freq=freq))
+    layouts = enumerate_layouts(job).layouts
+    plan = {name: values[:1] for name, values in layouts.items()} | {"stage_clock_mhz": np.full((1, 1), 1410.0)}
+    (found,), _ = workloads(measurement_columns(job, plan))
+    assert found.job.model.windowed_layers == job.model.windowed_layers
+    assert found.job.model.window_cells == job.model.window_cells
 
 
 def test_candidates_keep_the_bounds_of_the_job_as_its_model_predicts() -> None:
