@@ -1,0 +1,169 @@
+"""How right power is by GPU: what the model says against every public measurement, no constant fitted to them here.
+
+    python tests/bench/bench_power.py [DATA_FOLDER]
+
+The default folder is ../shared/data beside the repository; without it only nodes are compared. Per measurement: watts
+measured and predicted (means), the error in the mean, its absolute value in mean and median, and the share of
+measurements that the interval ``avg_power_w_low`` to ``avg_power_w_high`` holds. Constants were fitted to the stages of
+the A100-SXM, the voltage curves to pipelines, H200's pJ per flop to its products, hosts of H100 to its three nodes.
+
+- stages: the law at the measured time of a stage (Perseus, SOSP'24), as it says nothing of its layout;
+- pipelines: layout, clocks or limit of a run alone, as a table that `jointopt predict` reads; a sequence of 2,048, no
+  recomputation and unfused attention are assumed (times are then right within a tenth, two tenths for Bloom);
+- products: the law at the measured time, held by the limit; those of 50 us and more. Readings at one rate fall in two
+  groups, at the limit and at 50 to 80 % of it, so that mean and median differ;
+- limits: networks that are no LLMs. The law says that a limit below what a network draws at the highest is drawn;
+- nodes: 8 GPUs and host, MLPerf's Llama 2 70B with LoRA. ``at measured time``: the energy of the predicted iteration,
+  with the power of a waiting GPU for what the measured one takes longer.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from bench_power_fit import FIT_BELOW_MHZ, ROOT, stage_profiles
+
+from jointopt.physics import clock_law
+from jointopt.physics.facility import cluster_power_kw
+from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.surrogate.intervals import physics_errors
+from jointopt.workflows.predict import predict
+
+Row = dict[str, Any]
+SHAPES: dict[str, tuple[int, int, int, int]] = {  # hidden size, layers, heads, vocabulary; BERT 1.3B's is not stated
+    "gpt3-xl": (2048, 24, 16, 50257),
+    "gpt3-2.7b": (2560, 32, 32, 50257),
+    "bloom-3b": (2560, 30, 32, 250880),
+}
+SHAPE_COLUMNS = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
+LONG_S = 5e-5
+LORA = {
+    "model": "llama-2-70b", "pp": 1, "micro_batch_size": 1, "seq_length": 8192, "dtype": "fp8", "framework": "nemo",
+    "gpus_per_node": 8, "zero_stage": 0, "sequence_parallel": True, "recompute": "none", "lora_dim": 16,
+    "lora_target_modules": "linear_qkv linear_proj", "tp": 4, "cp": 2, "gpu": "h100-sxm5-80gb",
+}  # fmt: skip
+# Watts of a node and seconds of a step. H100: MLPerf Training v4.0 power of Sustainable Metal Cloud, layouts and steps
+# by its logs (smc/results/*/llama2_70b_lora, mean of one run without evaluations). B200: v5.0 of Lenovo, water-cooled,
+# 60 AC readings of result_0; a batch of 8 in one accumulation step on 8 GPUs, so data-parallel alone (inferred).
+NODES = (
+    (6953.0, 3.873, {"num_gpus": 8, "cp": 1, "global_batch_size": 8}),
+    (5708.0, 0.686, {"num_gpus": 64, "global_batch_size": 8}),
+    (4985.0, 0.821, {"num_gpus": 512, "global_batch_size": 64}),
+    (9610.0, 1.523, {"num_gpus": 8, "tp": 1, "cp": 1, "global_batch_size": 8, "gpu": "b200-sxm-180gb"}),
+)
+
+
+def row(gpu: str, what: str, measured: Iterable[float], predicted: Iterable[float], held: object) -> Row:
+    """One line of the table, from watts of every measurement."""
+    watts, found = np.asarray(measured, float), np.asarray(predicted, float)
+    error = found / watts - 1
+    return {
+        "gpu": gpu, "what": what, "n": len(watts), "measured W": round(watts.mean()),
+        "predicted W": round(found.mean()), "mean %": 100 * error.mean(), "mean abs %": 100 * np.abs(error).mean(),
+        "median abs %": 100 * np.median(np.abs(error)), "held %": 100 * np.mean(held),
+    }  # fmt: skip
+
+
+def within(gpu: str, measured: pd.Series, predicted: np.ndarray) -> np.ndarray:
+    """Which measurements the physics' own interval of power holds, where no job is predicted: (n,)."""
+    errors = physics_errors()
+    low, high = errors["avg_power_w"]["known" if gpu in errors["clock_response_gpus"] else "unknown"]
+    return np.asarray((measured >= low * predicted) & (measured <= high * predicted))
+
+
+def stages(data: pathlib.Path) -> Iterator[Row]:
+    """A100-SXM stages at every clock; above 1,320 MHz the 500 W board does not follow the requested one."""
+    rows, gpu = stage_profiles(data), load_gpu("a100-sxm4-80gb")
+    watts = clock_law.busy_power_w(gpu.power, rows.clock_mhz, 1410.0, rows.time_s, rows.flops, rows.moved)
+    below = (rows.clock_mhz <= FIT_BELOW_MHZ).to_numpy()
+    for name, kept in (("stages, 855-1320 MHz", below), ("stages, above", ~below)):
+        measured = rows.avg_power_w[kept]
+        yield row(gpu.id, name, measured, watts[kept], within(gpu.id, measured, watts[kept]))
+
+
+def pipelines(data: pathlib.Path) -> Iterator[Row]:
+    """Pipelines of GPT-3 and Bloom under clocks per stage and under one limit."""
+    plans = pd.read_csv(data / "energy_pipeline_iterations.csv").rename(columns={"avg_power_w": "watts"})
+    plans = plans[plans.model.isin(SHAPES) & (plans.method != "zeus_local")].reset_index(drop=True)
+    ranks = pd.read_csv(data / "energy_pipeline_ranks.csv").sort_values("stage")
+    key = ["gpu", "model", "method", "plan"]
+    ranks["clock"] = ranks[["forward_clock_mhz_mean", "backward_clock_mhz_mean"]].mean(axis=1).round()
+    clocks = ranks.dropna(subset="clock").groupby(key).clock.agg(lambda c: ";".join(f"{x:.0f}" for x in c))
+    table = plans[["gpu", "num_gpus", "tp", "pp", "micro_batch_size", "power_limit_w"]].assign(
+        global_batch_size=plans.micro_batch_size * plans.num_micro_batches, gpus_per_node=plans.num_gpus,
+        stage_clock_mhz=clocks.reindex(pd.MultiIndex.from_frame(plans[key])).to_numpy(), seq_length=2048,
+        dtype="fp16", attention="unfused", framework="generic", recompute="none", zero_stage=0,
+    )  # fmt: skip
+    table[list(SHAPE_COLUMNS)] = [SHAPES[name] for name in plans.model]
+    found = predict(table)
+    held = plans.watts.between(found.predicted_avg_power_w_low, found.predicted_avg_power_w_high)
+    under = np.where(plans.method == "zeus_global", "limits", "clocks")
+    for (gpu, model, kind), own in plans.groupby(["gpu", "model", under]):
+        at = own.index
+        yield row(gpu, f"{model} under {kind}", own.watts, found.predicted_avg_power_w[at], held[at])
+
+
+def products(data: pathlib.Path) -> Iterator[Row]:
+    """Products in bf16 on the GPUs whose power was read along."""
+    rows = pd.read_csv(data / "gemm_bf16.csv.gz")
+    rows = rows[rows.avg_power_w.notna() & (rows.time_s >= LONG_S)]
+    for name, own in rows.groupby("gpu"):
+        gpu = load_gpu(str(name))
+        top = gpu.need("clock_max_mhz", "compare products")
+        flops = 2.0 * own.m * own.n * own.k
+        moved = 2.0 * (own.m * own.k + own.k * own.n + own.m * own.n)
+        free = clock_law.busy_power_w(gpu.power, top, top, own.time_s, flops, moved)
+        watts = np.minimum(free, own.power_limit_w)
+        yield row(gpu.id, "products", own.avg_power_w, watts, within(gpu.id, own.avg_power_w, watts))
+
+
+def limits(data: pathlib.Path) -> Iterator[Row]:
+    """Networks of Zeus (NSDI'23) under limits below what they draw at the highest one."""
+    rows = pd.read_csv(data / "power_limit_zeus_nsdi23.csv")
+    work = ["gpu", "model", "batch_size", "notes"]
+    highest = rows.loc[rows.groupby(work).power_limit_w.idxmax(), [*work, "avg_power_w"]]
+    rows = rows.merge(highest.rename(columns={"avg_power_w": "free_w"}), on=work)
+    rows = rows[rows.free_w > rows.power_limit_w]
+    kind = np.where(rows.model.str.startswith("bert"), "BERT", "other networks")
+    for (name, what), own in rows.groupby(["gpu", kind]):
+        gpu = "a40" if name == "A40" else "v100-pcie-32gb"
+        yield row(gpu, f"{what} under limits", own.avg_power_w, own.power_limit_w,
+                  within(gpu, own.avg_power_w, own.power_limit_w.to_numpy()))  # fmt: skip
+
+
+def node_w(gpu: str, gpu_w: Any) -> np.ndarray:
+    """Watts of a node of 8, host included, from those of a GPU."""
+    cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8, "pue": 1.0})
+    return 1e3 * cluster_power_kw(cluster, gpu_w)
+
+
+def nodes() -> Iterator[Row]:
+    """Nodes of MLPerf's power results, as predicted and at the measured time of a step."""
+    found = predict(pd.DataFrame([LORA | plan for _, _, plan in NODES]))
+    for (watts, step_s, plan), (_, f) in zip(NODES, found.iterrows(), strict=True):
+        gpu, time_s = f["gpu"], f["predicted_iteration_time_s"]
+        low, middle, high = (node_w(gpu, f[f"predicted_avg_power_w{end}"]) for end in ("_low", "", "_high"))
+        name = f"LoRA, nodes: {plan['num_gpus'] // 8}"
+        yield row(gpu, f"{name}, step {time_s / step_s - 1:+.0%}", [watts], [middle], low <= watts <= high)
+        waiting_j = load_gpu(gpu).power.wait_w * (step_s - time_s)
+        timed = (f["predicted_avg_power_w"] * time_s + waiting_j) / step_s
+        yield row(gpu, f"{name} at measured time", [watts], [node_w(gpu, timed)],
+                  low / middle <= watts / node_w(gpu, timed) <= high / middle)  # fmt: skip
+
+
+def main(data: pathlib.Path) -> None:
+    recorded = (stages, pipelines, products, limits) if data.is_dir() else ()
+    if not recorded:
+        print(f"No recorded runs at {data}: only nodes are compared.")
+    table = pd.DataFrame([line for part in recorded for line in part(data)] + list(nodes()))
+    print(table.to_string(index=False, float_format="{:.1f}".format))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared/data")
