@@ -5,7 +5,8 @@
 The default folder is ../shared/data beside the repository; without it only nodes are compared. Per measurement: watts
 measured and predicted (means), the error in the mean, its absolute value in mean and median, and the share of
 measurements that the interval ``avg_power_w_low`` to ``avg_power_w_high`` holds. Constants were fitted to the stages of
-the A100-SXM, the voltage curves to pipelines, H200's pJ per flop to its products, hosts of H100 to its three nodes.
+the A100-SXM, the voltage curves and the A100-PCIe's pJ per flop to pipelines, H200's pJ per flop to its products, hosts
+of H100 to its three nodes.
 
 - stages: the law at the measured time of a stage (Perseus, SOSP'24), as it says nothing of its layout;
 - pipelines: layout, clocks or limit of a run alone, as a table that `jointopt predict` reads; a sequence of 2,048, no
