@@ -20,6 +20,7 @@ from jointopt.core.schema import (
     MODULES,
     NEUTRAL,
     RECOMPUTE_CODES,
+    SCHEDULE,
     STAGE_LAYERS,
     Bools,
     Columns,
@@ -28,7 +29,7 @@ from jointopt.core.schema import (
 )
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
 from jointopt.spec.cluster import Gpu
-from jointopt.spec.framework import Framework
+from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, Framework
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.spec.overlap import has_effect
@@ -66,8 +67,9 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
         filled[name] = np.where(blank[name], COLUMNS[name].values.start, raw[name])
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
     even = training.seq_length // layouts["cp"] % layouts["tp"] == 0  # tokens of a cp rank
+    own_chunks = _own_chunks(raw["schedule"])
     defaults = {
-        "vpp": _default_vpp(framework, model, layouts, training.global_batch_size),
+        "vpp": np.where(own_chunks, own_chunks, _default_vpp(framework, model, layouts, training.global_batch_size)),
         "sequence_parallel": framework.default_sequence_parallel & (layouts["tp"] > 1) & even,
         "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
         "zero_stage": _default_zero_stage(framework, layouts["pp"]),
@@ -78,8 +80,9 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     splits = _usual_splits(job, layouts)
     layouts["stage_layers"] = np.where(blank["stage_layers"], splits, layouts["stage_layers"])
     has_choice: dict[str, Any] = {
-        "ep": np.full(size, model.is_moe), "vpp": layouts["pp"] > 1, "sequence_parallel": layouts["tp"] > 1,
-        "zero_stage": layouts["dp"] * layouts["cp"] > 1, "etp": model.is_moe & (layouts["tp"] > 1),
+        "ep": np.full(size, model.is_moe), "vpp": (layouts["pp"] > 1) & (own_chunks == 0),
+        "sequence_parallel": layouts["tp"] > 1, "zero_stage": layouts["dp"] * layouts["cp"] > 1,
+        "etp": model.is_moe & (layouts["tp"] > 1),
         **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False), "stage_layers": splits > 0,
     }  # fmt: skip
     assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
@@ -102,11 +105,25 @@ def default_etp(job: Job, layouts: Columns) -> Ints:
 
 
 def completed(job: Job, layouts: Columns) -> Columns:
-    """The layouts with the columns that most plans do without, each at its default where it is missing."""
-    if all(name in layouts for name in NEUTRAL):
+    """The layouts with the columns that most plans do without, each at its default where it is missing.
+
+    A schedule whose chunks a plan has not is priced as 1F1B: no framework starts it, as `rules` say.
+    """
+    if not all(name in layouts for name in NEUTRAL):
+        found = {name: np.full(len(layouts["tp"]), value) for name, value in NEUTRAL.items()}
+        layouts = found | {"etp": default_etp(job, layouts)} | layouts
+    if not (schedule := layouts["schedule"]).any():
         return layouts
-    found = {name: np.full(len(layouts["tp"]), value) for name, value in NEUTRAL.items()}
-    return found | {"etp": default_etp(job, layouts)} | layouts
+    own = _own_chunks(schedule)
+    return layouts | {"schedule": np.where((own == 0) | (own == layouts["vpp"]), schedule, 0)}
+
+
+def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
+    """Chunks of a rank (n,) of schedules, by code, that have but one number of them; 0 for others, and where blank."""
+    found = np.zeros(np.shape(schedule), np.int64)
+    for name, chunks in CHUNKS_OF_SCHEDULE.items():
+        found[schedule == SCHEDULE.code(name)] = chunks
+    return found
 
 
 def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:

@@ -22,6 +22,7 @@ from jointopt.surrogate.residual_gp import Runs, kinship, together
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.runs.workloads import Workload
     from jointopt.surrogate.dataset import Priced
 
 LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
@@ -96,6 +97,17 @@ class Evidence:
             residual=self.residual + time_s[self.timed],
             log_power_ratio=self.log_power_ratio + power_w[: len(self.log_power_ratio)],
             static_share=self.static_share * np.exp(power_w[: len(self.static_share)]),
+        )  # fmt: skip
+
+    def shares_doubt(self, work: Workload) -> bool:
+        """Whether a timed run leaves open what ``work`` does and was priced by the same precision and attention.
+
+        What the guess is off by is then in what the runs teach.
+        """
+        wanted = work.job.training.dtype, work.job.training.attention
+        return self.runs is not None and any(
+            (one.job.training.dtype, one.job.training.attention) == wanted and not one.as_stated
+            for priced in self.priced for one in priced.works
         )  # fmt: skip
 
     def some(self, most: int) -> Evidence:

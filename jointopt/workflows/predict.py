@@ -214,7 +214,7 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
     load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
     columns = add_intervals(job, columns) if move is None else move.bounded(job, move.scaled(columns))
-    if not plans.as_stated:
+    if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
         columns = outside_of_domain(columns)
     names: tuple[str, ...] = RESULTS
     if "pue" in job.cluster.stated:

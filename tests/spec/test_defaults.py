@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.core.schema import SCHEDULE
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.defaults import default_attention, default_dtype, default_plan
+from jointopt.spec.defaults import completed, default_attention, default_dtype, default_plan
 from jointopt.spec.framework import Framework
 from jointopt.spec.jobfile import job_from_options
 
@@ -70,3 +71,20 @@ def test_precision_and_kernel_are_those_of_the_gpu_and_the_framework(gpu, framew
     device = load_gpu(gpu)
     assert default_dtype(device) == dtype
     assert default_attention(load_framework(framework), device, dtype) == kernel
+
+
+def test_a_schedule_with_its_own_number_of_chunks_has_it_where_none_is_stated():
+    code = SCHEDULE.code
+    found, assumed = plan(
+        Framework(), pp=[4] * 4, schedule=[code(name) for name in ("zbv", "dualpipev", "zb-h1", "1f1b")]
+    )
+    assert found["vpp"] == [2, 2, 1, 1]
+    assert assumed["vpp"].tolist() == [False, False, False, True]
+
+
+def test_a_schedule_whose_chunks_a_plan_has_not_is_priced_as_1f1b():
+    job = job_from_options("llama-2-13b", "a100-sxm4-80gb", 16, 64, 4096, gpus_per_node=4)
+    schedule, vpp = (np.array(values) for values in zip(*[(SCHEDULE.code("zbv"), n) for n in (1, 2)], strict=True))
+    layouts = {"pp": np.full(2, 4), "tp": np.ones(2, int), "vpp": vpp, "schedule": schedule}
+    layouts |= {name: np.ones(2, int) for name in ("dp", "cp", "ep")}
+    assert completed(job, layouts)["schedule"].tolist() == [0, SCHEDULE.code("zbv")]

@@ -118,6 +118,16 @@ def test_in_domain_is_false_under_unknown_software_until_it_is_measured(table):
     assert predict(inhouse, "default", inhouse.head(5))["in_domain"].any()
 
 
+def test_a_blank_precision_widens_intervals_until_runs_that_leave_it_blank_are_measured(table):
+    blank = table.assign(dtype="")
+    width = {}
+    for name, known in (("none", None), ("blank", blank.head(10)), ("stated", table.head(10))):
+        found = predict(blank.tail(10), "default", known)
+        width[name] = (found["predicted_iteration_time_s_high"] / found["predicted_iteration_time_s"]).median()
+    assert width["blank"] < 1.3 < width["stated"]
+    assert width["none"] > 1.3
+
+
 def test_low_clocks_are_in_domain_only_where_a_clock_response_was_published(synthetic_runs):
     slow, fast = (synthetic_runs(gpu="h100-sxm5-80gb", clock_mhz=clock) for clock in (900, 1980))
     assert predict(fast, "default")["in_domain"].any()
