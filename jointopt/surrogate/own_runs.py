@@ -223,7 +223,7 @@ def _best_process(
     """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
     residual = measured.residual
     process, deviation = _crossed_process(own, shared, measured, fold, seed)
-    errors = {"physics": _error(residual, fold), "process": _error(process - residual, fold)}
+    errors = {"physics": _error(-residual, fold), "process": _error(process - residual, fold)}
     relearned = replace(own, kernel=learn_alone(measured.runs, residual, shared, seed))
     mean, spread = _crossed_process(relearned, shared, measured, fold, seed)
     if (error := _error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
@@ -325,7 +325,7 @@ def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, d
 
     line = _crossed(fold, scaled)
     mix, mixed = learn_mix(runs, log_power, line, line, fold, tuple(sorted(runs.features)), seed)
-    errors = {"power physics": log_power, "power process": line - log_power, "power": mixed - log_power}
+    errors = {"power physics": -log_power, "power process": line - log_power, "power": mixed - log_power}
     spread = float(np.quantile(np.abs(errors["power"]), COVERAGE)) / Z_90
     scale = replace(power_scale(log_power, share, static_w), log_sd=spread)
     found = replace(own, power=scale, power_mix=mix)
