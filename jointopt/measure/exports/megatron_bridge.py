@@ -112,6 +112,8 @@ def _shape(intent: Intent) -> dict[str, Any]:
         freq = model.window_attn_skip_freq
         if freq:
             found |= {"window_attn_skip_freq": list(freq) if isinstance(freq, tuple) else freq}
+        if intent.context_exchange:
+            found |= {"cp_comm_type": intent.context_exchange}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
     if model.kv_lora_rank:

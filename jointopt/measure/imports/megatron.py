@@ -141,6 +141,7 @@ def _windows(options: Options) -> dict[str, Any]:
     layers = freq if isinstance(freq, int | list) else _layer_list(str(freq))
     if left is None or int(left[1]) <= 0 or (freq is not None and layers is None):
         return {}
+    options.take("cp_comm_type")  # all_gather or a2a, without which context parallelism has no windows
     return stated(window_size=int(left[1]), window_attn_skip_freq=layers)
 
 
