@@ -133,6 +133,19 @@ def check_imbalance(model: Model, training: Training) -> None:
         )
 
 
+def check_a2a_overlap(model: Model, training: Training) -> None:
+    """JobError for all-to-alls that no plan of the job could overlap: of no experts, or as Megatron Core asserts."""
+    if not training.overlap_moe_a2a:
+        return
+    reason = "" if model.is_moe else f"{model.name} has no experts"
+    if training.framework.family == "megatron-core":
+        reason = reason or ("it needs bf16 or fp16, and dtype is fp32" if training.dtype == "fp32" else "")
+        many = f"it needs at most one multi-token-prediction layer, and {model.name} has {model.mtp_num_layers}"
+        reason = reason or (many if model.mtp_num_layers > 1 else "")
+    if reason:
+        raise JobError(f"training.overlap_moe_a2a: {reason}; expected false, or leave it out.")
+
+
 def _state_formats(training: Section) -> dict[str, Any]:
     """Formats of gradients and optimizer states that the job states."""
     given = [name for name in STATE_FIELDS if training.has(name)]

@@ -529,6 +529,28 @@ def test_a_dense_model_has_no_imbalance() -> None:
         parse(SMALL | {"training": SMALL["training"] | {"moe_load_imbalance": 1.2}})
 
 
+NARROW = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1000}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        (SMALL, {}, r"overlap_moe_a2a: .* has no experts; expected false"),
+        (MIXTURE, {"framework": "megatron-lm", "dtype": "fp32"}, "needs bf16 or fp16, and dtype is fp32"),
+        (
+            changed(SMALL, "model", NARROW | {"num_experts": 8, "moe_router_topk": 2, "mtp_num_layers": 2}),
+            {"framework": "nemo"},
+            "at most one multi-token-prediction layer, and .* has 2",
+        ),
+    ],
+)
+def test_all_to_alls_that_no_plan_could_overlap_are_refused(base: Any, changes: Any, said: str) -> None:
+    stated = SMALL["training"] | changes
+    parse(base | {"training": stated})
+    with pytest.raises(JobError, match=said):
+        parse(base | {"training": stated | {"overlap_moe_a2a": True}})
+
+
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     stated = {"dtype": "fp8", "grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
     job = parse(changed(SMALL, "cluster.gpu", "h100-sxm5-80gb") | {"training": SMALL["training"] | stated})
