@@ -589,6 +589,23 @@ def test_a_recipe_is_read_and_survives_being_saved(dtype: str, recipe: str) -> N
     assert parse(parse_yaml(dump_job(job))) == job
 
 
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "recipe"),
+    [("gb200", "fp4", "nvfp4"), ("b300-sxm-270gb", "fp4", "nvfp4"), ("gb200", "fp8", None), ("mi355x", "fp4", None)],
+)
+def test_fp4_without_a_recipe_is_nvfp4_which_is_said_and_assumed_again(gpu: str, dtype: str, recipe: str) -> None:
+    base = SMALL | {"cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 4}}
+    job = parse(base | {"training": SMALL["training"] | {"dtype": dtype}})
+    found, said = job.training.fp8_recipe, [one for one in job.cluster.assumed if one.key == "fp8_recipe"]
+    assert (found and found.name, [one.value for one in said]) == (recipe, [recipe] if recipe else [])
+    assert "fp8_recipe" not in parse_yaml(dump_job(job))["training"]
+    assert parse(parse_yaml(dump_job(job))) == job
+    if recipe:
+        stated = parse(base | {"training": SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}})
+        assert (stated.training, "fp8_recipe" in str(stated.cluster.assumed)) == (job.training, False)
+        assert said[0].reason == f"fp8_recipe is not given; nvfp4, the only one of fp4 on {gpu}, is assumed"
+
+
 def test_a_recipe_class_moves_the_profile_is_refused_by_name_and_survives_being_saved() -> None:
     usual, job = (parse(SMALL | {"training": SMALL["training"] | {"framework": "nemo"} | more}) for more in CLASSES)
     assert (usual.training.software, job.training.software) == ("nemo", "nemo (community recipe)")
