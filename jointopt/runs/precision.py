@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from jointopt.runs.cells import named_dtype
-from jointopt.spec.catalog.scaling import recipes_of, scaled_dtype, scaling_recipe
+from jointopt.spec.catalog.scaling import only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.defaults import default_dtype
 from jointopt.spec.scaling import ScalingRecipe
@@ -92,9 +92,14 @@ def runnable_dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
 
 
 def runnable_recipe(row: Mapping[str, Any], dtype: str, gpu: Gpu, assumed: list[str]) -> ScalingRecipe | None:
-    """The recipe that a row states, or none where the GPU does not run it, which is then ``assumed``."""
+    """The recipe that a row states, else its precision's only one; one that the GPU does not run is left out.
+
+    What is not as stated is then ``assumed``.
+    """
     if "fp8_recipe" not in row:
-        return None
+        if only := only_recipe(dtype, gpu):
+            assumed.append("fp8_recipe")
+        return only
     if (name := str(row["fp8_recipe"])) in recipes_of(dtype, gpu):
         return scaling_recipe(name, gpu)
     assumed.append("fp8_recipe")

@@ -214,6 +214,7 @@ def _workload(rows: pd.DataFrame) -> Workload:
     assumed = [] if known else ["framework"]
     training = _training(first, gpu, framework, assumed)
     model = _model(first, assumed)
+    training = _of_model(training, model, assumed)
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
     default = _plans(rows, job)
@@ -293,6 +294,14 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         **_state_formats(row),
         **_adapters(row),
     )
+
+
+def _of_model(training: Training, model: Model, assumed: list[str]) -> Training:
+    """The training without what needs experts where the model has none; job files refuse it, here it is ``assumed``."""
+    none: dict[str, Any] = {"moe_load_imbalance": 1.0, "overlap_moe_a2a": False}
+    passed = [] if model.is_moe else [name for name, value in none.items() if getattr(training, name) != value]
+    assumed += passed
+    return replace(training, **{name: none[name] for name in passed}) if passed else training
 
 
 def _adapters(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,15 @@ from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.power_limits import read_power_limits
 from jointopt.spec.shape import BLOCK_KEYS, block_name, inline_model, size
 from jointopt.spec.slurm import Slurm, read_slurm
-from jointopt.spec.trainingfile import TRAINING_KEYS, assumed_dtype, check_adapters, check_imbalance, read_training
+from jointopt.spec.trainingfile import (
+    TRAINING_KEYS,
+    assumed_dtype,
+    assumed_recipe,
+    check_a2a_overlap,
+    check_adapters,
+    check_imbalance,
+    read_training,
+)
 
 JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
 _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
@@ -106,7 +114,8 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     training = read_training(section, cluster.gpu)
     check_adapters(model, training)
     check_imbalance(model, training)
-    assumed += assumed_dtype(section, training, cluster.gpu)
+    check_a2a_overlap(model, training)
+    assumed += assumed_dtype(section, training, cluster.gpu) + assumed_recipe(section, training, cluster.gpu)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
     values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
     search = Search(
@@ -287,8 +296,8 @@ def job_mapping(job: Job) -> dict[str, Any]:
     training |= {"dtype": job.training.precision, **job.training.recipe_cells}
     if job.training.attention_assumed:
         del training["attention"]
-    if any(assumption.key == "dtype" for assumption in job.cluster.assumed):
-        del training["dtype"]
+    for key in {"dtype", "fp8_recipe"} & {assumption.key for assumption in job.cluster.assumed}:
+        del training[key]
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,

@@ -10,7 +10,7 @@ from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.recipe_classes import of_class
-from jointopt.spec.catalog.scaling import architectures_of, recipes_of, scaled_dtype, scaling_recipe
+from jointopt.spec.catalog.scaling import architectures_of, only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.defaults import FUSED_NORM, default_attention, default_dtype
@@ -76,9 +76,12 @@ def read_training(section: Section, gpu: Gpu) -> Training:
 
 
 def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None:
-    """The recipe that scales fp8 and fp4 products: one that the precision has and the GPU runs; None: not stated."""
+    """The recipe that scales fp8 and fp4 products: one that the precision has and the GPU runs; None: not stated.
+
+    Of fp4 Transformer Engine has but one, which is meant where none is stated.
+    """
     if not training.has("fp8_recipe"):
-        return None
+        return only_recipe(dtype, gpu)
     name = training.choice("fp8_recipe", FP8_RECIPES)
     able, scaled = recipes_of(dtype, gpu), scaled_dtype(name)
     if scaled != dtype:
@@ -131,6 +134,19 @@ def check_imbalance(model: Model, training: Training) -> None:
             f"training.moe_load_imbalance must be at most {most:g} for {model.name} ({why}); "
             f"got {training.moe_load_imbalance:g}."
         )
+
+
+def check_a2a_overlap(model: Model, training: Training) -> None:
+    """JobError for all-to-alls that no plan of the job could overlap: of no experts, or as Megatron Core asserts."""
+    if not training.overlap_moe_a2a:
+        return
+    reason = "" if model.is_moe else f"{model.name} has no experts"
+    if training.framework.family == "megatron-core":
+        reason = reason or ("it needs bf16 or fp16, and dtype is fp32" if training.dtype == "fp32" else "")
+        many = f"it needs at most one multi-token-prediction layer, and {model.name} has {model.mtp_num_layers}"
+        reason = reason or (many if model.mtp_num_layers > 1 else "")
+    if reason:
+        raise JobError(f"training.overlap_moe_a2a: {reason}; expected false, or leave it out.")
 
 
 def _state_formats(training: Section) -> dict[str, Any]:
@@ -188,6 +204,15 @@ def assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assum
         if section.section("training", TRAINING_KEYS).has("dtype") or training.dtype == "bf16":
             return ()
     return (Assumption("dtype", training.dtype, reason),)
+
+
+def assumed_recipe(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:
+    """An assumption where the job states no recipe and its precision has but one."""
+    if training.fp8_recipe is None or section.section("training", TRAINING_KEYS).has("fp8_recipe"):
+        return ()
+    name = training.fp8_recipe.name
+    sentence = f"{name}, the only one of {training.dtype} on {gpu.id}, is assumed"
+    return (Assumption.not_given("fp8_recipe", name, name, sentence),)
 
 
 def check_adapters(model: Model, training: Training) -> None:

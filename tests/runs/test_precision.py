@@ -53,6 +53,7 @@ def test_a_precision_names_a_dtype_and_perhaps_a_recipe(word: str, dtype: str | 
         ({"fp8_recipe": "Current"}, ("fp8", "tensorwise", "")), ({"dtype": "fp8"}, ("fp8", None, "")),
         ({"precision": "mixed"}, ("bf16", None, "dtype")),
         ({"precision": "fp8_mx", "gpu": "h100-sxm5-80gb"}, ("fp8", None, "fp8_recipe")),
+        ({"dtype": "fp4"}, ("fp4", "nvfp4", "fp8_recipe")), ({"dtype": "fp4", "gpu": "mi355x"}, ("fp4", None, "")),
         ({"precision": "nvfp4", "gpu": "h100-sxm5-80gb"}, ("fp8", None, "dtype fp8_recipe")),
     ],
 )  # fmt: skip
@@ -67,6 +68,12 @@ def test_rows_of_one_table_may_have_recipes_of_their_own() -> None:
     seconds = price(table).physics["iteration_time_s"]
     assert len({*seconds.tolist()}) == 3  # a blank one is bf16, GB200's usual
     assert seconds[0] < seconds[1] < seconds[2] == seconds[3]
+
+
+def test_fp4_costs_the_same_whether_its_only_recipe_is_stated_or_not() -> None:
+    table = pd.DataFrame([RUN | {"precision": "nvfp4"}, RUN | {"dtype": "fp4"}])
+    stated, blank = price(table).physics["iteration_time_s"]
+    assert stated == blank
 
 
 def test_a_table_without_such_cells_is_left_as_it_is() -> None:

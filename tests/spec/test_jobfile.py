@@ -529,6 +529,28 @@ def test_a_dense_model_has_no_imbalance() -> None:
         parse(SMALL | {"training": SMALL["training"] | {"moe_load_imbalance": 1.2}})
 
 
+NARROW = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1000}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        (SMALL, {}, r"overlap_moe_a2a: .* has no experts; expected false"),
+        (MIXTURE, {"framework": "megatron-lm", "dtype": "fp32"}, "needs bf16 or fp16, and dtype is fp32"),
+        (
+            changed(SMALL, "model", NARROW | {"num_experts": 8, "moe_router_topk": 2, "mtp_num_layers": 2}),
+            {"framework": "nemo"},
+            "at most one multi-token-prediction layer, and .* has 2",
+        ),
+    ],
+)
+def test_all_to_alls_that_no_plan_could_overlap_are_refused(base: Any, changes: Any, said: str) -> None:
+    stated = SMALL["training"] | changes
+    parse(base | {"training": stated})
+    with pytest.raises(JobError, match=said):
+        parse(base | {"training": stated | {"overlap_moe_a2a": True}})
+
+
 def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     stated = {"dtype": "fp8", "grad_reduce_dtype": "bf16", "exp_avg_dtype": "fp8", "fp8_param_gather": True}
     job = parse(changed(SMALL, "cluster.gpu", "h100-sxm5-80gb") | {"training": SMALL["training"] | stated})
@@ -565,6 +587,23 @@ def test_a_recipe_is_read_and_survives_being_saved(dtype: str, recipe: str) -> N
     assert (job.training.precision_words, job.training.fp8_recipe.dtype) == (f"{dtype} ({recipe})", dtype)
     assert parse_yaml(dump_job(job))["training"]["fp8_recipe"] == recipe
     assert parse(parse_yaml(dump_job(job))) == job
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "recipe"),
+    [("gb200", "fp4", "nvfp4"), ("b300-sxm-270gb", "fp4", "nvfp4"), ("gb200", "fp8", None), ("mi355x", "fp4", None)],
+)
+def test_fp4_without_a_recipe_is_nvfp4_which_is_said_and_assumed_again(gpu: str, dtype: str, recipe: str) -> None:
+    base = SMALL | {"cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 4}}
+    job = parse(base | {"training": SMALL["training"] | {"dtype": dtype}})
+    found, said = job.training.fp8_recipe, [one for one in job.cluster.assumed if one.key == "fp8_recipe"]
+    assert (found and found.name, [one.value for one in said]) == (recipe, [recipe] if recipe else [])
+    assert "fp8_recipe" not in parse_yaml(dump_job(job))["training"]
+    assert parse(parse_yaml(dump_job(job))) == job
+    if recipe:
+        stated = parse(base | {"training": SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}})
+        assert (stated.training, "fp8_recipe" in str(stated.cluster.assumed)) == (job.training, False)
+        assert said[0].reason == f"fp8_recipe is not given; nvfp4, the only one of fp4 on {gpu}, is assumed"
 
 
 def test_a_recipe_class_moves_the_profile_is_refused_by_name_and_survives_being_saved() -> None:

@@ -222,3 +222,16 @@ def test_a_log_whose_times_do_not_fit_its_iterations_gets_no_energy(log: str, wh
     (row,) = import_([tmp_path / "run.log", tmp_path / "trace.txt"], gpu=GPU).runs
     assert row["energy_j"] != row["energy_j"]
     assert re.search(f"energy not measured: the log states no window: .*{why}", row["notes"])
+
+
+def test_a_row_of_a_log_says_how_tokens_went_to_experts(tmp_path: Path) -> None:
+    routed = {
+        "num_experts": 8, "moe_router_topk": 2, "expert_model_parallel_size": 4, "moe_token_dispatcher_type": "flex",
+        "moe_enable_deepep": True, "overlap_moe_expert_parallel_comm": True, "moe_router_force_load_balancing": True,
+    }  # fmt: skip
+    lines = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in routed.items())
+    (tmp_path / "run.log").write_text(DUMP + lines + LOG, encoding="utf-8")
+    row = import_([tmp_path / "run.log"], gpu=GPU).runs[0]
+    assert (row["token_dispatcher"], row["overlap_moe_a2a"], row["moe_router_force_load_balancing"]) == (
+        "deepep", True, True,
+    )  # fmt: skip

@@ -54,6 +54,15 @@ class Intent:
         return size if size < self.job.training.seq_length else 0
 
     @property
+    def context_exchange(self) -> str | None:
+        """How context-parallel ranks exchange keys and values, in Megatron's words; None: as usual, in a ring.
+
+        Transformer Engine's ring knows no windows (``attn_forward_func_with_cp`` of its context_parallel.py asserts
+        a2a or all_gather, of which the first needs cp to divide the heads).
+        """
+        return "all_gather" if self.window and self["cp"] > 1 else None
+
+    @property
     def window_words(self) -> str:
         """The window as a note names what a target cannot be given."""
         layers, windowed = self.model.num_layers, sum(self.model.windowed_layers)

@@ -132,7 +132,8 @@ def _positions(words: Words, gaps: Gaps, intent: Intent) -> None:
         _rope_scaling(words, gaps, intent)
     if intent.window:
         if words.has("window_size"):
-            words.add(window_size=f"{intent.window},0", window_attn_skip_freq=_skip_freq(model.window_attn_skip_freq))
+            words.add(window_size=f"{intent.window},0", window_attn_skip_freq=_skip_freq(model.window_attn_skip_freq),
+                      cp_comm_type=intent.context_exchange)  # fmt: skip
         gaps.finer(not words.has("window_size"), intent.window_words)
 
 

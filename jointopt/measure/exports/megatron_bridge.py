@@ -27,11 +27,14 @@ from jointopt.measure.exports.options import Words
 
 NAME, FILE = "megatron-bridge", "overrides.yaml"
 _CORE = "0.16.1"  # the Megatron Core that it brings
-_PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed"}
+_PRECISION = {
+    "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp4": "bf16_with_nvfp4_mixed",
+}  # fmt: skip
 _OF_RECIPE = {
     "delayed": _PRECISION["fp8"], "tensorwise": "bf16_with_fp8_current_scaling_mixed",
     "blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
+    "nvfp4": _PRECISION["fp4"],
 }  # fmt: skip
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -80,7 +83,7 @@ def export(intent: Intent, version: str) -> Export:
 
 
 def _precision(gaps: Gaps, intent: Intent) -> str:
-    """The name of its mixed precision: of a stated recipe, else of the dtype, fp8 with delayed scaling."""
+    """The name of its mixed precision: of a stated recipe, else of the dtype: fp8 by delayed scaling, fp4 by nvfp4."""
     training = intent.job.training
     recipe = None if training.fp8_recipe is None else training.fp8_recipe.name
     gaps.never(recipe is None and training.dtype not in _PRECISION, f"training in {training.dtype}")
@@ -112,6 +115,8 @@ def _shape(intent: Intent) -> dict[str, Any]:
         freq = model.window_attn_skip_freq
         if freq:
             found |= {"window_attn_skip_freq": list(freq) if isinstance(freq, tuple) else freq}
+        if intent.context_exchange:
+            found |= {"cp_comm_type": intent.context_exchange}
     if scaling is not None and scaling.kind == "llama3":
         found |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
     if model.kv_lora_rank:

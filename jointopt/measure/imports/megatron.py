@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.core.schema import FP8_RECIPES
+from jointopt.core.schema import FP8_RECIPES, TOKEN_DISPATCHERS
 from jointopt.measure.exports.options import option_table, without_effect
 from jointopt.measure.imports.taken import Options, Taken, flags_of, pairs_of, stated
 from jointopt.measure.logs.conditions import version_by_options
@@ -141,6 +141,7 @@ def _windows(options: Options) -> dict[str, Any]:
     layers = freq if isinstance(freq, int | list) else _layer_list(str(freq))
     if left is None or int(left[1]) <= 0 or (freq is not None and layers is None):
         return {}
+    options.take("cp_comm_type")  # all_gather or a2a, without which context parallelism has no windows
     return stated(window_size=int(left[1]), window_attn_skip_freq=layers)
 
 
@@ -191,7 +192,18 @@ def _training(options: Options) -> dict[str, Any]:
     kernel = "flash2" if flash else "unfused" if backend in ("unfused", "local") else None
     dtype = _dtype(options)
     found = stated(dtype=dtype, fp8_recipe=_recipe(options, dtype), attention=kernel, cuda_graph=_graphs(options))
-    return _plain(options, "training") | found | _states(options)
+    return _plain(options, "training") | found | _states(options) | _routing(options)
+
+
+def _routing(options: Options) -> dict[str, Any]:
+    """How tokens go to experts, and what that hides under; nothing of a dense model, whose log lists defaults."""
+    kind, backend = options.word("moe_token_dispatcher_type"), options.word("moe_flex_dispatcher_backend")
+    overlaps = options.flag("overlap_moe_expert_parallel_comm")
+    if not options.whole("num_experts", "num_moe_experts"):
+        return {}
+    if kind == "flex":
+        kind = backend or "deepep"  # the only backend before there was a choice, and the default since
+    return stated(token_dispatcher=kind if kind in TOKEN_DISPATCHERS else None, overlap_moe_a2a=overlaps)
 
 
 def _graphs(options: Options) -> str | None:

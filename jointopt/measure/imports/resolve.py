@@ -25,7 +25,8 @@ _NAMES = {
 }  # fmt: skip
 _TRAINING = (
     "seq_length", "global_batch_size", "dtype", "fp8_recipe", "attention", "framework", "cuda_graph", *STATE_FIELDS,
-    "lora_dim", "lora_alpha", "lora_target_modules",
+    "lora_dim", "lora_alpha", "lora_target_modules", "token_dispatcher", "overlap_moe_a2a",
+    "moe_router_force_load_balancing",
 )  # fmt: skip
 _CLUSTER = ("gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 

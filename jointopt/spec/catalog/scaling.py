@@ -30,6 +30,13 @@ def recipes_of(dtype: str, gpu: Gpu) -> tuple[str, ...]:
     return tuple(name for name in found if not known or gpu.architecture in _row(name)["runs_on"])
 
 
+def only_recipe(dtype: str, gpu: Gpu) -> ScalingRecipe | None:
+    """The recipe of ``dtype`` where the GPU's architecture is known to run it and no other: nvfp4 on Blackwell."""
+    able = recipes_of(dtype, gpu)
+    known = len(able) == 1 and gpu.architecture in architectures_of(able[0])
+    return scaling_recipe(able[0], gpu) if known else None
+
+
 def architectures_of(name: str) -> tuple[str, ...]:
     """The architectures on which a recipe runs."""
     return tuple(_row(name)["runs_on"])

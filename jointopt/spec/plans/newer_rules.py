@@ -257,7 +257,23 @@ def _usual_replicas(job: Job) -> list[Rule]:
 def framework_only(job: Job) -> list[Rule]:
     """The rules of the job's framework and its like alone, by the catalogue's table."""
     named = job.training.framework.rules
-    return [rule for rule in (*_own_pipeline_rules(job), *_own_rules(job)) if rule.name in named]
+    return [rule for rule in (*_own_pipeline_rules(job), *_own_rules(job), *_a2a_rules(job)) if rule.name in named]
+
+
+def _a2a_rules(job: Job) -> list[Rule]:
+    """Choices that Megatron Core's TransformerConfig refuses where all-to-alls hide under another micro-batch."""
+    on, moe, full = job.training.overlap_moe_a2a, MODULES.bit("moe"), RECOMPUTE_CODES["full"]
+    hidden = "where all-to-alls of experts overlap (training.overlap_moe_a2a)"
+    return [
+        Rule("a2a_overlap_ranks", ("ep",), lambda c: on & (c["ep"] <= 1), f"ep of 1 {hidden}",
+             f"ep must be above 1 {hidden}, not {{ep}}."),
+        Rule("a2a_overlap_chunks", ("pp", "vpp"), lambda c: on & (c["pp"] > 1) & (c["vpp"] <= 1),
+             f"pp > 1 without interleaving {hidden}", f"pp {{pp}} needs vpp above 1 {hidden}."),
+        Rule("a2a_overlap_recompute", ("recompute",), lambda c: on & (c["recompute"] == full),
+             f"full recompute {hidden}", f"recompute full does not run {hidden}."),
+        Rule("a2a_overlap_modules", ("recompute_modules",), lambda c: on & ((c["recompute_modules"] & moe) != 0),
+             f"recompute of moe {hidden}", f"recompute_modules {{recompute_modules}}: moe does not run {hidden}."),
+    ]  # fmt: skip
 
 
 def _own_pipeline_rules(job: Job) -> list[Rule]:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import assume, given
 
 from jointopt.core.errors import ExportError
 from jointopt.measure.exports.intent import Intent, intent_of
 from jointopt.measure.exports.megatron import checkout_version, export, layer_layout, megatron_environment
 from jointopt.measure.exports.options import NEWEST, option_table
+from jointopt.measure.exports.targets import TARGETS
 from jointopt.measure.imports.megatron import options_taken
 from jointopt.measure.imports.taken import pairs_of
 from tests.measure.exports.conftest import job_named, layouts, plan_of
@@ -235,3 +237,17 @@ def test_shared_experts_are_one_as_wide_as_all_of_them() -> None:
     said = options(intent_of(job, plan_of(job)))
     assert said["moe-shared-expert-intermediate-size"] == "2816"
     assert said["moe-ffn-hidden-size"] == "1408"
+
+
+@pytest.mark.parametrize(
+    ("window", "cp", "word"), [(64, 2, "all_gather"), (64, 1, None), (0, 2, None), (4096, 2, None)]
+)
+def test_ranks_of_a_sequence_gather_keys_where_layers_have_windows(
+    intent: Any, window: int, cp: int, word: str | None
+) -> None:
+    plain = intent("llama-3-8b", cp=cp)  # Transformer Engine's ring refuses windows, of sequences of 4,096 tokens
+    made = replace(plain, job=replace(plain.job, model=replace(plain.model, window_size=window)))
+    assert options(made).get("cp-comm-type") == word
+    overrides = yaml.safe_load(TARGETS["megatron-bridge"].export(made).files["overrides.yaml"])["model"]
+    assert overrides.get("cp_comm_type") == word
+    assert "cp-comm-type" not in options(made, "0.14")  # which has no windows either

@@ -125,9 +125,9 @@ def test_the_adapters_of_a_job_come_back(tmp_path: Path) -> None:
 def test_the_windows_of_a_model_come_back(target: str, freq: Any, tmp_path: Path) -> None:
     job, layouts = space_of(target, "llama-3-8b")
     job = replace(job, model=replace(job.model, name="narrow", window_size=512, window_attn_skip_freq=freq))
-    plain = next(at for at, dp in enumerate(layouts["dp"]) if dp == 16 and not layouts["recompute"][at])
-    read = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb").job.model
-    assert (read.window_size, read.window_attn_skip_freq) == (512, freq)
+    plain = next(at for at, cp in enumerate(layouts["cp"]) if cp == 2 and not layouts["recompute"][at])
+    found = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb")
+    assert (found.job.model.window_size, found.job.model.window_attn_skip_freq, found.unread) == (512, freq, {})
 
 
 @pytest.mark.parametrize("kind", ["transformer_engine", "full_iteration"])
@@ -138,3 +138,14 @@ def test_the_cuda_graphs_of_a_job_come_back(target: str, kind: str, tmp_path: Pa
     plain = next(at for at, dp in enumerate(layouts["dp"]) if dp == 16 and not layouts["recompute"][at])
     read = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb")
     assert read.job.training.cuda_graph == kind
+
+
+@pytest.mark.parametrize("kind", ["alltoall", "deepep"])
+@pytest.mark.parametrize("target", ["megatron", "megatron 0.14", "megatron-bridge"])
+def test_how_tokens_go_to_experts_comes_back(target: str, kind: str, tmp_path: Path) -> None:
+    job, layouts = space_of(target, "")
+    stated = {"token_dispatcher": kind, "overlap_moe_a2a": True, "moe_router_force_load_balancing": True}
+    job = replace(job, training=replace(job.training, **stated))
+    plain = next(at for at, ep in enumerate(layouts["ep"]) if ep == 8 and layouts["pp"][at] == layouts["tp"][at] == 1)
+    read = import_(written(job, record_of(layouts, plain), target, tmp_path), gpu="h100-sxm5-80gb")
+    assert {name: getattr(read.job.training, name) for name in stated} == stated

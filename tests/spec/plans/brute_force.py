@@ -56,7 +56,7 @@ def _text(numbers):
 
 
 def is_allowed(job, plan):
-    checks = (_tensor, _pipeline, _split, _data, _experts, _state, _recompute, _sharing, _overlap, _searched)
+    checks = (_tensor, _pipeline, _split, _data, _experts, _state, _recompute, _sharing, _overlap, _a2a, _searched)
     return all(check(job, plan) for check in checks)
 
 
@@ -206,6 +206,13 @@ def _overlap(job, plan):
     free = {"dp": framework.chosen_dp_overlap > 0, "tp": framework.chosen_tp_overlap > 0}
     bare = _has(job, "overlap_of_tp") and plan["tp"] > 1 and "tp" in stated and not plan["sequence_parallel"]
     return not bare and all(free[k] or not groups[k] or (k in stated) == usual[k] for k in groups)
+
+
+def _a2a(job, plan):
+    if not job.training.overlap_moe_a2a or not _has(job, "a2a_overlap_ranks"):
+        return True
+    recomputed = plan["recompute"] == "full" or "moe" in plan["recompute_modules"].split(";")
+    return plan["ep"] > 1 and not (plan["pp"] > 1 and plan["vpp"] == 1) and not recomputed
 
 
 def _searched(job, plan):
