@@ -111,7 +111,7 @@ def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -
 def test_trees_of_more_leaves_than_a_byte_tells_apart_answer_as_xgboost_does(tmp_path: Path) -> None:
     features = np.random.default_rng(3).uniform(-1, 1, (4000, FEATURES))
     booster = ResidualBooster(max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0)
-    booster.fit(features, np.sin(7 * features).sum(axis=1)).booster_.get_booster().save_model(tmp_path / "trees.json")
+    booster.fit(features, np.sin(7 * features).mean(axis=1)).booster_.get_booster().save_model(tmp_path / "trees.json")
     forest, regressor = (load(tmp_path / "trees.json", FEATURES) for load in (load_forest, load_regressor))
     assert (forest.left == np.arange(len(forest.left))).sum() > 300  # leaves
     np.testing.assert_allclose(forest.predict(features), regressor.predict(features), atol=1e-6)
