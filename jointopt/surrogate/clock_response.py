@@ -45,6 +45,11 @@ class ClockResponse:
         """The job whose kernels follow the clock so."""
         return with_clock_shares(job, self.compute, self.memory)
 
+    @property
+    def words(self) -> str:
+        """Both shares in words."""
+        return f"{self.compute:.0%} of compute-bound and {self.memory:.0%} of other kernels' time"
+
 
 @dataclass(frozen=True)
 class LearnedResponse:
@@ -56,8 +61,7 @@ class LearnedResponse:
 
     def to_text(self) -> str:
         """The shares, and the error on what was left out without and with them."""
-        shares = f"{self.response.compute:.0%} of compute-bound and {self.response.memory:.0%} of other kernels' time"
-        return f"{shares} follow the clock (below the top clock {self.before:.1%} -> {self.after:.1%})"
+        return f"{self.response.words} follow the clock (below the top clock {self.before:.1%} -> {self.after:.1%})"
 
 
 @dataclass(frozen=True)

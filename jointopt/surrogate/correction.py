@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
@@ -134,6 +135,20 @@ class Correction:
     def own(self) -> OwnRuns | None:
         """Learned from many runs of the source; None where there were few."""
         return self._settled[0].own
+
+    @property
+    def known_of_own(self) -> Runs:
+        """Those runs of the source that the surrogate remembers."""
+        support = self.surrogate.support
+        return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
+
+    def log_clock_response(self, job: Job, layout: Columns, stage_clock_mhz: Floats) -> float:
+        """log(time with the learned clock response / time without it) of one layout at its clocks (1, S)."""
+        if self._response is None:
+            return 0.0
+        each = (CostModel(one, layout) for one in (self._response.on(job), job))
+        with_it, without = (p.evaluate(np.zeros(1, np.int64), stage_clock_mhz)["iteration_time_s"][0] for p in each)
+        return float(np.log(with_it / without))
 
     @property
     def power_clocks(self) -> tuple[float, ...] | None:

@@ -65,10 +65,13 @@ class Mix:
         return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
 
     def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
-        """Names of features (k,), and what each adds to log(time) by the trees, (n, k)."""
+        """Names of features (k,), and what each adds to log(time) by the trees, and at last what they add to all runs.
+
+        Of (n, k + 1), whose sum is all that the trees add; the last falls where a run is unlike those learned from.
+        """
         names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
         if self.trees is None or not self.weight:
-            return names, np.zeros((len(runs), len(names)))
+            return names, np.zeros((len(runs), len(names) + 1))
         return names, self.weight * self.trees.contributions(inputs(runs, self.names))
 
 
@@ -213,7 +216,7 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
 
 def _importance(mix: Mix, runs: Runs) -> dict[str, float]:
     names, added = mix.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
-    size = np.abs(added).mean(axis=0)
+    size = np.abs(added[:, :-1]).mean(axis=0)
     return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
 
 

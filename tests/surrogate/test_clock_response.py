@@ -24,6 +24,7 @@ from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import OwnRuns, folds_by_model
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import TrainingSet, training_set
+from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 
@@ -91,6 +92,16 @@ def test_the_printed_line_says_what_follows_the_clock_and_what_that_is_worth(fol
     assert response is not None
     assert f"{response.response.compute:.0%} of compute-bound and {response.response.memory:.0%} of other" in line
     assert f"follow the clock (below the top clock {response.before:.1%} -> {response.after:.1%})" in line
+
+
+@pytest.mark.parametrize("clock_mhz", [1300, 1980])
+def test_explain_says_by_how_much_the_own_runs_move_the_time_at_the_plan_s_clock(folder: Path, clock_mhz) -> None:
+    job = job_from_options("llama-3-8b", truths.GPU, 16, 128, 4096, dtype="bf16", framework=truths.FRAMEWORK)
+    plan = f"dp=2 tp=4 pp=2 micro_batch_size=2 clock={clock_mhz}"
+    own, physics = (explain(job, plan, surrogate=name) for name in (str(folder), "none"))
+    moved = f"{own.iteration_time_s / physics.iteration_time_s - 1:+.1%}"
+    assert moved in own.learned[0].split(";")[0]
+    assert f"{load(folder).own[0].response.response.words} follow the clock" in own.learned[0]
 
 
 @settings(max_examples=15, deadline=None)
