@@ -70,7 +70,9 @@ def save(surrogate: Surrogate, folder: Path) -> None:
 
 def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     """A card's entry on a source's own runs, whose trees are written into ``folder``."""
-    kept: dict[str, Any] = {name: getattr(own, name) for name in ("source", "width", "held_out")}
+    kept: dict[str, Any] = {
+        name: getattr(own, name) for name in ("source", "width", "held_out", "off_below", "clock_remark")
+    }
     for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
         booster = mix.trees and mix.trees.save(folder / OWN_TREES.format(number, of))
         kept[name] = {"weight": mix.weight, "beyond": mix.beyond, "names": list(mix.names), "booster": booster}
@@ -97,6 +99,7 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         width=float(values["width"]), power=PowerScale(factor, None if log_sd is None else float(log_sd), offset_w),
         clocks=(low, high), errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
+        off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
         importance={str(name): float(size) for name, size in values["importance"].items()},
     )  # fmt: skip
 
@@ -203,6 +206,8 @@ def _check_values(surrogate: Surrogate) -> None:
     for own in surrogate.own:
         positive += [own.width, *own.clocks, float(own.power.factor), own.power.log_sd or 1.0]
         positive += [] if own.kernel is None else [*own.kernel.values]
+        if not 0.0 <= own.off_below < np.inf:
+            raise ValueError("an error below the top clock is no positive number")
         if not all(0.0 <= mix.weight <= 1.0 for mix in (own.time, own.power_mix)):
             raise ValueError("a weight of trees is not between 0 and 1")
     if not all(1e-9 < value < 1e9 for value in positive):

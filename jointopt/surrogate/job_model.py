@@ -205,8 +205,8 @@ class JobModel:
             _, layout = self._layouts_of(columns)
             return against(self.job, columns, first, Apart(recorded(self.job, columns, first), layout != layout[first]))
         _, layout, runs = self._as_runs(columns)
-        half, lowest = self._correction.apart(self.job, columns, runs, first)
-        return against(self.job, columns, first, Apart(half, layout != layout[first], lowest))
+        half, measured = self._correction.apart(self.job, columns, runs, first)
+        return against(self.job, columns, first, Apart(half, layout != layout[first], measured))
 
     def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
         """`_layouts_of` plans, and the plans as runs of the source."""
