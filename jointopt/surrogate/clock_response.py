@@ -14,14 +14,18 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import time_with_clock_shares_s, with_clock_shares
 from jointopt.spec.job import Job
+from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.residual_gp import Kernel, Runs, terms
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced, PricedPlans
 
 CLOCK = "clock"  # the feature that has a run's clock as a share of the top one
-BELOW = 0.97  # share of the top clock below which a run tells something of the response
-LEAST_BELOW = 20  # such runs, below which nothing is learned
+LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned
+LEAST_TOP = 5  # runs at it, whose errors those below are judged by
+# Times the error at the top clock, and beside it, that the error below may be: beyond, something else than the clock
+# moved these runs. A judgement; sweeps on made-up clusters leave about as much below as at the top.
+MOST_BELOW, BESIDE = 2.0, 0.02
 MOST_RUNS = 1000  # that it is learned from
 # Standard deviations of both shares before runs: what three boards' passes leave open of the share of a time that
 # follows the clock is 0.11 in nine of ten (`tests/bench/bench_clock_share.py`), of a compute share of three quarters.
@@ -45,6 +49,11 @@ class ClockResponse:
         """The job whose kernels follow the clock so."""
         return with_clock_shares(job, self.compute, self.memory)
 
+    @property
+    def words(self) -> str:
+        """Both shares in words."""
+        return f"{self.compute:.0%} of compute-bound and {self.memory:.0%} of other kernels' time"
+
 
 @dataclass(frozen=True)
 class LearnedResponse:
@@ -56,8 +65,21 @@ class LearnedResponse:
 
     def to_text(self) -> str:
         """The shares, and the error on what was left out without and with them."""
-        shares = f"{self.response.compute:.0%} of compute-bound and {self.response.memory:.0%} of other kernels' time"
-        return f"{shares} follow the clock (below the top clock {self.before:.1%} -> {self.after:.1%})"
+        return f"{self.response.words} follow the clock (below the top clock {self.before:.1%} -> {self.after:.1%})"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What runs at several clocks tell: a response, or why there is none.
+
+    ``holds``: whether predictions at their clocks are as good as they are at the top. ``off_below``: the median error
+    below the top clock where they are not. ``remark``: why they are not counted on.
+    """
+
+    response: LearnedResponse | None = None
+    holds: bool = True
+    off_below: float = 0.0
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,26 +110,49 @@ class _Swept:
 
 
 def learn_response(
-    priced: Priced, residual: Floats, kernel: Kernel, fold: Ints, seed: int = 0
-) -> LearnedResponse | None:
-    """The response of the runs of one source; None where they tell none that holds on what is left out.
+    priced: Priced, residual: Floats, kernel: Kernel, fold: Ints, kinds: str = "models", seed: int = 0
+) -> Sweep:
+    """What the runs of one source tell of how its kernels follow the clock, as far as it holds on what is left out.
 
-    ``residual``, ``fold`` (n,): log(measured / physics), and which runs are left out together. Generalised least
-    squares of both shares beside the process of ``kernel``, which explains what layouts are off by at any clock.
+    ``residual``, ``fold`` (n,): log(measured / physics), and which runs are left out together, by ``kinds``.
+    Generalised least squares of both shares beside the process of ``kernel``, which explains what layouts are off by
+    at any clock.
     """
     below = priced.runs.features[CLOCK] < BELOW
-    if below.sum() < LEAST_BELOW:
-        return None
+    if not below.any():
+        return Sweep()
+    why = _too_few(int(below.sum()), fold[below], kinds)
+    if why:
+        return Sweep(holds=False, remark=f"{why}: no clock response learned, and their clocks count as not measured")
     rows = _whole_works(priced, np.random.default_rng(seed))
+    if below[rows].sum() < LEAST_BELOW:  # of a table of many thousands
+        rows = np.union1d(rows, np.flatnonzero(below)[:MOST_RUNS]).astype(np.int64)
     some, y, fold, below = priced.take(rows), residual[rows], fold[rows], below[rows]
     y = np.clip(y, *(np.median(y) + np.array([-LARGEST, LARGEST])))
     covariance, swept = _covariance(kernel, some.runs), _Swept.of(some)
     slopes = swept.slopes(ClockResponse())
-    errors = [_left_out(covariance, y, by, fold)[below] for by in (np.zeros_like(slopes), slopes)]
-    before, after = (float(np.median(np.abs(np.expm1(error)))) for error in errors)
-    if not after < (1.0 - LEAST_GAIN) * before:
-        return None
-    return LearnedResponse(_shares(swept, y, _inverse(covariance)), before, after)
+    errors = [np.abs(np.expm1(_left_out(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes)]
+    before, after = (float(np.median(error[below])) for error in errors)
+    gains = after < (1.0 - LEAST_GAIN) * before
+    error = errors[1] if gains else errors[0]
+    if (off := float(np.median(error[below]))) > _most_below(error[~below]):
+        remark = (
+            f"runs below the top clock are {off:.0%} off: no clock response learned, and they are left out of domain"
+        )
+        return Sweep(holds=False, off_below=round(off, 4), remark=remark)
+    return Sweep(LearnedResponse(_shares(swept, y, _inverse(covariance)), before, after) if gains else None)
+
+
+def _too_few(count: int, fold: Ints, kinds: str) -> str:
+    """Why runs below the top clock, in these folds, are too few to be judged on some without others; blank if not."""
+    if count < LEAST_BELOW:
+        return f"{count} run{'s' * (count != 1)} below the top clock are fewer than {LEAST_BELOW}"
+    return "" if len(np.unique(fold)) > 1 else f"runs below the top clock are of too few {kinds}"
+
+
+def _most_below(at_top: Floats) -> float:
+    """Largest median error below the top clock that runs may have; any, where too few at the top tell what is usual."""
+    return MOST_BELOW * float(np.median(at_top)) + BESIDE if len(at_top) >= LEAST_TOP else np.inf
 
 
 def _whole_works(priced: Priced, rng: np.random.Generator) -> Ints:

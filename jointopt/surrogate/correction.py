@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
@@ -25,6 +26,7 @@ from jointopt.surrogate.intervals import (
     with_power_interval,
     with_time_interval,
 )
+from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
@@ -136,6 +138,20 @@ class Correction:
         return self._settled[0].own
 
     @property
+    def known_of_own(self) -> Runs:
+        """Those runs of the source that the surrogate remembers."""
+        support = self.surrogate.support
+        return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
+
+    def log_clock_response(self, job: Job, layout: Columns, stage_clock_mhz: Floats) -> float:
+        """log(time with the learned clock response / time without it) of one layout at its clocks (1, S)."""
+        if self._response is None:
+            return 0.0
+        each = (CostModel(one, layout) for one in (self._response.on(job), job))
+        with_it, without = (p.evaluate(np.zeros(1, np.int64), stage_clock_mhz)["iteration_time_s"][0] for p in each)
+        return float(np.log(with_it / without))
+
+    @property
     def power_clocks(self) -> tuple[float, ...] | None:
         """Shares of the top clock at which `power` asks for the physics' power; None where it does not."""
         own = self.own
@@ -170,17 +186,21 @@ class Correction:
         """Mean of log(time / physics), (n,)."""
         return self._settled[0].mean(runs)
 
-    def apart(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, float]:
-        """(90 % half-width (n,), lowest clock) of `differences.Apart`, of plans against that in row ``first``.
+    @property
+    def _measured_clocks(self) -> MeasuredClocks:
+        return TOP_ONLY if self.own is None else self.own.measured_clocks
+
+    def apart(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, MeasuredClocks]:
+        """(90 % half-width (n,), measured clocks) of `differences.Apart`, of plans against that in row ``first``.
 
         Where nothing supports one of both, it is at least that of the physics in unknown territory.
         """
-        conditioned, lowest = self._settled[0], 1.0 if self.own is None else self.own.clocks[0]
+        conditioned, clocks = self._settled[0], self._measured_clocks
         half = conditioned.difference(runs, runs.take(np.full(1, first)))[1]
         known = conditioned.knows_kind(runs)
-        inside = conditioned.inside(runs) & supported(job, columns, known, lowest)[1]
+        inside = conditioned.inside(runs) & supported(job, columns, known, clocks)[1]
         unknown = physics_errors()["difference"]["unknown"]
-        return np.where(inside & inside[first], half, np.maximum(half, unknown)), lowest
+        return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
     def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
         """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s."""
@@ -190,7 +210,7 @@ class Correction:
         return [
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
-                self.power(runs, of_physics), 1.0 if self.own is None else self.own.clocks[0], conditioned.new(runs),
+                self.power(runs, of_physics), self._measured_clocks, conditioned.new(runs),
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -206,7 +226,7 @@ class Move:
     known: bool  # runs of the same source, dtype and kind of model are among those learned from
     evidence: Evidence
     power: PowerScale
-    lowest_clock: float = 1.0  # share of the top clock down to which runs of the source were measured
+    measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the source
     new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
 
     def scaled(self, columns: Columns) -> Columns:
@@ -217,13 +237,13 @@ class Move:
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        out = add_intervals(job, columns, self.lowest_clock)
+        out = add_intervals(job, columns, self.measured)
         if self.power.half_width is not None:
             out = with_power_interval(out, self.power.half_width)
-        supports, at_top = supported(job, columns, self.known, self.lowest_clock)
+        supports, at_top = supported(job, columns, self.known, self.measured)
         inside = self.inside & at_top
         if self.new is not None:
-            out = with_new_interval(job, out, self.new, self.lowest_clock)
+            out = with_new_interval(job, out, self.new, self.measured)
         else:
-            out = with_time_interval(job, out, self.half_width, inside, self.known, self.lowest_clock)
+            out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured)
         return out | {"in_domain": self.inside & supports}

@@ -15,6 +15,7 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
 from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import clock_half_width, physics_errors, supported
+from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 
 _ROUNDING = 1e-9  # of a logarithm: what two ways to one sum leave
 # 90 % half-widths, of logarithms. Of the logarithm of a clock: stages of A100 take 0.82-0.97 of it in time (two models,
@@ -33,7 +34,7 @@ class Apart:
 
     half_width: Floats  # 90 %, of log(time / time of the one), (n,)
     other_layout: Bools  # (n,)
-    lowest_clock: float = 1.0  # share of the highest clock down to which runs of the cluster were measured
+    measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the cluster
 
 
 def recorded(job: Job, columns: Columns, first: int, known: bool = False) -> Floats:
@@ -53,7 +54,7 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
     """
     clocks = columns["stage_clock_mhz"]
     clock = np.abs(_log_clocks(clocks) - _log_clocks(clocks[first : first + 1])).max(axis=0)
-    unmeasured = clock_half_width(job, clocks, apart.lowest_clock)
+    unmeasured = clock_half_width(job, clocks, apart.measured)
     of_layout = np.where(apart.other_layout, apart.half_width, 0.0)
     time = np.hypot(of_layout, np.hypot(CLOCK_TIME * clock, unmeasured - unmeasured[first]))
     measured_response = job.cluster.gpu.id in physics_errors()["clock_response_gpus"]

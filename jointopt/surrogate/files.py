@@ -25,6 +25,7 @@ from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs
 from jointopt.surrogate.trees import Trees
 
 CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"
+_HASHED = {".json", ".npz"}
 OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they predict
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
 # a form that could not be checked, and nothing of a source's own
@@ -38,7 +39,10 @@ DAMAGED = (
 
 
 def save(surrogate: Surrogate, folder: Path) -> None:
-    """Write card (JSON), trees (XGBoost's own JSON) and supporting runs (plain arrays) into ``folder``."""
+    """Write card (JSON), trees (XGBoost's own JSON) and supporting runs (plain arrays) into ``folder``.
+
+    The card has the hashes of these, and of arrays that lie there already (`retrain` writes the held-out runs first).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     runs = surrogate.support
     names = sorted(runs.features)
@@ -50,7 +54,7 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     )  # fmt: skip
     trees = surrogate.trees and surrogate.trees.save(folder / TREES)
     own = [_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
-    written = sorted(path.name for path in folder.glob("*.json") if path.name != CARD)
+    written = sorted(path.name for path in folder.iterdir() if path.suffix in _HASHED and path.name != CARD)
     model = {
         "format": FORMAT,
         **{name: dataclasses.asdict(getattr(surrogate, name)) for name in ("kernel", "widths")},
@@ -58,7 +62,7 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         "support_features": names,
         "booster": trees,
         "own": own,
-        "sha256": {name: _sha256(folder / name) for name in (SUPPORT, *written)},
+        "sha256": {name: _sha256(folder / name) for name in written},
     }
     text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
     (folder / CARD).write_text(text + "\n", encoding="utf-8")
@@ -66,7 +70,9 @@ def save(surrogate: Surrogate, folder: Path) -> None:
 
 def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     """A card's entry on a source's own runs, whose trees are written into ``folder``."""
-    kept: dict[str, Any] = {name: getattr(own, name) for name in ("source", "width", "held_out")}
+    kept: dict[str, Any] = {
+        name: getattr(own, name) for name in ("source", "width", "held_out", "off_below", "clock_remark")
+    }
     for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
         booster = mix.trees and mix.trees.save(folder / OWN_TREES.format(number, of))
         kept[name] = {"weight": mix.weight, "beyond": mix.beyond, "names": list(mix.names), "booster": booster}
@@ -93,6 +99,7 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         width=float(values["width"]), power=PowerScale(factor, None if log_sd is None else float(log_sd), offset_w),
         clocks=(low, high), errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
+        off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
         importance={str(name): float(size) for name, size in values["importance"].items()},
     )  # fmt: skip
 
@@ -143,10 +150,7 @@ def load(folder: Path) -> Surrogate:
         _check_file(folder / SUPPORT)
         with zipfile.ZipFile(folder / SUPPORT) as archive:
             _check_size(SUPPORT, sum(entry.file_size for entry in archive.infolist()))
-        for name, written in model["sha256"].items():
-            _check_file(folder / name)
-            if _sha256(folder / name) != written:
-                raise ValueError(f"{name} has changed since it was written")
+        _check_hashes(folder, model)
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
@@ -164,6 +168,21 @@ def load(folder: Path) -> Surrogate:
             f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
         ) from error
     return surrogate
+
+
+def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:
+    """ValueError where a file that the surrogate reads has no hash in the card, or one has changed."""
+    read = [SUPPORT, *([TREES] if model["booster"] is not None else [])]
+    for number, own in enumerate(model["own"]):
+        for name, of in (("time", "time"), ("power_mix", "power")):
+            read += [OWN_TREES.format(number, of)] if own[name]["booster"] is not None else []
+    without = next((name for name in read if name not in model["sha256"]), None)
+    if without:
+        raise ValueError(f"its card has no hash of {without}")
+    for name, written in model["sha256"].items():
+        _check_file(folder / name)
+        if _sha256(folder / name) != written:
+            raise ValueError(f"{name} has changed since it was written")
 
 
 def _check_file(path: Path) -> None:
@@ -187,6 +206,8 @@ def _check_values(surrogate: Surrogate) -> None:
     for own in surrogate.own:
         positive += [own.width, *own.clocks, float(own.power.factor), own.power.log_sd or 1.0]
         positive += [] if own.kernel is None else [*own.kernel.values]
+        if not 0.0 <= own.off_below < np.inf:
+            raise ValueError("an error below the top clock is no positive number")
         if not all(0.0 <= mix.weight <= 1.0 for mix in (own.time, own.power_mix)):
             raise ValueError("a weight of trees is not between 0 and 1")
     if not all(1e-9 < value < 1e9 for value in positive):

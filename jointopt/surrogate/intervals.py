@@ -11,6 +11,7 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.job import Job
+from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 
 RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 
@@ -42,7 +43,7 @@ CLOCK_SHARE = 0.2
 CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are remarked on
 
 
-def doubts(job: Job, columns: Columns, lowest_clock: float = 1.0) -> dict[str, Bools]:
+def doubts(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY) -> dict[str, Bools]:
     """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`."""
     errors, training = physics_errors(), job.training
     layout = np.zeros(len(columns["pp"]), bool)
@@ -55,10 +56,7 @@ def doubts(job: Job, columns: Columns, lowest_clock: float = 1.0) -> dict[str, B
         "adapters": training.frozen, "block": bool(job.model.block), "size": not _spanned(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    return found | {
-        "layout": layout,
-        "clock": clock_half_width(job, columns["stage_clock_mhz"], lowest_clock) > CLOCK_DOUBT,
-    }
+    return found | {"layout": layout, "clock": _unmeasured(job, columns["stage_clock_mhz"], measured)}
 
 
 def in_domain(job: Job, columns: Columns) -> Bools:
@@ -69,19 +67,32 @@ def in_domain(job: Job, columns: Columns) -> Bools:
     return np.asarray(~np.logical_or.reduce(list(doubts(job, columns).values())))
 
 
-def clock_half_width(job: Job, stage_clock_mhz: Floats, lowest_clock: float = 1.0) -> Floats:
+def clock_half_width(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> Floats:
     """Doubt of time for clocks (n, S) alone, (n,), as a 90 % half-width of its logarithm.
 
     Nothing on a GPU with a measured clock response; elsewhere it grows with the logarithm of the lowest clock, and is
-    that of half the clock where the highest is not known. ``lowest_clock``: share of the highest down to which runs of
-    the same cluster were measured.
+    that of half the clock where the highest is not known. ``measured``: clocks of runs of the same cluster, above
+    which it grows too; where those at lower clocks are off, it is by as much as they are.
     """
-    gpu = job.cluster.gpu
+    gpu, top_mhz = job.cluster.gpu, _top_mhz(job, stage_clock_mhz)
+    off = np.where(measured.contradicted(stage_clock_mhz, top_mhz), np.log1p(measured.off_below), 0.0)
     if gpu.id in physics_errors()["clock_response_gpus"]:
-        return np.zeros(len(stage_clock_mhz))
-    lowest = np.nanmin(stage_clock_mhz, axis=1)
-    top_mhz = gpu.clock_max_mhz or 2.0 * lowest
-    return np.asarray(CLOCK_SHARE * np.log(np.maximum(lowest_clock * top_mhz / lowest, 1.0)))
+        return np.asarray(off)
+    return np.asarray(np.maximum(off, CLOCK_SHARE * measured.beyond(stage_clock_mhz, top_mhz)))
+
+
+def _top_mhz(job: Job, stage_clock_mhz: Floats) -> float | Floats:
+    return job.cluster.gpu.clock_max_mhz or 2.0 * np.nanmin(stage_clock_mhz, axis=1)
+
+
+def _unmeasured(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks) -> Bools:
+    """Whether the clocks of plans (n, S) are ones of which nothing that was measured says enough, (n,)."""
+    gpu, top_mhz = job.cluster.gpu, _top_mhz(job, stage_clock_mhz)
+    found = clock_half_width(job, stage_clock_mhz, measured) > CLOCK_DOUBT
+    found |= measured.contradicted(stage_clock_mhz, top_mhz)
+    if gpu.clock_max_mhz and gpu.id not in physics_errors()["clock_response_gpus"]:
+        found |= measured.above(stage_clock_mhz, top_mhz)
+    return np.asarray(found)
 
 
 def _spanned(job: Job, errors: dict[str, Any]) -> bool:
@@ -94,11 +105,11 @@ def _spanned(job: Job, errors: dict[str, Any]) -> bool:
     return all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
 
 
-def add_intervals(job: Job, columns: Columns, lowest_clock: float = 1.0) -> Columns:
+def add_intervals(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY) -> Columns:
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
     errors = physics_errors()
-    found = doubts(job, columns, lowest_clock)
-    at_top, clock = _but_for_clocks(found), clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
+    found = doubts(job, columns, measured)
+    at_top, clock = _but_for_clocks(found), clock_half_width(job, columns["stage_clock_mhz"], measured)
     inside = at_top & ~found["clock"]
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
@@ -121,12 +132,12 @@ def add_intervals(job: Job, columns: Columns, lowest_clock: float = 1.0) -> Colu
     return out | {"in_domain": inside}
 
 
-def supported(job: Job, columns: Columns, known: bool, lowest_clock: float = 1.0) -> tuple[Bools, Bools]:
+def supported(job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY) -> tuple[Bools, Bools]:
     """Whether recorded runs support plans, at their clocks and at the highest, (n,) each.
 
     ``known`` runs of the same cluster support any plan at clocks that are supported.
     """
-    found = doubts(job, columns, lowest_clock)
+    found = doubts(job, columns, measured)
     at_top = np.ones_like(found["clock"]) if known else _but_for_clocks(found)
     return at_top & ~found["clock"], at_top
 
@@ -142,8 +153,13 @@ def with_power_interval(columns: Columns, half_width: float) -> Columns:
 
 
 def with_time_interval(
-    job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False, lowest_clock: float = 1.0
-) -> Columns:
+    job: Job,
+    columns: Columns,
+    half_width: Floats,
+    inside: Bools,
+    known: bool = False,
+    measured: MeasuredClocks = TOP_ONLY,
+) -> Columns:  # fmt: skip
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
     ``half_width`` (n,) is of the logarithm; ``inside`` (n,): what was learned supports the plan. Where it does not,
@@ -153,22 +169,22 @@ def with_time_interval(
     """
     widest = physics_errors()["iteration_time_s"]["unknown"]
     if not known:
-        widest = _widest_time(job, doubts(job, columns, lowest_clock))
-    clock = clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
+        widest = _widest_time(job, doubts(job, columns, measured))
+    clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
     return _with_time(columns, half_width, inside, widest, clock)
 
 
 def with_new_interval(
-    job: Job, columns: Columns, half_widths: tuple[Floats, Floats], lowest_clock: float = 1.0
+    job: Job, columns: Columns, half_widths: tuple[Floats, Floats], measured: MeasuredClocks = TOP_ONLY
 ) -> Columns:
     """As `with_time_interval`, where no run of the source is known; half-widths (n,) below and above the prediction.
 
     They are of recorded sources, each taken for new, on GPUs and at sizes that others did not have. So only GPUs, sizes
     and degrees that no recorded run has widen them, and experts and the like.
     """
-    found = doubts(job, columns, lowest_clock)
+    found = doubts(job, columns, measured)
     unlike = {name: doubt for name, doubt in found.items() if name not in OF_PLACE}
-    software, clock = unlike.pop("framework"), clock_half_width(job, columns["stage_clock_mhz"], lowest_clock)
+    software, clock = unlike.pop("framework"), clock_half_width(job, columns["stage_clock_mhz"], measured)
     software &= job.cluster.gpu.architecture != "CPU"
     beyond = np.logical_or.reduce(list(unlike.values()))
     place = np.logical_or.reduce([found[name] for name in OF_PLACE - {"clock"}])

@@ -163,19 +163,24 @@ class JobModel:
             out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
         return out
 
-    def learned(self, layouts: Columns) -> tuple[str, ...]:
+    def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by.
 
-        Of a few runs, one on the recipe class that they look like; none without.
+        ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
+        they look like; none without.
         """
-        own = None if self._correction is None else self._correction.own
-        if own is None or self._correction is None:
+        correction = self._correction
+        if correction is None or (own := correction.own) is None:
             return tuple(filter(None, [class_words(self.evidence)]))
         from jointopt.surrogate.own_words import learned_sentence
 
-        physics, first = CostModel(self._moved, _rows(layouts, slice(1))), np.zeros(1, np.int64)
-        runs = self._runs(physics, uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz), first)
-        return (learned_sentence(own.time, float(self._correction.log_factor(runs)[0]), runs),)
+        first, one = np.zeros(1, np.int64), _rows(layouts, slice(1))
+        physics = CostModel(self._moved, one)
+        runs = self._runs(physics, top := uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz), first)
+        clocks = top if stage_clock_mhz is None else stage_clock_mhz[:1]
+        by_clock = correction.log_clock_response(self.job, one, clocks)
+        factor = float(correction.log_factor(runs)[0])
+        return (learned_sentence(own, factor, by_clock, runs, correction.known_of_own),)
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
@@ -200,8 +205,8 @@ class JobModel:
             _, layout = self._layouts_of(columns)
             return against(self.job, columns, first, Apart(recorded(self.job, columns, first), layout != layout[first]))
         _, layout, runs = self._as_runs(columns)
-        half, lowest = self._correction.apart(self.job, columns, runs, first)
-        return against(self.job, columns, first, Apart(half, layout != layout[first], lowest))
+        half, measured = self._correction.apart(self.job, columns, runs, first)
+        return against(self.job, columns, first, Apart(half, layout != layout[first], measured))
 
     def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
         """`_layouts_of` plans, and the plans as runs of the source."""

@@ -19,6 +19,7 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
@@ -65,10 +66,13 @@ class Mix:
         return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
 
     def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
-        """Names of features (k,), and what each adds to log(time) by the trees, (n, k)."""
+        """Names of features (k,), and what each adds to log(time) by the trees, and at last what they add to all runs.
+
+        Of (n, k + 1), whose sum is all that the trees add; the last falls where a run is unlike those learned from.
+        """
         names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
         if self.trees is None or not self.weight:
-            return names, np.zeros((len(runs), len(names)))
+            return names, np.zeros((len(runs), len(names) + 1))
         return names, self.weight * self.trees.contributions(inputs(runs, self.names))
 
 
@@ -78,7 +82,8 @@ class OwnRuns:
 
     ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width.
     ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
-    runs were measured at. ``response``: how kernels follow the clock, None: as in the physics.
+    runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
+    says why). ``response``: how kernels follow the clock, None: as in the physics.
     """
 
     source: str
@@ -92,6 +97,13 @@ class OwnRuns:
     held_out: str = ""  # what was left out at a time: models, groups or runs
     importance: Mapping[str, float] = field(default_factory=dict)  # mean size of what a feature adds to log(time)
     response: LearnedResponse | None = None
+    off_below: float = 0.0
+    clock_remark: str = ""
+
+    @property
+    def measured_clocks(self) -> MeasuredClocks:
+        """Clocks at which the runs say something of time."""
+        return MeasuredClocks(*self.clocks, self.off_below)
 
     def process(self, shared: Kernel, runs: Runs, residual: Floats) -> Posterior:
         """The process after runs of the source; ``shared``: the kernel of all sources."""
@@ -139,6 +151,7 @@ class OwnRuns:
             parts.append(f"power {e['power process']:.1%} -> {e['power']:.1%} (physics {e['power physics']:.1%}; ")
             parts[-1] += f"{_weights(self.power_mix, 'factors')})"
         parts += [] if self.response is None else [self.response.to_text()]
+        parts += [self.clock_remark] * bool(self.clock_remark)
         return f"{Source.parse(self.source).to_text()}: on {self.held_out} left out: {', '.join(parts)}"
 
 
@@ -213,7 +226,7 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
 
 def _importance(mix: Mix, runs: Runs) -> dict[str, float]:
     names, added = mix.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
-    size = np.abs(added).mean(axis=0)
+    size = np.abs(added[:, :-1]).mean(axis=0)
     return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
 
 

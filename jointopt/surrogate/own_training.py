@@ -49,7 +49,8 @@ def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[Le
 def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int = 0) -> LearnedOwn:
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = measured(data, rows), data.known.take(rows)
-    response = learn_response(priced, some.residual, shared, folds_by_model(some.runs, seed)[0], seed)
+    sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
+    response = sweep.response
     moved = 0.0 * some.residual
     if response is not None:
         again = priced.under(response.response.on)
@@ -59,7 +60,8 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
             static_share=some.static_share * np.exp(power),
         )  # fmt: skip
     own, mean, half_width = learn_own(key, some, shared, seed)
-    own = replace(own, response=response)
+    own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
+    own = own if sweep.holds else replace(own, clocks=(1.0, 1.0))
     return LearnedOwn(own, rows, mean - moved, half_width, some.runs, some.residual)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import xgboost
 
 _MOST_NODES = 1 << 22
+_LARGEST_LEAF = 2.0  # of a logarithm: trees are trained on residuals of at most 1
 _ROWS = 16_384  # answered at a time: their columns stay in the cache
 _Columns = npt.NDArray[np.float32]  # (k, n)
 _Places = npt.NDArray[np.unsignedinteger[Any]]
@@ -170,6 +171,8 @@ def _check_tree(tree: Mapping[str, Any], number: int, width: int) -> None:
     leaves = np.flatnonzero(left < 0)
     children = np.concatenate([left[inner], right[inner]])
     of = np.concatenate([inner, inner])
+    if (np.abs(np.asarray(conditions, float)[leaves]) > _LARGEST_LEAF).any():
+        raise ValueError(f"tree {number} has a leaf beyond {_LARGEST_LEAF:g}")
     # children stand behind their node, each once: so no path is endless, and every node is reached from the first
     if (left[leaves] != -1).any() or (right[leaves] != -1).any() or not (children > of).all():
         raise ValueError(f"tree {number} has a child before its node")

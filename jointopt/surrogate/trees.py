@@ -118,12 +118,15 @@ class Trees:
         return self.strength * self.range.gate(features) * self._forest.predict(features)
 
     def contributions(self, features: Floats) -> Floats:
-        """Share of each feature in the answer, (n, k): SHAP values (Lundberg and Lee 2017) but for the base."""
+        """Shares of each feature in `predict`, and behind them that of none, (n, k + 1), whose sum `predict` is.
+
+        SHAP values (Lundberg and Lee 2017) and their base, all after strength and gate.
+        """
         import xgboost
 
         answer = self.booster.booster_.get_booster().predict(xgboost.DMatrix(features), pred_contribs=True)
         gate = self.strength * self.range.gate(features)
-        return np.asarray(answer[:, :-1] * gate[:, None], np.float64)
+        return np.asarray(answer * gate[:, None], np.float64)
 
     @functools.cached_property
     def _forest(self) -> Forest | None:

@@ -85,7 +85,7 @@ def explain(
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
         in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
         fit_probability=float(model.fit_probability(physics)[0]),
-        surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts),
+        surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
         rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
     )  # fmt: skip
 

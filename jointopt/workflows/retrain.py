@@ -88,11 +88,11 @@ def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
     """Writes all files elsewhere first, so that a surrogate is replaced when the new one is whole."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=out) as made:
-        save(surrogate, Path(made))
         np.savez_compressed(
             Path(made) / HELD_OUT, row=judged["row"].to_numpy(np.uint64), source=judged["source"].to_numpy(str),
             error=judged["error"].to_numpy(np.float32),
         )  # fmt: skip
+        save(surrogate, Path(made))  # last, as its card has the hashes of all
         replace_files(Path(made), out)
 
 

@@ -13,17 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
+from jointopt.core.schema import Ints
 from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.studies.learning import truths
-from jointopt.surrogate.clock_response import BELOW, LEAST_BELOW, ClockResponse, LearnedResponse, learn_response
+from jointopt.surrogate.clock_response import (
+    LEAST_BELOW,
+    ClockResponse,
+    LearnedResponse,
+    Sweep,
+    _most_below,
+    learn_response,
+)
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import OwnRuns, folds_by_model
 from jointopt.surrogate.residual_gp import default_kernel
 from jointopt.surrogate.training import TrainingSet, training_set
+from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 
@@ -35,8 +45,28 @@ def swept(truth: str, clocks: bool = True, rows: int = 240, seed: int = 3) -> pd
     return truths.table(truth, rows, seed, models=SMALL, clocks=clocks)
 
 
+def sweep(data: TrainingSet) -> Sweep:
+    return learn_response(data.known, data.known_residual, KERNEL, *folds_by_model(data.known.runs))
+
+
 def learned(data: TrainingSet) -> LearnedResponse | None:
-    return learn_response(data.known, data.known_residual, KERNEL, folds_by_model(data.known.runs)[0])
+    return sweep(data).response
+
+
+def of_rows(data: TrainingSet, rows: Ints, slower: float = 1.0) -> Sweep:
+    """What some rows tell, those below the top clock so many times slower."""
+    some = data.known.take(rows)
+    residual = data.known_residual[rows] + np.log(slower) * (some.runs.features["clock"] < BELOW)
+    return learn_response(some, residual, KERNEL, *folds_by_model(some.runs))
+
+
+@pytest.fixture(scope="module")
+def data() -> TrainingSet:
+    return training_set(swept("C"), broken=9.0)
+
+
+def top_and(data: TrainingSet, below: Ints) -> Ints:
+    return np.sort(np.concatenate([below, np.flatnonzero(data.known.runs.features["clock"] >= BELOW)])).astype(np.int64)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "surrogate"
 
 
-def test_shares_that_made_the_runs_are_found_beside_what_layouts_are_off_by() -> None:
-    data = training_set(swept("C"), broken=9.0)
+def test_shares_that_made_the_runs_are_found_beside_what_layouts_are_off_by(data: TrainingSet) -> None:
     found = learned(data)
     assert found is not None
     assert found.after < found.before
@@ -65,13 +94,36 @@ def test_runs_that_follow_the_clock_as_the_physics_has_it_or_have_one_clock_leav
     assert learned(training_set(swept(truth, clocks), broken=9.0)) is None
 
 
-def test_fewer_than_twenty_runs_below_the_top_clock_say_nothing() -> None:
-    data = training_set(swept("C"), broken=9.0)
+def test_fewer_than_twenty_runs_below_the_top_clock_say_nothing_and_are_not_in_domain(data: TrainingSet) -> None:
     below = np.flatnonzero(data.known.runs.features["clock"] < BELOW)[: LEAST_BELOW - 1]
-    top = np.flatnonzero(data.known.runs.features["clock"] >= BELOW)
-    rows = np.sort(np.concatenate([below, top])).astype(np.int64)
-    some, fold = data.known.take(rows), folds_by_model(data.known.runs.take(rows))[0]
-    assert learn_response(some, data.known_residual[rows], KERNEL, fold) is None
+    found = of_rows(data, top_and(data, below))
+    assert (found.response, found.holds) == (None, False)
+    assert found.remark.startswith("19 runs below the top clock are fewer than 20: no clock response learned")
+
+
+def test_runs_below_the_top_clock_of_one_model_say_nothing_of_others(data: TrainingSet) -> None:
+    of_model = np.char.startswith(data.known.runs.group.astype(str), SMALL[0])
+    below = np.flatnonzero(of_model & (data.known.runs.features["clock"] < BELOW))
+    found = of_rows(data, top_and(data, below))
+    assert len(below) >= LEAST_BELOW
+    assert (found.response, found.holds) == (None, False)
+    assert "runs below the top clock are of too few models" in found.remark
+
+
+@pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.5, False)])
+def test_runs_below_the_top_clock_that_something_else_slowed_are_left_out_with_their_error(slower, holds) -> None:
+    low = swept("T", rows=40, seed=5)
+    low = low[low["clock_mhz"] < 0.9 * low["clock_mhz"].max()]
+    data = training_set(pd.concat([swept("T", clocks=False), low], ignore_index=True), broken=9.0)
+    found = of_rows(data, np.arange(len(data.known_residual)), slower)
+    assert (found.holds, found.response) == (holds, None)
+    assert (found.off_below > 0.25) == (not holds)
+    assert found.remark.startswith(f"runs below the top clock are {found.off_below:.0%} off: no clock") == (not holds)
+
+
+@pytest.mark.parametrize(("at_top", "most"), [([0.01, 0.03, 0.05, 0.02, 0.04], 0.08), ([0.03] * 4, np.inf)])
+def test_runs_below_may_be_twice_as_far_off_as_those_at_the_top_and_two_points(at_top, most) -> None:
+    assert _most_below(np.array(at_top)) == pytest.approx(most)
 
 
 def test_a_cluster_s_sweep_teaches_the_time_of_models_never_run_at_low_clocks(folder: Path) -> None:
@@ -93,6 +145,16 @@ def test_the_printed_line_says_what_follows_the_clock_and_what_that_is_worth(fol
     assert f"follow the clock (below the top clock {response.before:.1%} -> {response.after:.1%})" in line
 
 
+@pytest.mark.parametrize("clock_mhz", [1300, 1980])
+def test_explain_says_by_how_much_the_own_runs_move_the_time_at_the_plan_s_clock(folder: Path, clock_mhz) -> None:
+    job = job_from_options("llama-3-8b", truths.GPU, 16, 128, 4096, dtype="bf16", framework=truths.FRAMEWORK)
+    plan = f"dp=2 tp=4 pp=2 micro_batch_size=2 clock={clock_mhz}"
+    own, physics = (explain(job, plan, surrogate=name) for name in (str(folder), "none"))
+    moved = f"{own.iteration_time_s / physics.iteration_time_s - 1:+.1%}"
+    assert moved in own.learned[0].split(";")[0]
+    assert f"{load(folder).own[0].response.response.words} follow the clock" in own.learned[0]
+
+
 @settings(max_examples=15, deadline=None)
 @given(row=st.integers(0, 10**6), low=st.floats(0.5, 0.95), step=st.floats(0.01, 0.4))
 def test_predicted_time_falls_as_the_clock_of_a_plan_rises(folder: Path, row: int, low: float, step: float) -> None:
@@ -108,10 +170,11 @@ def test_predicted_time_falls_as_the_clock_of_a_plan_rises(folder: Path, row: in
 def test_what_was_learned_of_the_clock_is_saved_and_read_again(tmp_path: Path) -> None:
     data = training_set(swept("T", rows=60), broken=9.0)
     response = LearnedResponse(ClockResponse(0.8, 0.25), 0.04, 0.02)
-    own = OwnRuns(str(data.known.runs.source[0]), response=response)
+    own = OwnRuns(str(data.known.runs.source[0]), response=response, off_below=0.39, clock_remark="why")
     surrogate = Surrogate(KERNEL, None, (), data.known.runs, data.known_residual, own=(own,))
     save(surrogate, tmp_path / "mine")
-    assert load(tmp_path / "mine").own[0].response == response
+    read = load(tmp_path / "mine").own[0]
+    assert (read.response, read.off_below, read.clock_remark) == (response, 0.39, "why")
     save(replace(surrogate, own=(replace(own, response=None),)), tmp_path / "none")
     assert load(tmp_path / "none").own[0].response is None
 

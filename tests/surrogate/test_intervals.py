@@ -16,6 +16,7 @@ from jointopt.spec.job import Job, Training
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
+    clock_half_width,
     doubts,
     in_domain,
     outside_of_domain,
@@ -23,6 +24,7 @@ from jointopt.surrogate.intervals import (
     with_power_interval,
     with_time_interval,
 )
+from jointopt.surrogate.measured_clocks import MeasuredClocks
 
 
 def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
@@ -205,3 +207,25 @@ def test_measured_power_has_an_interval_of_its_own() -> None:
     found = with_power_interval(add_intervals(job(), columns()), 0.1)
     assert np.log(found["avg_power_w_low"] / found["avg_power_w"]) == pytest.approx(-0.1)
     assert np.log(found["avg_power_w_high"] / found["avg_power_w"]) == pytest.approx(0.1)
+
+
+def h100(clock_mhz: float, measured: MeasuredClocks) -> tuple[float, bool]:
+    """Doubt of a plan at one clock of 1,980 MHz without a published response, and whether it is remarked on."""
+    one, clocks = job(gpu="h100-sxm5-80gb"), columns(clock_mhz)
+    half = clock_half_width(one, clocks["stage_clock_mhz"], measured)
+    return float(half[0]), bool(doubts(one, clocks, measured)["clock"][0])
+
+
+def test_a_clock_more_than_a_twentieth_above_all_that_were_measured_is_not_in_domain_and_widens_the_interval() -> None:
+    low = MeasuredClocks(0.68, 0.75)  # 1,346 to 1,485 MHz
+    assert h100(1980.0, low) == (pytest.approx(0.2 * np.log(1 / 0.75)), True)
+    assert h100(1600.0, low) == (pytest.approx(0.2 * np.log(1600 / 1485)), True)
+    assert h100(1550.0, low) == h100(1400.0, low) == (0.0, False)
+    assert h100(1980.0, MeasuredClocks()) == h100(1980.0, MeasuredClocks(0.6, 0.985)) == (0.0, False)
+
+
+def test_below_the_top_clock_a_plan_is_as_uncertain_as_runs_there_were_off() -> None:
+    off = MeasuredClocks(off_below=0.39)
+    assert h100(1900.0, off) == (pytest.approx(np.log(1.39)), True)
+    assert h100(1980.0, off) == (0.0, False)
+    assert h100(1900.0, MeasuredClocks(off_below=0.025))[1]

@@ -309,6 +309,15 @@ def test_bounds_of_new_sources_are_kept_with_a_card(surrogate: Surrogate, tmp_pa
     assert load(tmp_path / "bounds").widths == widths
 
 
+@pytest.mark.parametrize("name", ["support.npz", "trees.json"])
+def test_a_file_without_a_hash_in_the_card_is_refused_by_name(folder: Path, name: str) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    del card["model"]["sha256"][name]
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(TableError, match=rf"holds no surrogate \(its card has no hash of {name}\)"):
+        load(folder)
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_no_surrogate_is_refused_in_one_sentence_and_runs_nothing(folder: Path, damage: str) -> None:
     DAMAGE[damage](folder)

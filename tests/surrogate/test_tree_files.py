@@ -78,6 +78,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a feature that is not there": _tree(split_indices=(0, FEATURES)),
     "a feature before the first": _tree(split_indices=(0, -1)),
     "a threshold that is no number": _tree(split_conditions=(0, float("nan"))),
+    "a leaf that no training leaves": _tree(split_conditions=(-1, 2.1)),
     "a split by category": _tree(split_type=(0, 1)),
     "more nodes than it has": _tree(tree_param=("num_nodes", "99")),
     "other features": _tree(tree_param=("num_feature", "9")),
@@ -109,8 +110,8 @@ def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -
 
 def test_trees_of_more_leaves_than_a_byte_tells_apart_answer_as_xgboost_does(tmp_path: Path) -> None:
     features = np.random.default_rng(3).uniform(-1, 1, (4000, FEATURES))
-    booster = ResidualBooster(max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0, learning_rate=1.0)
-    booster.fit(features, np.sin(7 * features).sum(axis=1)).booster_.get_booster().save_model(tmp_path / "trees.json")
+    booster = ResidualBooster(max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0)
+    booster.fit(features, np.sin(7 * features).mean(axis=1)).booster_.get_booster().save_model(tmp_path / "trees.json")
     forest, regressor = (load(tmp_path / "trees.json", FEATURES) for load in (load_forest, load_regressor))
     assert (forest.left == np.arange(len(forest.left))).sum() > 300  # leaves
     np.testing.assert_allclose(forest.predict(features), regressor.predict(features), atol=1e-6)

@@ -154,10 +154,23 @@ def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retr
 
 
 @pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"PK")])
-def test_a_surrogate_without_readable_held_out_rows_cannot_be_compared(folder, retrained, harm):
+def test_a_surrogate_whose_card_knows_no_held_out_rows_is_loaded_and_cannot_be_compared(folder, retrained, harm):
+    told = card(folder)
+    del told["model"]["sha256"]["held_out.npz"]  # as an earlier version wrote it
+    (folder / "card.json").write_text(json.dumps(told), encoding="utf-8")
     harm(folder / "held_out.npz")
+    assert load(folder).card["seed"] == 0
     with pytest.raises(InfeasibleError, match="not comparable"):
         retrained(held_out(0.01))
+
+
+def test_held_out_rows_that_have_changed_are_refused_by_name(folder, retrained):
+    content = bytearray((folder / "held_out.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "held_out.npz").write_bytes(content)
+    with pytest.raises(TableError, match=r"held_out\.npz has changed since it was written"):
+        retrained(held_out(0.01))
+    retrained(held_out(0.01), force=True)
 
 
 def test_training_again_on_the_same_and_more_rows_is_compared_row_by_row(folder, trained, synthetic_runs):
