@@ -24,6 +24,7 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
+    within_power_limit,
 )
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
@@ -219,7 +220,7 @@ class Move:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         out = add_intervals(job, columns, self.lowest_clock)
         if self.power.half_width is not None:
-            out = with_power_interval(out, self.power.half_width)
+            out = within_power_limit(job, with_power_interval(out, self.power.half_width))
         supports, at_top = supported(job, columns, self.known, self.lowest_clock)
         inside = self.inside & at_top
         if self.new is not None:

@@ -22,7 +22,7 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import add_intervals
+from jointopt.surrogate.intervals import add_intervals, within_power_limit
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
@@ -181,7 +181,8 @@ class JobModel:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
-            return held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
+            limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
+            return within_power_limit(self.job, limited)
         if self._correction is None:
             return add_intervals(self.job, columns)
         physics, layout, runs = self._as_runs(columns)
