@@ -22,6 +22,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, with_results
 from jointopt.surrogate.evidence import LEARNED_FROM, Evidence, evidence_by_source, kind, log_time_ratio, relabelled
+from jointopt.surrogate.precision_doubt import precision_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +153,7 @@ class Measurements:
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """A sentence on each source whose times are so far from the physics that their unit is in doubt.
+        """A sentence on each source whose times are so far from the physics that unit or precision are in doubt.
 
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
@@ -160,7 +161,8 @@ class Measurements:
             priced = self.priced
         except TableError:
             return []
-        return checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
+        found = checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
+        return found + precision_lines(self.evidence_by_source())
 
 
 def nothing_learned(error: TableError) -> TableError:
