@@ -24,6 +24,7 @@ from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import add_intervals, within_power_limit
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.one_class import of_one_class
 from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
 
@@ -79,11 +80,15 @@ class JobModel:
         return model if model.evidence.runs else replace(model, evidence=_own_runs(learned, surrogate, model))
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
-        """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework."""
+        """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
+
+        Runs and job are of one recipe class, the one that either states.
+        """
         if self.surrogate is None:
             return self
-        parts = [runs.evidence(self.job, self.source) for runs in measurements]
-        return replace(self, evidence=Evidence.joined(parts))
+        job = of_one_class(self.job, set().union(*(runs.recipe_classes(self.job) for runs in measurements)))
+        parts = [runs.evidence(job, self.source) for runs in measurements]
+        return replace(self, job=job, evidence=Evidence.joined(parts))
 
     @functools.cached_property
     def source(self) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
+from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.table import checked_results
@@ -122,7 +123,8 @@ class Measurements:
     def evidence(self, job: Job, source: str) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
 
-        Where they do not state attention heads, those as wide as the job's model have its heads.
+        Where they do not state attention heads, those as wide as the job's model have its heads; where they state no
+        recipe class, they are of the job's.
         """
         here = self.on(job.cluster.gpu.id)
         if here.table.empty:
@@ -130,13 +132,28 @@ class Measurements:
         if lacks_heads(here.table):
             here = replace(here, kin=model_as_kin(job.model, here.table))
         try:
-            works = [work for work in here.workloads[0] if kind(work.job) == kind(job)]
+            works = here.of_kind(job)
         except TableError as error:
             _log.warning("%s teach nothing: %s", self.name, error)
             return Evidence()
+        works = [work.of_class(job.training.recipe_class) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=relabelled(priced.runs, source))
         return Evidence.of(here.table, priced, self.name)
+
+    def of_kind(self, job: Job) -> list[Workload]:
+        """The workloads on the job's kind of cluster; TableError where no row has one."""
+        return [work for work in self.workloads[0] if kind(work.job) == kind(job)]
+
+    def recipe_classes(self, job: Job) -> set[str]:
+        """The recipe classes that rows on the job's kind of cluster state."""
+        here = self.on(job.cluster.gpu.id)
+        if here.table.empty or not states_class(here.table):
+            return set()
+        try:
+            return {work.job.training.recipe_class for work in here.of_kind(job)} - {""}
+        except TableError:  # `evidence` says so
+            return set()
 
     def evidence_by_source(self) -> dict[str, Evidence]:
         """Evidence of the rows by the key of their source."""

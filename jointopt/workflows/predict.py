@@ -16,6 +16,7 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
+from jointopt.runs.classes import class_conflicts, states_class
 from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import misspelt_lines, silent_lines
 from jointopt.runs.workloads import workloads
@@ -69,8 +70,10 @@ def predict(
         # the runs were given for this table: then all rows are taken to be of one source
         queried = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    if runs is not None and lacks_heads(runs.table):
-        runs = replace(runs, kin=queried)
+    if runs is not None:
+        for line in class_conflicts(runs.table, queried):
+            _log.warning("%s", line)
+        runs = replace(runs, kin=queried) if lacks_heads(runs.table) or states_class(queried) else runs
     found, reasons = workloads(queried, None if runs is None else runs.table)
     check_calibrates(calibration, (work.job for work in found))
     check_machine(machine, (work.job for work in found))

@@ -9,6 +9,7 @@ from jointopt.core.schema import RECIPE_CLASSES
 from jointopt.spec.catalog.frameworks import says
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
+from jointopt.spec.job import Job
 
 
 def class_factors(name: str) -> tuple[float, float]:
@@ -28,6 +29,17 @@ def of_class(profile: Framework, name: str) -> Framework:
         compute_factor=profile.compute_factor * compute,
         elementwise_factor=profile.elementwise_factor * elementwise,
     )
+
+
+def job_of_class(job: Job, name: str) -> Job:
+    """The job by class ``name`` in place of its own; blank: the usual one of its framework."""
+    training = job.training
+    profile, now = training.framework, training.recipe_class
+    moved = replace(
+        of_class(replace(profile, recipe_class=now or profile.recipe_class), name or profile.recipe_class),
+        recipe_class=profile.recipe_class,
+    )
+    return replace(job, training=replace(training, framework=moved, recipe_class=name))
 
 
 def named_class(text: str) -> str:
