@@ -7,7 +7,7 @@ import pandas as pd
 
 from jointopt.core.schema import RECIPE_CLASSES
 from jointopt.spec.catalog.frameworks import recognise_framework
-from jointopt.spec.catalog.recipe_classes import class_factors, named_class
+from jointopt.spec.catalog.recipe_classes import conflict, named_class, same_efficiency
 
 _SOURCE = ["source", "framework"]
 
@@ -17,11 +17,6 @@ def states_class(table: pd.DataFrame) -> bool:
     texts = table["framework"].dropna().unique() if "framework" in table else ()
     stated = "recipe_class" in table and bool(table["recipe_class"].notna().any())
     return stated or any(named_class(str(text)) for text in texts)
-
-
-def same_efficiency(classes: list[str]) -> bool:
-    """Whether classes, none blank, have one efficiency."""
-    return len({class_factors(name) for name in classes}) == 1
 
 
 def with_classes_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -48,15 +43,6 @@ def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
     return [
         conflict(", ".join(filter(None, key)), names) for key, names in stated.items() if not same_efficiency(names)
     ]
-
-
-def conflict(source: str, classes: list[str]) -> str:
-    """The sentence on measured and predicted rows of one source that state ``classes`` of different efficiency."""
-    return (
-        f"Rows of {source or 'one source'} state different recipe classes ({', '.join(classes)}): each is priced by "
-        "its own and those that state none as usual, and what measured runs of one class show moves the others too. "
-        "Give one recipe_class to all, or each class a source of its own."
-    )
 
 
 def _stated(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:

@@ -29,6 +29,7 @@ from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.one_class import of_learned_class
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.residual_gp import kinship
 
@@ -70,10 +71,7 @@ def predict(
         # the runs were given for this table: then all rows are taken to be of one source
         queried = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    if runs is not None:
-        for line in class_conflicts(runs.table, queried):
-            _log.warning("%s", line)
-        runs = replace(runs, kin=queried) if lacks_heads(runs.table) or states_class(queried) else runs
+    runs = None if runs is None else _beside(runs, queried)
     found, reasons = workloads(queried, None if runs is None else runs.table)
     check_calibrates(calibration, (work.job for work in found))
     check_machine(machine, (work.job for work in found))
@@ -112,6 +110,13 @@ def _measured(
     if len(parts) < 2:
         return parts[0] if parts else None
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)
+
+
+def _beside(runs: Measurements, queried: pd.DataFrame) -> Measurements:
+    """The runs with the table that they are for as kin, where that tells what they leave open."""
+    for line in class_conflicts(runs.table, queried):
+        _log.warning("%s", line)
+    return replace(runs, kin=queried) if lacks_heads(runs.table) or states_class(queried) else runs
 
 
 def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
@@ -186,6 +191,7 @@ def _correction(part: Part, surrogate: Surrogate | None, evidence: Mapping[str, 
     source = surrogate.speaker(part.source)
     known = with_kin(evidence, part.source).of_source(part.source, source)
     correction = Correction(surrogate, source, part.work.job.training.framework.fitted, known)
+    of_learned_class(part.work.job, correction.recipe_class)
     _ = correction.by  # which conditions it
     return correction
 

@@ -42,6 +42,28 @@ def job_of_class(job: Job, name: str) -> Job:
     return replace(job, training=replace(training, framework=moved, recipe_class=name))
 
 
+def of_efficiency(job: Job, name: str) -> Job:
+    """`job_of_class`, or the very job where its own class is as efficient."""
+    training = job.training
+    usual = training.framework.recipe_class
+    same = class_factors(name or usual) == class_factors(training.recipe_class or usual)
+    return job if same else job_of_class(job, name)
+
+
+def same_efficiency(classes: list[str]) -> bool:
+    """Whether classes, none blank, have one efficiency."""
+    return len({class_factors(name) for name in classes}) == 1
+
+
+def conflict(source: str, classes: list[str]) -> str:
+    """The sentence on measured and predicted rows of one source that state ``classes`` of different efficiency."""
+    return (
+        f"Rows of {source or 'one source'} state different recipe classes ({', '.join(classes)}): each is priced by "
+        "its own and those that state none as usual, and what measured runs of one class show moves the others too. "
+        "Give one recipe_class to all, or each class a source of its own."
+    )
+
+
 def named_class(text: str) -> str:
     """The class of `RECIPE_CLASSES` that a table's free text names; blank where it names none, or several."""
     entries, low = read_yaml("recipe_classes.yaml"), text.strip().lower()
