@@ -12,6 +12,7 @@ from jointopt.spec.cluster import Gpu
 
 _GB = 1e9 / 2**30  # GiB
 _BOOSTED = 1.1  # of the rate on the data sheet, above which no clock explains it
+_UNIT = "is it in seconds, and of a whole iteration?"
 
 
 def of_memory(run: pd.Series) -> str:
@@ -56,11 +57,12 @@ def of_time(run: pd.Series, flop_per_s: float) -> str:
     if own is not None:
         above = sorted((rate, name) for name, rate in rates.items() if rate > own)
         faster = [name for rate, name in above if rate >= flop_per_s]
-        if flop_per_s <= _BOOSTED * own:
-            return f"was the clock raised{f', or is it {faster[0]}' if faster else ''}?"
+        label = f"{stated} at {flop_per_s / TERA:,.0f} TFLOP/s per GPU: is it {faster[0]}" if faster else ""
+        if own < flop_per_s <= _BOOSTED * own:
+            return f"{label}, or was the clock raised?" if faster else "was the clock raised?"
         if faster:
-            return f"is it {faster[0]}?"
-    return "is it in seconds, and of a whole iteration?"
+            return f"{label}?" if flop_per_s > own else f"{label}? If not: {_UNIT}"
+    return _UNIT
 
 
 def _drawn_w(run: pd.Series) -> float:

@@ -294,7 +294,7 @@ def _slow_words(run: pd.Series) -> str:
 
 def _slowest_words(run: pd.Series) -> str:
     row = run.reindex(_TIMED).to_frame().T
-    reason = reasons.of_time(run, float(_flop(row)[0] / run["iteration_time_s"]))
+    reason = reasons.of_time(with_precision(row).iloc[0], float(_flop(row)[0] / run["iteration_time_s"]))
     return (
         f"iteration_time_s to be at least {float(least_time_s(row)[0]):.3g}, what 6 flop for each parameter and token "
         f"take at the full rate of these GPUs ({reason})"
@@ -305,7 +305,7 @@ def _peak_words(run: pd.Series) -> str:
     row = run.reindex(_TIMED).to_frame().T
     flop = float((_flop(row) + _attention_flop(row))[0])
     rate, reached = float(_rates(row, _stated_flops)[0]), flop / float(run["iteration_time_s"])
-    reason = reasons.of_time(run, reached) if reached > rate else "is it in seconds, and of a whole iteration?"
+    reason = reasons.of_time(with_precision(row).iloc[0], reached)
     return (
         f"iteration_time_s to be at least {flop / rate / _MOST_REACHED:.3g}, what forward and backward pass take at "
         f"{_MOST_REACHED:g} of the full rate of these GPUs: it is {reached / rate:.2f} of that rate ({reason})"

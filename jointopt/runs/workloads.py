@@ -24,6 +24,7 @@ from jointopt.core.schema import (
     Ints,
 )
 from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
+from jointopt.runs.classes import with_classes_of_kin
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.named_size import with_stated_head
 from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
@@ -45,7 +46,7 @@ from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
-from jointopt.spec.catalog.recipe_classes import named_class, of_class
+from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import DefaultPlan, fill_degrees
 from jointopt.spec.framework import Framework
@@ -95,6 +96,10 @@ class Workload:
         assumed = [self.assumed[i] for i in at.tolist()]
         return replace(self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed)
 
+    def of_class(self, name: str) -> Workload:
+        """The workload by a recipe class where its rows state none."""
+        return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))
+
     def on(self, machine: Machine | None) -> Workload:
         """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
         if machine is None or not is_of(machine, self.job.cluster):
@@ -109,7 +114,7 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
 
     Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where it names no known GPU, lacks what nothing stands in for, or could not run.
-    ``kin``: another table whose rows say what heads a model has, as those of this one do.
+    ``kin``: another table whose rows tell the heads of a model and the recipe class of a source, as this one's do.
     Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
     """
     runs = with_precision(clean_runs(table))
@@ -121,6 +126,7 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     runs = _with_degrees(runs)
     if lacks_heads(runs):
         runs = with_heads_of_kin(runs, None if kin is None else with_catalogue_shapes(clean_runs(kin)))
+    runs = with_classes_of_kin(runs, kin)
     reasons = _impossible(runs)
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)

@@ -14,6 +14,7 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
+from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence
@@ -25,6 +26,7 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
+    within_power_limit,
 )
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.power_scale import PowerScale
@@ -85,6 +87,23 @@ class Correction:
     evidence: Evidence = field(default_factory=Evidence)
 
     @functools.cached_property
+    def recipe_class(self) -> str | None:
+        """The class by which all is priced, as what the surrogate remembers of the source was; None: by its own."""
+        return self.surrogate.class_of(self.source)
+
+    def of_class(self, job: Job) -> Job:
+        """The job by `recipe_class`; what was learned on one class would count twice on another."""
+        return job if self.recipe_class is None else of_efficiency(job, self.recipe_class)
+
+    @functools.cached_property
+    def _priced(self) -> Evidence:
+        """The evidence by `recipe_class`."""
+        jobs = [work.job for part in self.evidence.priced for work in part.works]
+        if all(self.of_class(job) is job for job in jobs):
+            return self.evidence
+        return self.evidence.under(self.of_class) or self.evidence
+
+    @functools.cached_property
     def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
         """The correction, what constants are moved by, and the evidence there."""
         evidence, by = self._under_own_response(), np.zeros(len(CONSTANTS))
@@ -92,9 +111,9 @@ class Correction:
         if not conditioned.movable or evidence.runs is None:
             return conditioned, by, evidence
         by[_NETWORK] = self._slower_network(float(conditioned.posterior.constants[_NETWORK]))
-        again = self.evidence.moved(by) if by.any() else None
+        again = self._priced.moved(by) if by.any() else None
         return (
-            (conditioned, np.zeros(len(by)), self.evidence) if again is None else (self._conditioned(again), by, again)
+            (conditioned, np.zeros(len(by)), self._priced) if again is None else (self._conditioned(again), by, again)
         )
 
     @functools.cached_property
@@ -105,8 +124,8 @@ class Correction:
 
     def _under_own_response(self) -> Evidence:
         if self._response is None:
-            return self.evidence
-        return self.evidence.under(self._response.on) or self.evidence
+            return self._priced
+        return self._priced.under(self._response.on) or self._priced
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
@@ -116,7 +135,7 @@ class Correction:
         steps = [by for by in NETWORKS if by * along >= 0.0] if abs(along) >= NEAR else [0.0]
         if len(steps) == 1:
             return 0.0
-        few = self.evidence.some(MOST_COMPARED)
+        few = self._priced.some(MOST_COMPARED)
         likely = np.array([np.log(NETWORKS[by]) + self._log_evidence(few, by) for by in steps])
         share = np.exp(likely - likely.max())
         moved = steps[1 + int(share[1:].argmax())]
@@ -169,10 +188,12 @@ class Correction:
     @property
     def moves_physics(self) -> bool:
         """Whether `moved` changes a job."""
-        return self._response is not None or (self.evidence.runs is not None and bool(self.by.any()))
+        own = self.recipe_class is not None or self._response is not None
+        return own or (self.evidence.runs is not None and bool(self.by.any()))
 
     def moved(self, job: Job) -> Job:
         """The job on which plans are to be priced."""
+        job = self.of_class(job)
         there = job if self._response is None else self._response.on(job)
         return moved(there, self.by) if self.evidence.runs is not None else there
 
@@ -239,7 +260,7 @@ class Move:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         out = add_intervals(job, columns, self.measured)
         if self.power.half_width is not None:
-            out = with_power_interval(out, self.power.half_width)
+            out = within_power_limit(job, with_power_interval(out, self.power.half_width))
         supports, at_top = supported(job, columns, self.known, self.measured)
         inside = self.inside & at_top
         if self.new is not None:

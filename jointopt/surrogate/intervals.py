@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.job import Job
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
@@ -129,7 +129,7 @@ def add_intervals(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONL
     for name in RESULTS:
         low, high = bounds[name]
         out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
-    return out | {"in_domain": inside}
+    return within_power_limit(job, out) | {"in_domain": inside}
 
 
 def supported(job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY) -> tuple[Bools, Bools]:
@@ -144,6 +144,21 @@ def supported(job: Job, columns: Columns, known: bool, measured: MeasuredClocks 
 
 def _but_for_clocks(found: dict[str, Bools]) -> Bools:
     return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name != "clock"]))
+
+
+def within_power_limit(job: Job, columns: Columns) -> Columns:
+    """``columns`` of `add_intervals` with no mean power above a GPU's limit, and the bound of energy with it.
+
+    The limit is the cluster's, or the lower one of a plan that states its own (``power_limit_w``). A prediction above
+    it is its own bound.
+    """
+    limit_w = np.fmin(job.cluster.power_limit_w, columns.get(POWER_LIMIT, np.inf))
+    power_w, high_w = columns["avg_power_w"], columns["avg_power_w_high"]
+    most_w = np.maximum(power_w, limit_w)
+    power = np.log(np.fmin(high_w, most_w) / power_w)
+    time = np.log(columns["iteration_time_s_high"] / columns["iteration_time_s"])
+    energy_j = np.where(high_w > most_w, columns["energy_j"] * np.exp(np.hypot(time, power)), columns["energy_j_high"])
+    return columns | {"avg_power_w_high": np.where(high_w > most_w, most_w, high_w), "energy_j_high": energy_j}
 
 
 def with_power_interval(columns: Columns, half_width: float) -> Columns:

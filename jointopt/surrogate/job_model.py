@@ -22,8 +22,9 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import add_intervals
+from jointopt.surrogate.intervals import add_intervals, within_power_limit
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.one_class import of_learned_class, of_one_class
 from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
 
@@ -75,15 +76,20 @@ class JobModel:
         if surrogate in surrogate_names():
             return model
         if model.source != HERE:
+            of_learned_class(model.job, learned.class_of(model.source))  # `Correction` prices by it
             return replace(model, evidence=_with_own(model.evidence, learned, surrogate, model.source))
-        return model if model.evidence.runs else replace(model, evidence=_own_runs(learned, surrogate, model))
+        return model if model.evidence.runs else _with_own_runs(learned, surrogate, model)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
-        """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework."""
+        """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
+
+        Runs and job are of one recipe class, the one that either states.
+        """
         if self.surrogate is None:
             return self
-        parts = [runs.evidence(self.job, self.source) for runs in measurements]
-        return replace(self, evidence=Evidence.joined(parts))
+        job = of_one_class(self.job, set().union(*(runs.recipe_classes(self.job) for runs in measurements)))
+        parts = [runs.evidence(job, self.source) for runs in measurements]
+        return replace(self, job=job, evidence=Evidence.joined(parts))
 
     @functools.cached_property
     def source(self) -> str:
@@ -186,7 +192,8 @@ class JobModel:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
-            return held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
+            limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
+            return within_power_limit(self.job, limited)
         if self._correction is None:
             return add_intervals(self.job, columns)
         physics, layout, runs = self._as_runs(columns)
@@ -254,8 +261,8 @@ def _measurements(
     return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
-def _own_runs(surrogate: Surrogate, name: str, model: JobModel) -> Evidence:
-    """The model's evidence with the timed runs that a surrogate of the user's own was trained on.
+def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel:
+    """The model with the timed runs that a surrogate of the user's own was trained on, by the class of these.
 
     A shipped one was trained on clusters of others, and sharing across those made held-out errors worse (vtrain 10 % to
     27 % with bigscience's runs).
@@ -263,9 +270,12 @@ def _own_runs(surrogate: Surrogate, name: str, model: JobModel) -> Evidence:
     keys = sources_of_kind(np.unique(surrogate.support.source).tolist(), model.job)
     at = np.flatnonzero(np.isin(surrogate.support.source, keys)).astype(np.int64)
     if not len(at):
-        return model.evidence
+        return model
+    classes = {surrogate.class_of(key) for key in keys}
+    job = of_learned_class(model.job, classes.pop() if len(classes) == 1 else None)
     runs, counts = relabelled(surrogate.support.take(at), HERE), {f"the surrogate {name}": len(at)}
-    return replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
+    evidence = replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
+    return replace(model, job=job, evidence=evidence)
 
 
 def _with_own(evidence: Evidence, surrogate: Surrogate, name: str, source: str) -> Evidence:

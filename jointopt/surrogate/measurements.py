@@ -13,6 +13,7 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
+from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.table import checked_results
@@ -22,6 +23,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, with_results
 from jointopt.surrogate.evidence import LEARNED_FROM, Evidence, evidence_by_source, kind, log_time_ratio, relabelled
+from jointopt.surrogate.precision_doubt import precision_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +123,8 @@ class Measurements:
     def evidence(self, job: Job, source: str) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
 
-        Where they do not state attention heads, those as wide as the job's model have its heads.
+        Where they do not state attention heads, those as wide as the job's model have its heads; where they state no
+        recipe class, they are of the job's.
         """
         here = self.on(job.cluster.gpu.id)
         if here.table.empty:
@@ -129,13 +132,28 @@ class Measurements:
         if lacks_heads(here.table):
             here = replace(here, kin=model_as_kin(job.model, here.table))
         try:
-            works = [work for work in here.workloads[0] if kind(work.job) == kind(job)]
+            works = here.of_kind(job)
         except TableError as error:
             _log.warning("%s teach nothing: %s", self.name, error)
             return Evidence()
+        works = [work.of_class(job.training.recipe_class) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=relabelled(priced.runs, source))
         return Evidence.of(here.table, priced, self.name)
+
+    def of_kind(self, job: Job) -> list[Workload]:
+        """The workloads on the job's kind of cluster; TableError where no row has one."""
+        return [work for work in self.workloads[0] if kind(work.job) == kind(job)]
+
+    def recipe_classes(self, job: Job) -> set[str]:
+        """The recipe classes that rows on the job's kind of cluster state."""
+        here = self.on(job.cluster.gpu.id)
+        if here.table.empty or not states_class(here.table):
+            return set()
+        try:
+            return {work.job.training.recipe_class for work in here.of_kind(job)} - {""}
+        except TableError:  # `evidence` says so
+            return set()
 
     def evidence_by_source(self) -> dict[str, Evidence]:
         """Evidence of the rows by the key of their source."""
@@ -152,7 +170,7 @@ class Measurements:
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """A sentence on each source whose times are so far from the physics that their unit is in doubt.
+        """A sentence on each source whose times are so far from the physics that unit or precision are in doubt.
 
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
@@ -160,7 +178,8 @@ class Measurements:
             priced = self.priced
         except TableError:
             return []
-        return checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
+        found = checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
+        return found + precision_lines(self.evidence_by_source())
 
 
 def nothing_learned(error: TableError) -> TableError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
@@ -93,6 +93,16 @@ class Surrogate:
     def own_of(self, source: str) -> OwnRuns | None:
         """Learned from many runs of that source; None where there were few."""
         return next((own for own in self.own if own.source == source), None)
+
+    def class_of(self, source: str) -> str | None:
+        """The recipe class by which the remembered runs of that source were priced, blank for the usual one.
+
+        None where there are none, or some of several classes.
+        """
+        if not (self.support.source == source).any():
+            return None
+        name = str(self.card.get("recipe_classes", {}).get(source, ""))
+        return name if name in ("", *RECIPE_CLASSES) else None
 
     @property
     def moves_unseen_sources(self) -> bool:

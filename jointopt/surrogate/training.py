@@ -27,6 +27,7 @@ from jointopt.surrogate.held_out import (
 )
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
+from jointopt.surrogate.one_class import learned_classes
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn
@@ -320,8 +321,8 @@ def train(
     known, so that what is of one source alone is not learned.
 
     ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
-    `Use` of each source (``use``), `OwnRuns` (``own``). TableError where fewer than 20 timed rows are left, or one
-    source without a ``base``.
+    `Use` of each source (``use``), `OwnRuns` (``own``), recipe classes by source (``recipe_classes``). TableError where
+    fewer than 20 timed rows are left, or one source without a ``base``.
     """
     alone = base is not None and _origins(timed_runs(table)).nunique() == 1
     data = training_set(table, OWN_BROKEN if alone else BROKEN)
@@ -380,7 +381,9 @@ def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[Le
         for source, rows in held_out.groupby("source")
     }
     rows = held_out.to_dict("list")
-    return {"groups": groups, "rows": rows, "use": data.use, "own": [found.own for found in own]}
+    classes = learned_classes(data.known)
+    own_runs = [found.own for found in own]
+    return {"groups": groups, "rows": rows, "use": data.use, "own": own_runs, "recipe_classes": classes}
 
 
 def _held_out_rows(data: TrainingSet, found: list[tuple[str, HeldOut]]) -> pd.DataFrame:

@@ -14,7 +14,9 @@ from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
+from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.measurements import Measurements, doubts, off_scale
+from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.workflows.predict import predict
 
@@ -22,7 +24,7 @@ _log = logging.getLogger(__name__)
 _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
 )  # fmt: skip
-_TO_CLASS = 10  # runs of a source that its recipe class is told by: to price all takes as long as to judge them
+_TO_CLASS = 10  # runs of a source that tell its recipe class and precision: to price all takes as long as to judge them
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 
 
@@ -45,9 +47,10 @@ def evaluate(
     names["group"] = _groups(table)
     known = [*names]
     judged = predict(table, surrogate, measured, calibration, storage, machine).assign(**names)
-    for sentence in _doubts(judged):
+    some = _some_of_each(table)
+    for sentence in _doubts(judged) + precision_lines(some):
         _log.warning("%s", sentence)
-    for sentence in _resembled(table):
+    for sentence in class_lines(some):
         _log.info("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged))
@@ -78,17 +81,17 @@ def _doubts(judged: pd.DataFrame) -> list[str]:
     return doubts(off_scale(np.log(ratio), source), "what was predicted")
 
 
-def _resembled(table: pd.DataFrame) -> list[str]:
-    """A sentence on each source of timed runs: which recipe class they look like, of many by some."""
+def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:
+    """Evidence of each source of timed runs, of many that of some."""
     timed = table[(table["status"] == "ok") & (table["iteration_time_s"] > 0)]
     keys = [name for name in ("source", "framework", "gpu") if name in timed]
     drawn = timed.sample(frac=1.0, random_state=0)
     some = (drawn.groupby(keys, dropna=False, sort=False) if keys else drawn).head(_TO_CLASS)
     some = some.sort_index().reset_index(drop=True)
     try:
-        return class_lines(Measurements(some).evidence_by_source())
+        return Measurements(some).evidence_by_source()
     except TableError:
-        return []
+        return {}
 
 
 def _groups(table: pd.DataFrame) -> pd.Series[Any]:

@@ -16,6 +16,7 @@ from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
+from jointopt.runs.classes import class_conflicts, states_class
 from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import misspelt_lines, silent_lines
 from jointopt.runs.workloads import workloads
@@ -28,6 +29,7 @@ from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.one_class import of_learned_class
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.residual_gp import kinship
 
@@ -69,8 +71,7 @@ def predict(
         # the runs were given for this table: then all rows are taken to be of one source
         queried = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    if runs is not None and lacks_heads(runs.table):
-        runs = replace(runs, kin=queried)
+    runs = None if runs is None else _beside(runs, queried)
     found, reasons = workloads(queried, None if runs is None else runs.table)
     check_calibrates(calibration, (work.job for work in found))
     check_machine(machine, (work.job for work in found))
@@ -109,6 +110,13 @@ def _measured(
     if len(parts) < 2:
         return parts[0] if parts else None
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)
+
+
+def _beside(runs: Measurements, queried: pd.DataFrame) -> Measurements:
+    """The runs with the table that they are for as kin, where that tells what they leave open."""
+    for line in class_conflicts(runs.table, queried):
+        _log.warning("%s", line)
+    return replace(runs, kin=queried) if lacks_heads(runs.table) or states_class(queried) else runs
 
 
 def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
@@ -183,6 +191,7 @@ def _correction(part: Part, surrogate: Surrogate | None, evidence: Mapping[str, 
     source = surrogate.speaker(part.source)
     known = with_kin(evidence, part.source).of_source(part.source, source)
     correction = Correction(surrogate, source, part.work.job.training.framework.fitted, known)
+    of_learned_class(part.work.job, correction.recipe_class)
     _ = correction.by  # which conditions it
     return correction
 

@@ -66,6 +66,8 @@ def retrain(
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     card["own"] = {own.source: own.to_text() for own in surrogate.own}
+    if classes := scores.attrs.get("recipe_classes"):
+        card["recipe_classes"] = classes
     card["rebuild"] += " --for-others" * for_others
     _written(replace(surrogate, card=card), judged, out)
     load_surrogate.cache_clear()

@@ -125,6 +125,8 @@ def test_fast_full_and_hot_runs_and_those_of_unknown_models_and_gpus_pass(change
         ({"dtype": "fp32", "iteration_time_s": 60.0}, "iteration_time_s", "is it TF32?"),
         ({"iteration_time_s": 18.0}, "iteration_time_s", "was the clock raised?"),
         ({"iteration_time_s": 21.0}, "iteration_time_s", "of that rate (is it in seconds, and of a whole iteration?)"),
+        ({"iteration_time_s": 7.0, "gpu": "h100-sxm5-80gb"}, "iteration_time_s", "per GPU: is it fp8? If not: is it"),
+        ({"iteration_time_s": 5.7, "gpu": "h100-sxm5-80gb"}, "iteration_time_s", "is it fp8, or was the clock raised?"),
         ({"iteration_time_s": 9e5, "seq_length": 256}, "iteration_time_s", "(is it in seconds, and of one iteration?)"),
         ({"power_limit_w": 300.0, "avg_power_w": 320.0}, "avg_power_w", "at most 300 W of a GPU, its limit, not 320"),
         ({"energy_j": 40.0 * 16 * 430}, "avg_power_w", "its limit, not 430 (was the board's limit raised?"),

@@ -23,6 +23,7 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
+    within_power_limit,
 )
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 
@@ -229,3 +230,23 @@ def test_below_the_top_clock_a_plan_is_as_uncertain_as_runs_there_were_off() -> 
     assert h100(1900.0, off) == (pytest.approx(np.log(1.39)), True)
     assert h100(1980.0, off) == (0.0, False)
     assert h100(1900.0, MeasuredClocks(off_below=0.025))[1]
+
+
+def test_no_power_in_an_interval_is_above_the_limit_of_a_gpu_and_energy_goes_with_it() -> None:
+    # 400 W of an A100: 1.15 times 380 W is above it, 1.15 times 300 W is not, and 410 W is its own bound
+    plans = columns(n=3) | {"avg_power_w": np.array([380.0, 300.0, 410.0])}
+    found = add_intervals(job(), plans)
+    free = add_intervals(job(), plans | {"avg_power_w": np.full(3, 300.0)})
+    high = float(free["avg_power_w_high"][0])
+    assert found["avg_power_w_high"] == pytest.approx([400.0, high, 410.0])
+    time = float(np.log(times(found)[1]))
+    power = np.log([400.0 / 380.0, high / 300.0, 1.0])
+    assert found["energy_j_high"] == pytest.approx(found["energy_j"] * np.exp(np.hypot(time, power)))
+    assert found["energy_j_low"] == pytest.approx(free["energy_j_low"])
+
+
+def test_the_limit_of_a_plan_bounds_its_power_where_it_is_below_the_clusters() -> None:
+    found = add_intervals(job(), columns() | {"avg_power_w": np.full(2, 290.0)})
+    held = within_power_limit(job(), found | {"power_limit_w": np.array([300.0, np.nan])})
+    assert held["avg_power_w_high"] == pytest.approx([300.0, found["avg_power_w_high"][1]])
+    assert held["energy_j_high"][0] < found["energy_j_high"][0]

@@ -18,6 +18,7 @@ from jointopt.workflows.check import check
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
+from jointopt.workflows.retrain import retrain
 
 PLAN = "dp=4 tp=2 pp=1 micro_batch_size=2"
 
@@ -82,3 +83,83 @@ def test_predict_and_evaluate_say_so_of_every_source(community: pd.DataFrame, ca
     assert len(said) == 2
     assert said[0] == said[1]
     assert said[0].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
+
+
+STATED = [("", ""), ("community", ""), ("", "Community"), ("community", "community")]
+
+
+def slow(runs: pd.DataFrame, stated: str) -> pd.DataFrame:
+    return runs.assign(source="mine", recipe_class=stated or None)
+
+
+@pytest.mark.parametrize(("asked", "measured"), STATED)
+def test_runs_and_plans_of_one_source_are_of_the_class_that_either_states(
+    community: pd.DataFrame, asked: str, measured: str
+) -> None:
+    queried = slow(community, asked).drop(columns="iteration_time_s")
+    found = predict(queried, measured=slow(community, measured))["predicted_iteration_time_s"]
+    assert found.to_numpy() == pytest.approx(community["iteration_time_s"].to_numpy(), rel=0.01)
+
+
+@pytest.mark.parametrize(("asked", "measured"), STATED)
+def test_a_job_and_its_measured_runs_are_of_the_class_that_either_states(
+    community: pd.DataFrame, asked: str, measured: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_of(**({"recipe_class": asked} if asked else {}))
+    found = explain(job, PLAN, measured=slow(community, measured))
+    assert found.iteration_time_s == pytest.approx(community["iteration_time_s"].iloc[1], rel=0.01)
+    words = " ".join(found.text().split())
+    assert ("(community recipe)" in words) == bool(asked or measured)
+    assert "different recipe classes" not in caplog.text
+
+
+def test_classes_that_differ_are_kept_and_said_once(community: pd.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    runs = slow(community, "community")
+    predict(slow(community, "vendor").drop(columns="iteration_time_s"), measured=runs)
+    line = "Rows of mine, megatron-lm state different recipe classes (community, vendor)"
+    assert caplog.text.count(line) == caplog.text.count("different recipe classes") == 1
+    explain(job_of(recipe_class="vendor"), PLAN, measured=runs)
+    assert caplog.text.count("different recipe classes") == 2
+
+
+def test_other_sources_and_frameworks_tell_no_class(community: pd.DataFrame) -> None:
+    table = pd.concat([slow(community, "community").assign(source=source) for source in ("theirs", "mine")])
+    table["recipe_class"] = ["community"] * 3 + [None] * 3
+    classes = [work.job.training.recipe_class for work in workloads(table.reset_index(drop=True))[0]]
+    assert classes == ["community", ""]
+    same = table.assign(source="mine").reset_index(drop=True)
+    assert {work.job.training.recipe_class for work in workloads(same)[0]} == {"community"}
+    other = same.assign(framework=["nemo"] * 3 + ["megatron-lm"] * 3)
+    assert {work.job.training.recipe_class for work in workloads(other)[0]} == {"community", ""}
+
+
+@pytest.fixture(scope="module")
+def learned(community: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Surrogates of one cluster's runs, which state no class and that of a community."""
+    out = tmp_path_factory.mktemp("learned")
+    times = 1.0 + 0.01 * np.arange(8)
+    many = community.drop(columns="iteration_time_s").merge(pd.DataFrame({"global_batch_size": 64 * 2 ** np.arange(8)}),
+                                                            how="cross", suffixes=("_of_one", ""))  # fmt: skip
+    slower = predict(many.assign(recipe_class="community"))["predicted_iteration_time_s"]
+    runs = many.assign(
+        source="mine", group=many["global_batch_size"], iteration_time_s=slower * np.resize(times, len(many))
+    )
+    for name in ("", "community"):
+        runs.assign(recipe_class=name or None).to_csv(out / f"runs{name}.csv", index=False)
+        retrain(tables=[out / f"runs{name}.csv"], out=out / f"of{name}")
+    return {name: out / f"of{name}" for name in ("", "community")}
+
+
+@pytest.mark.parametrize("trained", ["", "community"])
+@pytest.mark.parametrize("asked", ["", "community"])
+def test_a_class_is_not_applied_on_top_of_the_runs_that_a_surrogate_learned_from(
+    community: pd.DataFrame, learned: dict[str, Path], trained: str, asked: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, queried = str(learned[trained]), slow(community, asked).drop(columns="iteration_time_s")
+    found = predict(queried, folder)["predicted_iteration_time_s"]
+    assert found.to_numpy() == pytest.approx(community["iteration_time_s"].to_numpy(), rel=0.06)
+    assert caplog.text.count("state another recipe class") == (asked != trained)
+    job = job_of(**({"recipe_class": asked} if asked else {}))
+    own = explain(job, PLAN, surrogate=folder).iteration_time_s
+    assert own == pytest.approx(community["iteration_time_s"].iloc[1], rel=0.06)
+    assert caplog.text.count("state another recipe class") == 2 * (asked != trained)

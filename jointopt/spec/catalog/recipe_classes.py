@@ -9,6 +9,7 @@ from jointopt.core.schema import RECIPE_CLASSES
 from jointopt.spec.catalog.frameworks import says
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
+from jointopt.spec.job import Job
 
 
 def class_factors(name: str) -> tuple[float, float]:
@@ -27,6 +28,39 @@ def of_class(profile: Framework, name: str) -> Framework:
         profile,
         compute_factor=profile.compute_factor * compute,
         elementwise_factor=profile.elementwise_factor * elementwise,
+    )
+
+
+def job_of_class(job: Job, name: str) -> Job:
+    """The job by class ``name`` in place of its own; blank: the usual one of its framework."""
+    training = job.training
+    profile, now = training.framework, training.recipe_class
+    moved = replace(
+        of_class(replace(profile, recipe_class=now or profile.recipe_class), name or profile.recipe_class),
+        recipe_class=profile.recipe_class,
+    )
+    return replace(job, training=replace(training, framework=moved, recipe_class=name))
+
+
+def of_efficiency(job: Job, name: str) -> Job:
+    """`job_of_class`, or the very job where its own class is as efficient."""
+    training = job.training
+    usual = training.framework.recipe_class
+    same = class_factors(name or usual) == class_factors(training.recipe_class or usual)
+    return job if same else job_of_class(job, name)
+
+
+def same_efficiency(classes: list[str]) -> bool:
+    """Whether classes, none blank, have one efficiency."""
+    return len({class_factors(name) for name in classes}) == 1
+
+
+def conflict(source: str, classes: list[str]) -> str:
+    """The sentence on measured and predicted rows of one source that state ``classes`` of different efficiency."""
+    return (
+        f"Rows of {source or 'one source'} state different recipe classes ({', '.join(classes)}): each is priced by "
+        "its own and those that state none as usual, and what measured runs of one class show moves the others too. "
+        "Give one recipe_class to all, or each class a source of its own."
     )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from jointopt.core.schema import RECIPE_CLASSES
+from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.gpus import read_yaml
-from jointopt.spec.catalog.recipe_classes import class_factors, named_class, of_class
+from jointopt.spec.catalog.models import load_model
+from jointopt.spec.catalog.recipe_classes import class_factors, job_of_class, named_class, of_class, of_efficiency
+from jointopt.spec.job import Job, Training
 
 
 def test_a_community_s_kernels_take_1_17_times_as_long_as_a_vendor_s() -> None:
@@ -60,3 +63,17 @@ def test_every_class_has_figures_with_a_source_and_words_that_name_it() -> None:
         assert min(entry["compute"], entry["elementwise"]) >= 1.0
         assert len(entry["source"]) > 10
         assert all(alias == alias.lower() for alias in entry["aliases"])
+
+
+def test_a_job_goes_from_class_to_class_and_back_to_the_usual_one() -> None:
+    training = Training(4096, 64, framework=load_framework("megatron-lm"))
+    job = Job("j", load_model("llama-3-8b"), training, build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 1}))
+    slower = job_of_class(job, "community")
+    assert slower.training.framework == of_class(job.training.framework, "community")
+    assert slower.training.recipe_class == "community"
+    assert job_of_class(slower, "community").training.framework.compute_factor == pytest.approx(
+        slower.training.framework.compute_factor
+    )
+    back = job_of_class(slower, "").training.framework
+    assert back.compute_factor == pytest.approx(job.training.framework.compute_factor)
+    assert of_efficiency(job, "vendor") is of_efficiency(job, "") is job

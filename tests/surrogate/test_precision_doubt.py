@@ -1,0 +1,55 @@
+"""Precisions that runs state and hardly have: doubted where the next lower one explains their times."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from jointopt.surrogate.measurements import Measurements
+from jointopt.workflows.evaluate import evaluate
+from jointopt.workflows.predict import predict
+
+LAYOUTS = [(64, 1), (32, 2), (16, 4), (8, 8)]
+
+
+def table(dtype: str = "bf16", gpu: str = "h100-sxm5-80gb", **cells: object) -> pd.DataFrame:
+    same = {"model": "llama-3-8b", "gpu": gpu, "num_gpus": 64, "gpus_per_node": 8, "seq_length": 8192, "pp": 1}
+    same |= {"global_batch_size": 512, "micro_batch_size": 1, "framework": "megatron-lm", "source": "mine"}
+    return pd.DataFrame([same | {"dp": dp, "tp": tp, "dtype": dtype} | cells for dp, tp in LAYOUTS])
+
+
+def run_in(runs: pd.DataFrame, times: float = 1.0) -> pd.Series:
+    return times * predict(runs)["predicted_iteration_time_s"]
+
+
+def test_runs_in_fp8_that_state_bf16_are_asked_for_their_precision(caplog: pytest.LogCaptureFixture) -> None:
+    mislabelled = table(model="llama-3-70b").assign(iteration_time_s=run_in(table("fp8", model="llama-3-70b"), 0.8))
+    (line,) = Measurements.of(mislabelled).doubts
+    assert line.startswith("Measured runs (mine, megatron-lm, h100-sxm5-80gb, 8 GPUs a node) take 0.5")
+    assert line.endswith(" times what the physics says in bf16; in fp8 0.80 times: is the precision right?")
+    evaluate(mislabelled, "none")
+    assert caplog.text.count(line) == 1
+
+
+def test_runs_on_tensor_cores_that_state_fp32_are_asked_whether_they_are_in_tf32() -> None:
+    mislabelled = table("fp32").assign(iteration_time_s=run_in(table("tf32")))
+    (line,) = Measurements.of(mislabelled).doubts
+    assert line.endswith("; in tf32 1.00 times: is the precision right?")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "times", "rows"), [("h100-sxm5-80gb", 0.65, 4), ("h100-sxm5-80gb", 0.3, 4), ("a100-sxm4-80gb", 0.5, 4),
+                               ("h100-sxm5-80gb", 0.5, 2)],
+)  # fmt: skip
+def test_a_lower_precision_that_explains_nothing_or_that_the_gpu_lacks_is_not_asked_for(
+    gpu: str, times: float, rows: int
+) -> None:
+    runs = table(gpu=gpu)
+    assert Measurements.of(runs.assign(iteration_time_s=run_in(runs, times)).head(rows)).doubts == []
+
+
+def test_most_runs_have_to_be_fast_and_of_one_precision() -> None:
+    times = run_in(table(), 0.5).where([True, True, False, False], run_in(table()))
+    assert Measurements.of(table().assign(iteration_time_s=times)).doubts == []
+    mixed = table().assign(iteration_time_s=run_in(table(), 0.5), dtype=["bf16", "bf16", "fp16", "fp8"])
+    assert Measurements.of(mixed).doubts == []
