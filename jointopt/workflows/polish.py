@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,26 +59,16 @@ def polish(
     job = model.job
     parsed = parse_plan(plan, job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    physics, moved = _feasible(model, record, parsed)
-    factor = float(moved.time_factor[0])
-
-    def energy_j(point_j: float, point_s: float) -> float:
-        gpus = float(moved.power_offset_w[0]) * job.cluster.num_gpus
-        return factor * (float(moved.power_factor[0]) * point_j + gpus * point_s)
-
+    physics = _feasible(model, record, parsed)
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
     _log.info("%s ...", _what(part, schedule.problem, unit_s))
-    points = tuple(
-        replace(p, iteration_time_s=factor * p.iteration_time_s, energy_j=energy_j(p.energy_j, p.iteration_time_s))
-        for p in _points(schedule, part, unit_s, slowdown)
-    )
-    limit_s = factor * schedule.limit_s(slowdown) * (1.0 + 1e-9)
+    points = _points(schedule, part, unit_s, slowdown)
+    limit_s = schedule.limit_s(slowdown) * (1.0 + 1e-9)
     return Polished(
-        job=job, plan=record, iteration_time_s=factor * schedule.plan_s,
-        energy_j=energy_j(schedule.plan_j, schedule.plan_s),
-        slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=factor * schedule.shortest_s,
+        job=job, plan=record, iteration_time_s=schedule.plan_s, energy_j=schedule.plan_j,
+        slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
         seconds=time.perf_counter() - started,
@@ -225,15 +214,15 @@ def _in_pace(schedule: Schedule, part: Problem, choice: Ints, limit_s: float) ->
     return out
 
 
-def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) -> tuple[CostModel, CostModel]:
-    """(physics of the plan, the same corrected by what was measured), if it runs and has a pipeline."""
+def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) -> CostModel:
+    """The physics of the plan as moved and corrected by what was measured, if it runs and has a pipeline."""
     job = model.job
     if job.cluster.gpu.power is None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
     broken = check_plan(job, record)
     if not broken:
-        physics, moved = model.physics(parsed.layouts), model.cost_model(parsed.layouts)
-        broken = list(moved.broken_limits(moved.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
+        physics = model.cost_model(parsed.layouts)
+        broken = list(physics.broken_limits(physics.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
     if broken:
         raise InfeasibleError(
             f"The plan cannot be run as job {job.name!r}, so there is nothing to polish: {' '.join(broken)} "
@@ -251,7 +240,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
             f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "
             "polish a plan with schedule 1f1b, and vpp 1 or even stages."
         )
-    return physics, moved
+    return physics
 
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:

@@ -107,7 +107,7 @@ class _Loop(Campaign):
         self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
-        earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates.plans)
+        earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates)
         self._remember(earlier, retry_failed)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng)
         self._basis = ""

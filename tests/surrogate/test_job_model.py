@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 import jointopt
+from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation
@@ -17,14 +19,20 @@ from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.spec.plans.parse import parse_plan
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
+from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.features import watts_at
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import cost_of_failing
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_runs import OwnRuns
+from jointopt.surrogate.power_scale import PowerScale
 from jointopt.workflows.explain import explain
-from jointopt.workflows.polish import polish
+from jointopt.workflows.polish import Schedule, polish
 from jointopt.workflows.propose import propose
 
 JOB = "opt-350m-2x4-a100"
@@ -197,6 +205,27 @@ def test_a_polished_plan_takes_the_power_that_was_measured(job: Job) -> None:
     assert found.avg_power_w != pytest.approx(explain(job, plan).avg_power_w, rel=0.05)
     assert polished.energy_j == pytest.approx(found.energy_j)
     assert polished.chosen.energy_j < polished.energy_j
+
+
+def learned_clocks(job: Job) -> Surrogate:
+    """The shipped surrogate as if many runs of the job's cluster had told how kernels follow the clock, and power."""
+    default, cluster = load_surrogate("default"), job.cluster
+    source = str(Source("mine", job.training.framework.name, cluster.gpu.id, cluster.gpus_per_node))
+    response = LearnedResponse(ClockResponse(0.7, 0.1))
+    power = PowerScale(0.9, np.array([0.01, 0.01]))
+    return replace(default, own=(OwnRuns(source, power=power, clocks=(0.6, 1.0), response=response),))
+
+
+def test_passes_of_a_polished_plan_follow_the_clock_as_the_cluster_s_kernels_do(job: Job) -> None:
+    model, plan = JobModel(job, learned_clocks(job)), "dp=2 pp=4 micro_batch_size=4 clock_mhz="
+    parsed = parse_plan(plan + "1410", job)
+    schedule = Schedule(model.cost_model(parsed.layouts), parsed.stage_clock_mhz[0])
+    slower = schedule.point(schedule.problem.at_clocks(np.full(4, 1200.0)))
+    polished = polish(model, plan + "1410", solver="linear")
+    for mhz, at_clock in ((1410, polished), (1200, slower)):
+        found = explain(model, plan + str(mhz))
+        assert at_clock.iteration_time_s == pytest.approx(found.iteration_time_s)
+        assert at_clock.energy_j == pytest.approx(found.energy_j)
 
 
 def test_measured_power_moves_power_and_energy_and_narrows_their_intervals(job: Job) -> None:

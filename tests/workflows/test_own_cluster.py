@@ -23,7 +23,7 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import load
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.within_job import Spread
-from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate, earlier_runs
 from jointopt.workflows.campaign.outlook import Outlook
 from jointopt.workflows.explain import explain
@@ -139,7 +139,7 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
     for name in (str(folder), "default"):
         model = JobModel.of(job, name)
         candidates = searched(model)
-        earlier = beside_surrogate(Earlier(), model, candidates.plans)
+        earlier = beside_surrogate(Earlier(), model, candidates)
         outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
         rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
     found, earlier, candidates = rests_on[str(folder)]
@@ -148,6 +148,31 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
     assert "% off" in earlier.first
     assert (found.columns["iteration_time_s"] > 1.1 * candidates.predicted["iteration_time_s"]).all()
     assert rests_on["default"][1].first == ""
+    assert rests_on["default"][1].log_factor_on("energy_j") is None
+
+
+def test_a_tune_s_first_expectations_are_what_the_surrogate_predicts_of_plans_searched(folder: Path, job: Job) -> None:
+    model = JobModel.of(job, str(folder))
+    candidates = searched(model)
+    earlier = beside_surrogate(Earlier(), model, candidates)
+    outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
+    found = outlook.after(("iteration_time_s", "energy_j"), np.zeros(0, np.int64), []).columns
+    layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
+    expected = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
+    for name in ("iteration_time_s", "energy_j"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+
+
+def test_a_tune_s_first_expectations_of_listed_rows_of_two_batches_are_those_of_predict(folder, job, new) -> None:
+    rows = new.drop(columns=["iteration_time_s", "avg_power_w"]).head(20)
+    rows = pd.concat([rows, rows.assign(global_batch_size=2 * rows["global_batch_size"])], ignore_index=True)
+    candidates = listed(rows.to_dict("list"), job)
+    earlier = beside_surrogate(Earlier(), JobModel.of(job, str(folder)), candidates)
+    expected = predict(candidates.rows, surrogate=str(folder))
+    assert len(candidates.jobs) == 2
+    for name in ("iteration_time_s", "energy_j", "avg_power_w"):
+        found = candidates.predicted[name] * np.exp(earlier.log_factor_on(name))
+        np.testing.assert_allclose(found, expected[f"predicted_{name}"], rtol=1e-9)
 
 
 def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_better(runs: pd.DataFrame, new) -> None:

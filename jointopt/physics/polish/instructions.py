@@ -17,7 +17,8 @@ from jointopt.physics.makespan import dp_exposed_s
 class InstructionCosts:
     """Time and energy of the passes of one layout at each of the clocks (c,), for every stage: (pp, c).
 
-    Times are of one micro-batch through all chunks of the rank, with what else occupies it. Energy is that of all
+    Times are of one micro-batch through all chunks of the rank, with what else occupies it. Both are as
+    `CostModel.corrected` has them, but for watts beside the power: they come on top like waiting. Energy is that of all
     GPUs of the stage beyond waiting, leakage included; waiting and what no clock changes come on top.
     """
 
@@ -42,7 +43,8 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     waiting_s = costs.waiting_sm_s[row] / 3.0  # for ranks with more tokens, backward twice as long as forward
     forward_rest_s = costs.forward_memory_s[row] + collectives_s
     backward_rest_s = costs.backward_memory_s[row] + collectives_s
-    gpus = costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])
+    slower = physics.time_factor[index]
+    gpus = slower * physics.power_factor[index] * costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])
 
     def joules(kernel_s: Floats, flops: Floats | float) -> Floats:
         """Energy of kernels on all GPUs of a stage that follows its clock, less the waiting that they displace."""
@@ -51,7 +53,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
         return np.asarray((parts["active"] + parts["compute"] - waiting_j) * gpus).T
 
     return InstructionCosts(
-        clock_mhz=clock_mhz, forward_s=t.forward_s.T, backward_s=t.backward_s.T,
+        clock_mhz=clock_mhz, forward_s=slower * t.forward_s.T, backward_s=slower * t.backward_s.T,
         forward_j=joules((costs.forward_sm_s[row] - waiting_s) * stretch + forward_rest_s, forward_flops),
         backward_j=joules(
             (costs.backward_sm_s[row] - 2.0 * waiting_s) * stretch + backward_rest_s, costs.flops[row] - forward_flops
@@ -69,13 +71,13 @@ def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Float
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
     batches: Ints = costs.num_micro_batches[rows]
-    profile = physics.job.training.framework
+    profile, slower = physics.job.training.framework, float(physics.time_factor[index])
     fixed_s = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s
     overlap = costs.dp_overlap(physics.job, rows)
 
     def seconds(first_forward_s: Floats, last_backward_s: Floats) -> float:
-        passes = first_forward_s[None], last_backward_s[None]
+        passes = first_forward_s[None] / slower, last_backward_s[None] / slower
         exposed = dp_exposed_s(costs, rows, *passes, batches, overlap, profile.ddp_window)
-        return float(exposed[0]) + fixed_s
+        return slower * (float(exposed[0]) + fixed_s)
 
     return seconds

@@ -14,7 +14,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Col
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.search.pareto import front_order, non_dominated, spread
-from jointopt.spec.calibration import Calibration
+from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import FURTHER
@@ -45,6 +45,7 @@ class Candidates:
     log_load: Floats  # log of predicted memory over what a GPU has for a run
     log_room: Floats  # log of what the job allows a run over what a GPU has for it: 0, or below
     power_profile: str = ""  # under which they run, in place of their clocks
+    jobs: tuple[tuple[Job, int], ...] = ()  # of a list: those of its rows in turn, and how many are of each
 
     def record(self, index: int) -> dict[str, Any]:
         """The plan columns of one candidate, as JSON has them."""
@@ -91,7 +92,8 @@ def listed(
     if "peak_power_w" in job.objectives:
         predicted["peak_power_w"] = np.concatenate([_peak_power_w(work) for work in found])
     load = np.log(answers["predicted_peak_memory_gib"].to_numpy(float) / has)
-    return Candidates(table, plans, predicted, load, np.log(allowed / has))
+    jobs = tuple((calibrated_if_same_gpu(work.job, calibration), len(work.rows)) for work in found)
+    return Candidates(table, plans, predicted, load, np.log(allowed / has), jobs=jobs)
 
 
 def _peak_power_w(work: Workload) -> Floats:

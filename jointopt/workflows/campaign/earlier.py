@@ -12,6 +12,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import POWER_LIMIT, STATUSES, Columns, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.machine import Machine
+from jointopt.spec.objectives import OBJECTIVES
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from jointopt.surrogate.job_model import JobModel
     from jointopt.surrogate.model import Surrogate
     from jointopt.surrogate.other_jobs import OtherJobs
+    from jointopt.workflows.campaign.candidates import Candidates
 
+_MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
 _SAME = 6  # decimals to which the physics must agree on two plans that are one
 
 
@@ -35,11 +38,17 @@ class Earlier:
 
     rows: tuple[dict[str, Any], ...] = ()
     index: tuple[int, ...] = ()
-    log_factor: Floats | None = None  # (n,) on the predicted time of every candidate, from runs of other jobs
+    # (n,) on the predicted time of every candidate, and so on its energy, from runs of other jobs
+    log_factor: Floats | None = None
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
     others: int = 0  # timed runs of other jobs behind ``log_factor``
     first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
     unread: str = ""  # why stored runs are not used at all; blank where they are
+    log_factors: Columns = field(default_factory=dict)  # (n,) on other results, where more is known than ``log_factor``
+
+    def log_factor_on(self, name: str) -> Floats | None:
+        """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
+        return self.log_factors.get(name, self.log_factor if name in OBJECTIVES else None)
 
 
 def earlier_runs(
@@ -87,17 +96,33 @@ def earlier_runs(
     return Earlier(tuple(known), tuple(best), log_factor, memory, count)
 
 
-def beside_surrogate(earlier: Earlier, model: JobModel, plans: Columns) -> Earlier:
-    """Earlier runs, and what a surrogate knows of ``plans`` (n,) that was trained on many runs of the very cluster.
+def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
+    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on many runs of the very cluster.
 
-    Runs of other jobs that were learned from here are newer, and go before it.
+    Runs of other jobs that were learned from here are newer, and go before it. Clock response and power count as
+    `JobModel.cost_model` has them.
     """
     own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
     if earlier.first or own is None or own.errors["time"] >= own.errors["physics"]:
         return earlier
-    factor = replace(model, evidence=Evidence()).log_time_factor(plans)
+    expected = _expected(replace(model, evidence=Evidence()), candidates)
+    factors = {name: np.log(values / candidates.predicted[name]) for name, values in expected.items()}
     why = f"models left out of the surrogate are {own.errors['physics']:.1%} -> {own.errors['time']:.1%} off"
-    return replace(earlier, log_factor=factor, others=_remembered(model), first=why)
+    time = factors.pop("iteration_time_s")
+    return replace(earlier, log_factor=time, log_factors=factors, others=_remembered(model), first=why)
+
+
+def _expected(model: JobModel, candidates: Candidates) -> Columns:
+    """Results of `JobModel.cost_model` of every candidate, (n,) each, those of a list by their own jobs."""
+    end, parts = 0, []
+    for job, count in candidates.jobs or ((model.job, candidates.size),):
+        at, end = slice(end, end + count), end + count
+        plans = {name: values[at] for name, values in candidates.plans.items()}
+        clocks = plans.pop("stage_clock_mhz")
+        if candidates.jobs:  # these have the limits of their rows
+            plans.pop(POWER_LIMIT, None)
+        parts.append(replace(model, job=job).cost_model(plans).evaluate(np.arange(count), clocks))
+    return {name: np.concatenate([part[name] for part in parts]) for name in _MOVED}
 
 
 def _remembered(model: JobModel) -> int:

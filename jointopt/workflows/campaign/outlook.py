@@ -13,7 +13,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.limits import judged_by, stated
 from jointopt.search.acquire import SAMPLES
-from jointopt.spec.job import OBJECTIVES, Job
+from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_loss, plan_features, unmoved_loss
@@ -81,8 +81,8 @@ class Outlook:
         physics, best = np.log(self._candidates.predicted[name]), 0
         # the physics comes first until runs say otherwise, unless other jobs are known to order plans better
         choices = [(physics, self._spread, _OWN_RUNS)]
-        if self._earlier.log_factor is not None and name in OBJECTIVES:
-            learned = (physics + self._earlier.log_factor, INFORMED, _LEARNED)
+        if (log_factor := self._earlier.log_factor_on(name)) is not None:
+            learned = (physics + log_factor, INFORMED, _LEARNED)
             choices.insert(0 if self._earlier.first else 1, learned)
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             losses = [left_out_loss(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]

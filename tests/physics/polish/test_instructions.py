@@ -17,11 +17,13 @@ PLANS = (
 )
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.3])
 @pytest.mark.parametrize(("name", "plan"), PLANS)
-def test_energy_of_passes_explains_how_the_energy_of_an_iteration_follows_its_clock(name: str, plan: str) -> None:
+def test_energy_of_passes_explains_how_energy_follows_the_clock(name: str, plan: str, factor: float) -> None:
     job = shipped_job(name)
     parsed = parse_plan(plan, job)
-    physics, pp = CostModel(job, parsed.layouts), int(parsed.layouts["pp"][0])
+    plain, pp = CostModel(job, parsed.layouts), int(parsed.layouts["pp"][0])
+    physics = plain.corrected(np.array([factor]), 1.0, factor**-2, 40.0 * (factor - 1.0))
     clocks = np.array([0.6, 0.8, 1.0]) * physics.top_mhz
     whole = physics.evaluate(np.zeros(3, np.int64), np.repeat(clocks[:, None], pp, axis=1))
     costs = instruction_costs(physics, 0, clocks)
@@ -37,8 +39,10 @@ def test_schedule_and_what_comes_beyond_it_are_the_iteration_of_one_clock_per_st
     parsed = parse_plan(plan, job)
     physics = CostModel(job, parsed.layouts)
     times = physics.times(0, np.array([0]), parsed.stage_clock_mhz)
-    beyond_s = beyond_schedule_s(physics, 0)(times.forward_s[0], times.backward_s[0])
-    assert times.makespan_s[0] + beyond_s == pytest.approx(times.total_s[0], rel=1e-12)
+    for slower in (1.0, 1.3):
+        beyond = beyond_schedule_s(physics.corrected(np.array([slower])), 0)
+        beyond_s = beyond(slower * times.forward_s[0], slower * times.backward_s[0])
+        assert slower * times.makespan_s[0] + beyond_s == pytest.approx(slower * times.total_s[0], rel=1e-12)
 
 
 def test_faster_clocks_never_make_a_pass_slower() -> None:
