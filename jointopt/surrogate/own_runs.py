@@ -122,6 +122,10 @@ class OwnRuns:
         low, high = self.clocks
         return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
 
+    def log_power(self, runs: Runs, watts: Floats) -> Floats:
+        """log(measured / predicted) average power (n,) of ``runs``, which the physics has at ``watts`` (n,)."""
+        return self.power_mix(np.log(self.power.over(watts)), runs)
+
     def power_scale(self, runs: Runs, watts: Floats) -> PowerScale:
         """A line in the power of the physics for the layout of each of ``runs`` (n,), as learned at `power_clocks`.
 
@@ -129,7 +133,7 @@ class OwnRuns:
         promised of energy at other clocks holds.
         """
         found = np.stack([
-            w * np.exp(self.power_mix(np.log(self.power.over(w)), _at_clock(runs, clock)))
+            w * np.exp(self.log_power(_at_clock(runs, clock), w))
             for w, clock in zip(watts, self.power_clocks, strict=True)
         ])  # fmt: skip
         weight = 1.0 / found**2
@@ -195,7 +199,10 @@ class Measured:
 
     def with_power(self) -> Measured:
         """Those whose power was measured."""
-        rows = np.flatnonzero(np.isfinite(self.log_power) & np.isfinite(self.static_share)).astype(np.int64)
+        return self.take(np.flatnonzero(np.isfinite(self.log_power) & np.isfinite(self.static_share)).astype(np.int64))
+
+    def take(self, rows: Ints) -> Measured:
+        """The runs at those positions."""
         return Measured(
             self.runs.take(rows), self.residual[rows], self.log_power[rows], self.static_share[rows], self.static_w
         )

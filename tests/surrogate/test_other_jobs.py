@@ -7,22 +7,41 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.core.schema import Floats
 from jointopt.surrogate.other_jobs import OtherJobs, from_other_jobs
+from jointopt.surrogate.own_runs import Measured
+from jointopt.surrogate.residual_gp import Runs
 from tests.surrogate.test_own_runs import KERNEL, noise, runs, steps
+
+
+def learned(plans: Runs, known: Runs, residual: Floats, log_power: float = np.nan) -> OtherJobs | None:
+    """What runs teach whose power is off by one factor (NaN: not measured), a fifth of it drawn whatever runs."""
+    power, share = np.full(len(known), log_power), np.full(len(known), 0.2)
+    return from_other_jobs(plans, np.full(len(plans), 300.0), Measured(known, residual, power, share, 60.0), KERNEL)
 
 
 def test_runs_of_other_jobs_order_the_plans_of_one_left_out_where_the_truth_has_steps() -> None:
     plans, known = runs(60, seed=7), runs(150)
-    found = from_other_jobs(plans, known, steps(known) + noise(150), KERNEL)
+    found = learned(plans, known, steps(known) + noise(150))
     assert found is not None
     assert found.orders_better
     assert found.error < 0.6 * found.without
     assert np.std(steps(plans) - found.log_factor) < 0.6 * np.std(steps(plans))
 
 
+def test_power_of_other_jobs_moves_that_of_plans_where_it_was_measured() -> None:
+    plans, known = runs(20, seed=7), runs(80)
+    found, blank = (learned(plans, known, steps(known), by) for by in (np.log(1.2), np.nan))
+    assert found is not None
+    assert blank is not None
+    assert np.median(found.log_power) == pytest.approx(np.log(1.2), abs=0.01)
+    assert blank.log_power is None
+    np.testing.assert_array_equal(found.log_factor, blank.log_factor)
+
+
 def test_noise_of_other_jobs_orders_nothing_better() -> None:
     known = runs(80)
-    found = from_other_jobs(runs(1, seed=7), known, 0.3 + noise(80), KERNEL)
+    found = learned(runs(1, seed=7), known, 0.3 + noise(80))
     assert found is not None
     assert not found.orders_better
 
@@ -31,9 +50,9 @@ def test_few_runs_those_of_another_source_and_those_that_went_wrong_teach_no_mod
     known, plans = runs(60), runs(5, seed=7)
     residual = steps(known) + noise(60)
     foreign = replace(known, source=np.full(60, "elsewhere|megatron-lm|h100-sxm5-80gb|8"))
-    assert from_other_jobs(plans, known.take(np.arange(30)), residual[:30], KERNEL) is None
-    assert from_other_jobs(plans, foreign, residual, KERNEL) is None
-    assert from_other_jobs(plans, known, residual + np.log(5.0), KERNEL) is None
+    assert learned(plans, known.take(np.arange(30)), residual[:30]) is None
+    assert learned(plans, foreign, residual) is None
+    assert learned(plans, known, residual + np.log(5.0)) is None
 
 
 @pytest.mark.parametrize(("error", "better"), [(0.098, False), (0.0971, False), (0.0969, True)])

@@ -183,6 +183,10 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
     assert "jobs left out" in found.first
     assert (few.first, few.others, found.others) == ("", 40, 160)
     assert np.std(truth - found.log_factor) < 0.5 * np.std(truth)
+    power = np.log(new["avg_power_w"] / predict(asked)["predicted_avg_power_w"])
+    assert np.median(np.abs(power - found.log_factor_on("avg_power_w"))) < 0.4 * np.median(np.abs(power))
+    energy = found.log_factor + found.log_factor_on("avg_power_w")
+    np.testing.assert_allclose(found.log_factor_on("energy_j"), energy)
 
 
 def test_the_plot_of_importance_has_the_features_of_the_card_the_largest_on_top(folder: Path) -> None:

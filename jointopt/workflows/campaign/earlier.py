@@ -17,8 +17,7 @@ from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.own_runs import LEAST_RUNS
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,10 +87,13 @@ def earlier_runs(
     count = sum(len(part.residual) for part in evidence.values())
     if surrogate is None or not count:
         return Earlier(tuple(known), tuple(best), None, memory)
-    learned = _learned(priced.take(new).runs, evidence, surrogate)
+    learned = _learned(priced.take(new), evidence, surrogate)
     if learned is not None and learned.orders_better:
         why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
-        return Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why)
+        factors = {}
+        if learned.log_power is not None:
+            factors = {"avg_power_w": learned.log_power, "energy_j": learned.log_factor + learned.log_power}
+        return Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
     log_factor = _log_factors(priced.take(new), evidence, surrogate)
     return Earlier(tuple(known), tuple(best), log_factor, memory, count)
 
@@ -129,15 +131,17 @@ def _remembered(model: JobModel) -> int:
     return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
 
 
-def _learned(plans: Runs, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> OtherJobs | None:
+def _learned(plans: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> OtherJobs | None:
     """A model of the runs of other jobs where all plans are of one source, None where they are too few."""
-    source, *others = set(plans.source.tolist())
-    known = evidence[source].known if source in evidence and not others else None
-    if known is None or len(known[1]) < LEAST_RUNS:
+    source, *others = set(plans.runs.source.tolist())
+    some = None if others else evidence.get(source)
+    if some is None or some.runs is None or len(some.runs) < LEAST_RUNS:
         return None
     from jointopt.surrogate.other_jobs import from_other_jobs
 
-    return from_other_jobs(plans, *known, surrogate.kernel)
+    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
+    known = Measured(some.runs, some.residual, *power)
+    return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
 
 def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
