@@ -70,7 +70,7 @@ class LearnedResponse:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What runs at several clocks tell: a response, or why there is none.
+    """A response of runs at several clocks, or why there is none.
 
     ``holds``: whether predictions at their clocks are as good as they are at the top. ``off_below``: the median error
     below the top clock where they are not. ``remark``: why they are not counted on.
@@ -112,7 +112,7 @@ class _Swept:
 def learn_response(
     priced: Priced, residual: Floats, kernel: Kernel, fold: Ints, kinds: str = "models", seed: int = 0
 ) -> Sweep:
-    """What the runs of one source tell of how its kernels follow the clock, as far as it holds on what is left out.
+    """How the kernels of one source follow the clock by its runs, as far as that holds on those left out.
 
     ``residual``, ``fold`` (n,): log(measured / physics), and which runs are left out together, by ``kinds``.
     Generalised least squares of both shares beside the process of ``kernel``, which explains what layouts are off by
