@@ -258,7 +258,7 @@ def quantization_words(job: Job, found: Mapping[str, float]) -> str:
     products = f", products take {slower:g} times those with one scale per tensor" if slower != 1.0 else ""
     return (
         f"Products in {job.training.precision_words}: casts take {table.figure(found['casts_s'])} s of an "
-        f"iteration{products}; a kept input has {found['input_bytes']:.4g} bytes an element."
+        f"iteration{products}; a kept input takes {found['input_bytes']:.4g} B an element."
     )
 
 
