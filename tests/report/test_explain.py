@@ -104,7 +104,7 @@ def test_a_stated_recipe_is_named_with_where_it_costs() -> None:
     casts_s = scaled.to_dict()["quantization"]["casts_s"]
     assert f"Products in fp8 (mxfp8): casts take {figure(casts_s)} s" in " ".join(scaled.text().split())
     assert 0.02 < casts_s / scaled.iteration_time_s < 0.06
-    assert "products take 1.05 times those with one scale per tensor; a kept input has 1.031 bytes" in " ".join(
+    assert "products take 1.05 times those with one scale per tensor; a kept input takes 1.031 B" in " ".join(
         scaled.text().split()
     )
     assert "quantization" not in plain.to_dict()
