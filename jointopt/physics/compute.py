@@ -48,18 +48,22 @@ class Work:
 
     def clocked(self, profile: Framework) -> Work:
         """The work with the profile's shares of its seconds among those that follow the SM clock."""
-        compute, memory = profile.compute_clock_share, profile.memory_clock_share
-        if (compute, memory) == (1.0, 0.0):
+        shares = profile.compute_clock_share, profile.memory_clock_share
+        if shares == (1.0, 0.0):
             return self
-        return replace(
-            self, sm_s=compute * self.sm_s + memory * self.memory_s,
-            memory_s=(1.0 - compute) * self.sm_s + (1.0 - memory) * self.memory_s,
-        )  # fmt: skip
+        followed_s, other_s = by_clock_shares(self.sm_s, self.memory_s, *shares)
+        return replace(self, sm_s=followed_s, memory_s=other_s)
 
     @property
     def time_s(self) -> Floats:
         """Seconds at the maximum clock."""
         return self.sm_s + self.memory_s
+
+
+def by_clock_shares(sm_s: Floats, memory_s: Floats, compute: float, memory: float) -> tuple[Floats, Floats]:
+    """Seconds that follow the SM clock, and the others: shares of those bound by compute, and of those by memory."""
+    followed_s = compute * sm_s + memory * memory_s
+    return followed_s, (1.0 - compute) * sm_s + (1.0 - memory) * memory_s
 
 
 @dataclass(frozen=True)

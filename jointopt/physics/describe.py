@@ -14,6 +14,7 @@ import numpy as np
 
 from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
+from jointopt.physics.compute import by_clock_shares
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common, StageCosts, with_host_of
 from jointopt.physics.makespan import Makespan, Pipelines, least_makespan_s
@@ -159,9 +160,8 @@ def time_with_clock_shares_s(
 def _clocked(costs: StageCosts, compute: float, memory: float) -> StageCosts:
     found: dict[str, Any] = {}
     for name in ("forward", "backward"):
-        sm_s, memory_s = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
-        found[f"{name}_sm_s"] = followed = compute * sm_s + memory * memory_s
-        found[f"{name}_memory_s"] = sm_s + memory_s - followed
+        seconds = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
+        found[f"{name}_sm_s"], found[f"{name}_memory_s"] = by_clock_shares(*seconds, compute, memory)
     return replace(costs, **found)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from jointopt.physics.compute import by_clock_shares
 from jointopt.spec.catalog.architectures import unaligned_factors
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.model import Model
@@ -197,6 +199,11 @@ def test_a_framework_s_shares_of_time_follow_the_clock_and_leave_the_time_at_its
         compute_s, memory_s = usual[f"{way}_sm_s"], usual[f"{way}_memory_s"]
         assert found[f"{way}_sm_s"] == pytest.approx(0.8 * compute_s + 0.3 * memory_s)
         assert found[f"{way}_memory_s"] == pytest.approx(0.2 * compute_s + 0.7 * memory_s)
+
+
+def test_kernels_bound_by_memory_follow_the_clock_by_their_own_share() -> None:
+    # 3 s bound by compute and 2 s by memory: 0.8·3 + 0.3·2 follow, 0.2·3 + 0.7·2 do not
+    assert by_clock_shares(np.array(3.0), np.array(2.0), 0.8, 0.3) == pytest.approx((3.0, 2.0))
 
 
 def test_the_head_s_product_costs_two_flops_per_weight_forward_and_four_backward() -> None:
