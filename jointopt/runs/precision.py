@@ -65,6 +65,8 @@ def contradicts(first: str, second: str) -> Callable[[pd.DataFrame], pd.Series]:
 
     def broken(runs: pd.DataFrame) -> pd.Series:
         wrong = pd.Series(False, index=runs.index)
+        if not (runs[first].notna() & runs[second].notna()).any():
+            return wrong
         for of in (_dtype_of, named_recipe):
             one, other = (_meanings(runs[name], of) for name in (first, second))
             wrong |= one.notna() & other.notna() & (one != other)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from jointopt.runs.cells import row_codes
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.windows import named_skip_freq
 
@@ -41,14 +42,15 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
     if "model" not in runs:
         return runs
-    blocks = runs["block"] if "block" in runs else [None] * len(runs)
-    wholes = pd.Series(list(map(whole_name, runs["model"], blocks)), runs.index).where(runs["model"].notna())
-    for name in wholes.dropna().unique():
-        model = known_model(name)
+    named = [name for name in ("model", "block") if name in runs]
+    codes = row_codes(runs[name] for name in named)
+    for code, first in enumerate(pd.Series(codes).drop_duplicates().index):
+        cells = runs[named].iloc[first]
+        model = known_model(whole_name(cells["model"], cells.get("block"))) if pd.notna(cells["model"]) else None
         if model is None:
             continue
         shape = pd.Series({column: float(getattr(model, column)) for column in [*SHAPE, *_FINER_SHAPE]})
-        rows = wholes == name
+        rows = codes == code
         given = runs.reindex(columns=shape.index)[rows].astype(float)
         # the columns of a model with experts never say all of it: latent attention, groups of experts
         finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)

@@ -17,7 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances, kinship, of_network, terms, variances
+from jointopt.surrogate.residual_gp import (
+    Kernel,
+    Runs,
+    contrast_variances,
+    kinship,
+    of_network,
+    scaled_terms,
+    terms,
+    variances,
+)
 
 DEGREES_OF_FREEDOM = 1.5
 REWEIGHTS = 8
@@ -93,14 +102,22 @@ class Posterior:
             noise = 2.0 * self.squares[:, 4:] * self.kernel.noise**2
             return np.zeros(len(runs)), np.sqrt(self.share @ (prior + noise))
         mean, deviation = np.empty(len(runs)), np.empty(len(runs))
-        for at in _pieces(len(runs), len(self.share) * len(self.runs)):
-            cross = np.tensordot(self.squares[:, :4], terms(self.kernel, runs.take(at), self.runs), 1)
+        for at, cross in self._covariances(runs, self.runs):
             means = np.einsum("cij,cj->ci", cross, self.weights)
             left = prior[:, at] - np.einsum("cij,cij->ci", cross @ self.inverse, cross)
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
         return mean, deviation
+
+    def _covariances(self, runs: Runs, seen: Runs) -> Iterator[tuple[Ints, Floats]]:
+        """Rows of ``runs``, and their prior covariance (scales, rows, measured) with those ``seen``, in pieces."""
+        if len(self.share) == 1:
+            between = scaled_terms(self.kernel, runs, seen, self.squares[0, :4])
+            yield from ((at, between(at)[None]) for at in _pieces(len(runs), len(seen), CACHED_CELLS))
+            return
+        for at in _pieces(len(runs), len(self.share) * len(seen)):
+            yield at, np.tensordot(self.squares[:, :4], terms(self.kernel, runs.take(at), seen), 1)
 
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.

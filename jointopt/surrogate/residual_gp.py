@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -158,6 +158,22 @@ def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     ])  # fmt: skip
 
 
+def scaled_terms(kernel: Kernel, a: Runs, b: Runs, factors: Floats) -> Callable[[Ints], Floats]:
+    """The sum (rows, m) of `terms` times ``factors`` (4,) for rows of ``a``, without the terms one by one."""
+    squares = np.square(kernel.constants) * np.where(of_network(len(kernel.constants)), factors[1], factors[2])
+    moved, points, seen = a.sensitivity * squares, kernel.points(a), kernel.points(b)
+    of_source, (kin, at, to) = factors[0] * kernel.source**2, _kin_by_key(a.source, b.source)
+
+    def between(rows: Ints) -> Floats:
+        out = kernel.smooth(points[rows], seen)
+        out *= factors[3]
+        out += moved[rows] @ b.sensitivity.T
+        out += of_source
+        return out if (kin == 1.0).all() else np.asarray(out * kin[np.ix_(at[rows], to)])
+
+    return between
+
+
 def alike(x: Floats, y: Floats) -> Floats:
     """exp(-d²/2) of the distances d (n, m) of two sets of points."""
     out = np.asarray(x @ y.T)
@@ -194,9 +210,15 @@ def contrast_variances(kernel: Kernel, a: Runs, b: Runs) -> Floats:
 
 def kinship(a: npt.NDArray[np.str_], b: npt.NDArray[np.str_]) -> Floats:
     """Correlation (n, m) of what runs of sources ``a`` and ``b`` are off by, by the keys of their sources."""
+    table, at, to = _kin_by_key(a, b)
+    return table[np.ix_(at, to)]
+
+
+def _kin_by_key(a: npt.NDArray[np.str_], b: npt.NDArray[np.str_]) -> tuple[Floats, Ints, Ints]:
+    """`kinship` of distinct keys, and which of them each run of ``a`` and of ``b`` has."""
     (first, at), (second, to) = (np.unique(keys, return_inverse=True) for keys in (a, b))
-    table = np.array([[_kin(one, other) for other in second.tolist()] for one in first.tolist()])
-    return np.asarray(table.reshape(len(first), len(second))[np.ix_(at, to)], dtype=np.float64)
+    table = np.array([[_kin(one, other) for other in second.tolist()] for one in first.tolist()], dtype=np.float64)
+    return table.reshape(len(first), len(second)), at, to
 
 
 def _kin(one: str, other: str) -> float:

@@ -18,6 +18,7 @@ from jointopt.surrogate.residual_gp import (
     _tasks,
     default_kernel,
     learn,
+    scaled_terms,
     terms,
     variances,
 )
@@ -57,6 +58,15 @@ def test_one_scale_answers_as_two_that_are_the_same():
     y[4] = 1.2  # noise that is reweighted
     one, two = (_under(KERNEL, np.ones((n, 5)), np.full(n, 1.0 / n), rows, y)[1].predict(new) for n in (1, 2))
     np.testing.assert_allclose(one, two, rtol=1e-9)
+
+
+@pytest.mark.parametrize("other", ["o|nemo|a100|8", "o|nemo|h100|8", "x|nemo|h100|8"])
+def test_the_sum_of_scaled_terms_is_that_of_the_terms_one_by_one(other: str):
+    kernel, mine, seen = default_kernel(8), runs(7, source="o|nemo|h100|8"), runs(5, seed=1, source=other)
+    mine, seen = (replace(r, sensitivity=np.random.default_rng(2).normal(size=(len(r), 8))) for r in (mine, seen))
+    factors, rows = np.array([0.5, 2.0, 3.0, 0.7]), np.array([1, 4, 6])
+    summed = scaled_terms(kernel, mine, seen, factors)(rows)
+    np.testing.assert_allclose(summed, np.tensordot(factors, terms(kernel, mine.take(rows), seen), 1), rtol=1e-9)
 
 
 def test_an_outlier_moves_the_mean_little():
