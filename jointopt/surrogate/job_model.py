@@ -210,7 +210,7 @@ class JobModel:
         return self._correction.doubts(self.job, columns, self._as_runs(columns)[2])
 
     def _network(self, columns: Columns) -> Floats | float:
-        """What an assumed network leaves open of plans by the physics alone, (n,)."""
+        """Doubt of plans for an assumed network by the physics alone, (n,)."""
         if not network_assumed(self.job):
             return 0.0
         return network_half_width(self.job, network_slope(*self._layouts_of(columns)))

@@ -1,4 +1,4 @@
-"""What an assumed network between nodes leaves open of the time of plans."""
+"""Doubt of the time of plans where the network between nodes is assumed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def slope_of(sensitivity: Floats) -> Floats:
 
 
 def network_half_width(job: Job, slope: Floats, seen: float = 0.0) -> Floats:
-    """What an assumed network adds to the upper 90 % half-width of the logarithm of time, (n,).
+    """The width that an assumed network adds to the upper 90 % half-width of the logarithm of time, (n,).
 
     ``slope`` (n,): how plans depend on it; ``seen``: how far the run of the cluster does that depends on it most.
     """
