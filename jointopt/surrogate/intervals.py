@@ -154,7 +154,7 @@ def add_intervals(
     errors = physics_errors()
     found = doubts(job, columns, measured, network)
     at_top, apart = _but_apart(found), _apart(job, columns, found, measured, network)
-    inside = at_top & ~np.logical_or.reduce([found[name] for name in APART])
+    inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
     low, high = _widest_time(job, found)
@@ -173,7 +173,8 @@ def add_intervals(
     for name in RESULTS:
         low, high = bounds[name]
         out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
-    return within_power_limit(job, out) | {"in_domain": inside}
+    supports = inside & ~found["network"] & ~found["ambiguous"]
+    return within_power_limit(job, out) | {"in_domain": supports}
 
 
 def supported(

@@ -297,6 +297,8 @@ def test_an_open_recipe_adds_to_both_ends_and_an_assumed_network_to_the_upper_on
         open_recipe = 0.09 * (one is blank)
         expected = [-np.hypot(known_low, open_recipe), np.hypot(np.hypot(known_high, open_recipe), network)]
         assert np.log(times(alone)) == pytest.approx(expected)
+        assert width(alone, "peak_memory_gib") == pytest.approx(1.28 / 0.72)  # whatever network or recipe
+        assert alone["in_domain"].all() == (not network and one is known)
 
 
 def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:
