@@ -6,7 +6,7 @@ No model, cluster or GPU is named, so that they transfer; framework and attentio
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -192,16 +192,16 @@ class _Makespans:
         return known
 
 
-def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Floats:
-    """Derivative of the logarithm of time with respect to the physics' own constants, (n, `CONSTANTS`).
+def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, names: Sequence[str] = CONSTANTS) -> Floats:
+    """Derivative of the logarithm of time with respect to the physics' own constants, (n, ``names``): all of them.
 
     By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
     `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
     """
     times, common, makespans = [], Common(physics.hardware, physics.shapes), _Makespans()
     time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
-    for name, move in _MOVES.items():
-        job = move(physics.job, STEP)
+    for name in names:
+        job = _MOVES[name](physics.job, STEP)
         if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
             model = copy.copy(physics)
             model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]

@@ -29,10 +29,12 @@ from jointopt.search.fastest import MOST
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
 from jointopt.spec.plans.parse import format_plan
-from jointopt.surrogate.intervals import DOUBTS, doubts
+from jointopt.surrogate.intervals import DOUBTS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from jointopt.surrogate.job_model import JobModel
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
@@ -277,16 +279,13 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     return [*table.paragraphs([f"{title}:"]), *table.lay_out(columns)]
 
 
-def doubt_words(job: Job, plans: Columns, surrogate: str, measured: bool = False) -> list[str]:
-    """Why plans are outside of what predictions were checked against, each reason with its number of plans.
-
-    ``measured``: runs of the job's own cluster are known, and support any plan but for its clocks.
-    """
+def doubt_words(model: JobModel, plans: Columns) -> list[str]:
+    """Why plans are outside of what predictions of ``model`` were checked against, each with its number of plans."""
     unsupported = np.asarray(plans["in_domain"]) == False  # noqa: E712  an array of objects has blanks too
-    found = {name: of & unsupported for name, of in doubts(job, plans).items() if name == "clock" or not measured}
+    found = {name: of & unsupported for name, of in model.doubts(plans).items()}
     rest = unsupported & ~np.logical_or.reduce(list(found.values()))
     reasons = {DOUBTS[name]: int(of.sum()) for name, of in found.items()}
-    reasons[beyond(surrogate)] = int(rest.sum())
+    reasons[beyond(model.name)] = int(rest.sum())
     return [f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in reasons.items() if count]
 
 

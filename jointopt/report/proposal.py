@@ -269,7 +269,10 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]]) -> list[str]
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):
-        why = "; ".join(doubt_words(proposal.job, proposal.front, proposal.surrogate, bool(proposal.informed_by)))
+        from jointopt.surrogate.job_model import JobModel  # it imports the physics
+
+        model = proposal.model or JobModel(proposal.job, name=proposal.surrogate)
+        why = "; ".join(doubt_words(model, proposal.front))
         lines.append(f"? the interval (±) is wider: {why}.")
     if any(map(is_tight, plans)):
         least = min(plan["fit_probability"] for plan in plans)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
+from jointopt.core.facts import Assumption
 from jointopt.core.schema import (
     COLUMNS,
     DEGREES,
@@ -66,7 +67,7 @@ _WORKLOAD = (
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
-_PLAIN_NETWORK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, where the GPU has no reference system
+_PLAIN_NETWORK = Assumption("inter_node_gbytes_per_s", 12.5, "one 100 Gb/s port per GPU, which has no reference system")
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
 _ASSUMED_FIRST = (
@@ -258,12 +259,13 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
     if "inter_node_gbytes_per_s" in row:
         where["inter_node_gbytes_per_s"] = float(row["inter_node_gbytes_per_s"])
     elif gpu.usual_inter_node_gbytes_per_s is None and num_gpus > per_node:
-        where["inter_node_gbytes_per_s"] = _PLAIN_NETWORK_GBYTES_PER_S
-        assumed.append("inter_node_gbytes_per_s")
+        where[_PLAIN_NETWORK.key] = _PLAIN_NETWORK.value
+        assumed.append(_PLAIN_NETWORK.key)
     if "power_limit_w" in row:
         where["power_limit_w"] = float(row["power_limit_w"])
     cluster = build_cluster(where)
-    return replace(cluster, stated=cluster.stated - {*assumed})
+    taken = (_PLAIN_NETWORK,) * (_PLAIN_NETWORK.key in assumed)
+    return replace(cluster, stated=cluster.stated - {*assumed}, assumed=(*cluster.assumed, *taken))
 
 
 def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:

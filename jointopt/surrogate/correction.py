@@ -21,6 +21,9 @@ from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
+    doubts,
+    left_open,
+    narrower,
     physics_errors,
     supported,
     with_new_interval,
@@ -29,6 +32,7 @@ from jointopt.surrogate.intervals import (
     within_power_limit,
 )
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.network_doubt import network_half_width, slope_of
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
@@ -219,19 +223,34 @@ class Correction:
         conditioned, clocks = self._settled[0], self._measured_clocks
         half = conditioned.difference(runs, runs.take(np.full(1, first)))[1]
         known = conditioned.knows_kind(runs)
-        inside = conditioned.inside(runs) & supported(job, columns, known, clocks)[1]
+        inside = conditioned.inside(runs) & supported(job, columns, known, clocks)[1]  # whatever the network is
         unknown = physics_errors()["difference"]["unknown"]
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
+
+    def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
+        """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
+        found = doubts(
+            job, columns, self._measured_clocks, network_half_width(job, slope_of(runs.sensitivity), self._seen)
+        )
+        return left_open(found, self._settled[0].knows_kind(runs))
+
+    @property
+    def _seen(self) -> float:
+        """How far the run of the source does that depends on the network between nodes most."""
+        known = self._settled[0].known
+        return float(slope_of(known.sensitivity)[known.source == self.source].max(initial=0.0))
 
     def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
         """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s."""
         conditioned, ends = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1]
         answer = conditioned.predict(together(parts))
         pieces = zip(parts, watts, *(np.split(values, ends) for values in answer), strict=True)
+        stays = not self.by.any()  # else the runs contradict what was assumed
         return [
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
                 self.power(runs, of_physics), self._measured_clocks, conditioned.new(runs),
+                conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -249,6 +268,9 @@ class Move:
     power: PowerScale
     measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the source
     new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
+    at_most: tuple[Floats, Floats] | None = None  # the same, where runs are known and lie within these
+    network_slope: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
+    network_seen: float = 0.0
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -258,13 +280,15 @@ class Move:
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        out = add_intervals(job, columns, self.measured)
+        network = network_half_width(job, np.asarray(self.network_slope), self.network_seen)
+        out = add_intervals(job, columns, self.measured, network)
         if self.power.half_width is not None:
             out = within_power_limit(job, with_power_interval(out, self.power.half_width))
-        supports, at_top = supported(job, columns, self.known, self.measured)
-        inside = self.inside & at_top
-        if self.new is not None:
-            out = with_new_interval(job, out, self.new, self.measured)
-        else:
-            out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured)
+        supports, at_top = supported(job, columns, self.known, self.measured, network)
+        inside, new = self.inside & at_top, self.at_most if self.new is None else self.new
+        of_new = None if new is None else with_new_interval(job, out, new, self.measured, network)
+        if self.new is None or of_new is None:
+            out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
+        if of_new is not None:
+            out = of_new if self.new is not None else narrower(out, of_new)
         return out | {"in_domain": self.inside & supports}

@@ -8,6 +8,8 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import sensitivities, shape_columns, share_columns
 from jointopt.physics.makespan import least_makespan_s
+from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.residual_gp import Runs
@@ -26,10 +28,16 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
     layouts = {name: values[layout] for name, values in physics.layouts.items()}
     features = shape_columns(physics.job, layouts, stage_clock_mhz)
     features |= {name: values[layout] for name, values in share_columns(physics, every, top).items()}
-    gpu = physics.job.cluster.gpu  # GPUs differ in peak flops and in memory speed
-    speeds = {"peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)), "memory": gpu.memory_gbytes_per_s}
-    features |= {f"log2_{name}": np.full(len(layout), np.log2(speed)) for name, speed in speeds.items()}
+    features |= {f"log2_{name}": np.full(len(layout), np.log2(v)) for name, v in _speeds(physics.job.cluster).items()}
     return features, moved[layout]
+
+
+def _speeds(cluster: Cluster) -> dict[str, float]:
+    """Rated peak flops and memory speed, in which GPUs differ: a machine whose memory was measured is no other GPU."""
+    gpu = cluster.gpu
+    if cluster.machine is not None:
+        gpu = known_gpu(gpu.id) or gpu
+    return {"peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)), "memory": gpu.memory_gbytes_per_s}
 
 
 def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:

@@ -10,8 +10,10 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
+from jointopt.spec.catalog.scaling import recipes_of
 from jointopt.spec.job import Job
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.network_doubt import NETWORK_DOUBT
 
 RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 
@@ -32,10 +34,20 @@ DOUBTS: Mapping[str, str] = {
     "adapters": "no recorded runs of adapters beside frozen weights (LoRA)",
     "size": "no recorded runs of this size (GPUs, sequence or width)",
     "layout": "no recorded runs of such degrees",
+    "attention": "no recorded runs of this attention kernel",
+    "form": "no recorded runs of such attention (latent, ALiBi or sliding windows)",
+    "recipe": "no recorded runs of this recipe of fp8 or fp4",
+    "ambiguous": "precision ambiguous, state training.fp8_recipe",
+    "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "clock": "clock response not measured on this GPU",
 }
+# Doubts with a width of their own, which is added in squares.
+APART = frozenset({"clock", "network", "ambiguous"})
 # Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
-OF_PLACE = frozenset({"gpu", "size", "layout", "clock"})
+OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe"}) | APART
+# Half of the logarithm between the slowest and the fastest recipe of fp8: products of a layer with their casts take
+# 18.98 to 22.88 ms on one H200 (te-gemm in catalog/scaling.yaml).
+RECIPES_APART = 0.09
 # Share of a time that follows the clock, 0.4 to 0.96 over stages of A100 and A40: the unfitted physics has it to 0.11
 # in nine of ten and 0.16 at most (tests/bench/bench_clock_share.py), to 0.21 where half of the sequence is assumed.
 # Where nothing was measured, it is taken for known within this (90 %).
@@ -43,8 +55,13 @@ CLOCK_SHARE = 0.2
 CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are remarked on
 
 
-def doubts(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY) -> dict[str, Bools]:
-    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`."""
+def doubts(
+    job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0
+) -> dict[str, Bools]:
+    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`.
+
+    ``network`` (n,): what `network_half_width` says of the plans.
+    """
     errors, training = physics_errors(), job.training
     layout = np.zeros(len(columns["pp"]), bool)
     for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
@@ -54,17 +71,42 @@ def doubts(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY) -> d
         "framework": not training.framework.fitted, "gpu": job.cluster.gpu.id not in errors["seen_gpus"],
         "model": job.model.is_moe, "precision": training.dtype not in errors["dtypes"],
         "adapters": training.frozen, "block": bool(job.model.block), "size": not _spanned(job, errors),
+        **_of_kernels(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    return found | {"layout": layout, "clock": _unmeasured(job, columns["stage_clock_mhz"], measured)}
+    found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
+    return found | {"clock": _unmeasured(job, columns["stage_clock_mhz"], measured)}
 
 
-def in_domain(job: Job, columns: Columns) -> Bools:
+def in_domain(job: Job, columns: Columns, network: Floats | float = 0.0) -> Bools:
     """Whether recorded runs support a plan (n,): a fitted framework profile; GPU, model and layout among the runs.
 
-    Clocks far below the maximum count only on GPUs with a published clock response.
+    Its precision and attention too; ``network`` as for `doubts`. Clocks far below the maximum count only on GPUs with a
+    published clock response.
     """
-    return np.asarray(~np.logical_or.reduce(list(doubts(job, columns).values())))
+    return np.asarray(~np.logical_or.reduce(list(doubts(job, columns, network=network).values())))
+
+
+def recipe_ambiguous(job: Job) -> bool:
+    """Whether a job leaves open by which of several recipes its products are scaled, or what precision a word means."""
+    training, gpu = job.training, job.cluster.gpu
+    blank = training.dtype in ("fp8", "fp4") and training.fp8_recipe is None
+    return training.dtype_assumed or (blank and len(recipes_of(training.dtype, gpu)) > 1)
+
+
+def _of_kernels(job: Job, errors: dict[str, Any]) -> dict[str, bool]:
+    """Doubts about the kernels of attention and of low precision."""
+    model, training = job.model, job.training
+    windows = any(model.windowed_layers) and model.window_size < training.seq_length
+    forms = {"latent": model.kv_lora_rank > 0, "window": windows, "alibi": model.position_embedding == "alibi"}
+    unknown = any(has and name not in errors["attention_forms"] for name, has in forms.items())
+    recipe = training.fp8_recipe
+    return {
+        "attention": model.has_attention and training.attention not in errors["attentions"],
+        "form": model.has_attention and unknown,
+        "recipe": recipe is not None and recipe.name not in errors["fp8_recipes"],
+        "ambiguous": recipe_ambiguous(job),
+    }
 
 
 def clock_half_width(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> Floats:
@@ -105,19 +147,21 @@ def _spanned(job: Job, errors: dict[str, Any]) -> bool:
     return all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
 
 
-def add_intervals(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY) -> Columns:
-    """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
+def add_intervals(
+    job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0
+) -> Columns:
+    """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``network`` as for `doubts`."""
     errors = physics_errors()
-    found = doubts(job, columns, measured)
-    at_top, clock = _but_for_clocks(found), clock_half_width(job, columns["stage_clock_mhz"], measured)
-    inside = at_top & ~found["clock"]
+    found = doubts(job, columns, measured, network)
+    at_top, apart = _but_apart(found), _apart(job, columns, found, measured, network)
+    inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
     low, high = _widest_time(job, found)
     known_low, known_high = errors["iteration_time_s"]["known"]
     bounds["iteration_time_s"] = tuple(
-        np.exp(sign * np.hypot(np.log(np.where(at_top, known, wide)), clock))
-        for sign, known, wide in ((-1, known_low, low), (1, known_high, high))
+        np.exp(sign * np.hypot(np.log(np.where(at_top, known, wide)), more))
+        for sign, known, wide, more in ((-1, known_low, low, apart[0]), (1, known_high, high, apart[1]))
     )
     bounds["avg_power_w"] = _bounds(errors["avg_power_w"], inside & power_known)
     # time and power err independently: their logarithms add in squares
@@ -129,21 +173,38 @@ def add_intervals(job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONL
     for name in RESULTS:
         low, high = bounds[name]
         out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
-    return within_power_limit(job, out) | {"in_domain": inside}
+    supports = inside & ~found["network"] & ~found["ambiguous"]
+    return within_power_limit(job, out) | {"in_domain": supports}
 
 
-def supported(job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY) -> tuple[Bools, Bools]:
-    """Whether recorded runs support plans, at their clocks and at the highest, (n,) each.
+def supported(
+    job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0
+) -> tuple[Bools, Bools]:
+    """Whether recorded runs support plans, and whether they do but for what has a width of its own (`APART`), (n,).
 
-    ``known`` runs of the same cluster support any plan at clocks that are supported.
+    ``known`` runs of the same cluster and precision leave no other doubts than `left_open`.
     """
-    found = doubts(job, columns, measured)
-    at_top = np.ones_like(found["clock"]) if known else _but_for_clocks(found)
-    return at_top & ~found["clock"], at_top
+    found = doubts(job, columns, measured, network)
+    at_top = np.ones_like(found["clock"]) if known else _but_apart(found)
+    return ~np.logical_or.reduce(list(left_open(found, known).values())), at_top
 
 
-def _but_for_clocks(found: dict[str, Bools]) -> Bools:
-    return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name != "clock"]))
+def left_open(found: Mapping[str, Bools], known: bool) -> dict[str, Bools]:
+    """Of `doubts` those that remain where ``known`` runs of the same cluster and precision are learned from."""
+    return {name: doubt for name, doubt in found.items() if not known or name in ("clock", "network")}
+
+
+def _but_apart(found: Mapping[str, Bools]) -> Bools:
+    return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name not in APART]))
+
+
+def _apart(
+    job: Job, columns: Columns, found: Mapping[str, Bools], measured: MeasuredClocks, network: Floats | float
+) -> tuple[Floats, Floats]:
+    """Widths of the doubts `APART`, below and above, (n,) each: a network may be slower than assumed."""
+    clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
+    low = np.hypot(clock, np.where(found["ambiguous"], RECIPES_APART, 0.0))
+    return low, np.hypot(low, network)
 
 
 def within_power_limit(job: Job, columns: Columns) -> Columns:
@@ -174,6 +235,7 @@ def with_time_interval(
     inside: Bools,
     known: bool = False,
     measured: MeasuredClocks = TOP_ONLY,
+    network: Floats | float = 0.0,
 ) -> Columns:  # fmt: skip
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
@@ -182,32 +244,46 @@ def with_time_interval(
     show what a core can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of
     time and power add in squares.
     """
-    widest = physics_errors()["iteration_time_s"]["unknown"]
-    if not known:
-        widest = _widest_time(job, doubts(job, columns, measured))
-    clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
-    return _with_time(columns, half_width, inside, widest, clock)
+    if known:
+        clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
+        return _with_time(columns, half_width, inside, physics_errors()["iteration_time_s"]["unknown"], (clock, clock))
+    found = doubts(job, columns, measured, network)
+    apart = _apart(job, columns, found, measured, network)
+    return _with_time(columns, half_width, inside, _widest_time(job, found), apart)
 
 
 def with_new_interval(
-    job: Job, columns: Columns, half_widths: tuple[Floats, Floats], measured: MeasuredClocks = TOP_ONLY
+    job: Job,
+    columns: Columns,
+    half_widths: tuple[Floats, Floats],
+    measured: MeasuredClocks = TOP_ONLY,
+    network: Floats | float = 0.0,
 ) -> Columns:
     """As `with_time_interval`, where no run of the source is known; half-widths (n,) below and above the prediction.
 
     They are of recorded sources, each taken for new, on GPUs and at sizes that others did not have. So only GPUs, sizes
-    and degrees that no recorded run has widen them, and experts and the like.
+    and degrees that no recorded run has widen them, and experts and the like; so does ``network``, as for `doubts`.
     """
-    found = doubts(job, columns, measured)
+    found = doubts(job, columns, measured, network)
     unlike = {name: doubt for name, doubt in found.items() if name not in OF_PLACE}
-    software, clock = unlike.pop("framework"), clock_half_width(job, columns["stage_clock_mhz"], measured)
+    software, apart = unlike.pop("framework"), _apart(job, columns, found, measured, network)
     software &= job.cluster.gpu.architecture != "CPU"
     beyond = np.logical_or.reduce(list(unlike.values()))
-    place = np.logical_or.reduce([found[name] for name in OF_PLACE - {"clock"}])
+    place = np.logical_or.reduce([found[name] for name in OF_PLACE - APART])
     low, high = _widest_time(job, found)
     # nothing that runs were learned from says how much faster the best of unknown software is
     floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
     least = [np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True)]
-    return _with_time(columns, (least[0], least[1]), np.ones(len(beyond), bool), (1.0, 1.0), clock)
+    return _with_time(columns, (least[0], least[1]), np.ones(len(beyond), bool), (1.0, 1.0), apart)
+
+
+def narrower(first: Columns, second: Columns) -> Columns:
+    """``first`` with the bounds of time and energy of ``second``, other intervals of the same plans, where nearer."""
+    out = dict(first)
+    for name in ("iteration_time_s", "energy_j"):
+        out[f"{name}_low"] = np.fmax(first[f"{name}_low"], second[f"{name}_low"])
+        out[f"{name}_high"] = np.fmin(first[f"{name}_high"], second[f"{name}_high"])
+    return out
 
 
 def _with_time(
@@ -215,13 +291,13 @@ def _with_time(
     half_width: Floats | tuple[Floats, Floats],
     inside: Bools,
     widest: Sequence[float | Floats],
-    clock: Floats | float = 0.0,
+    apart: tuple[Floats | float, Floats | float] = (0.0, 0.0),
 ) -> Columns:
     out = dict(columns)
     wide = {side: np.abs(np.log(bound)) for side, bound in zip(("low", "high"), widest, strict=True)}
     both = half_width if isinstance(half_width, tuple) else (half_width, half_width)
-    for side, sign, own in (("low", -1.0, both[0]), ("high", 1.0, both[1])):
-        half = np.hypot(np.where(inside, own, np.maximum(own, wide[side])), clock)
+    for side, sign, own, more in (("low", -1.0, both[0], apart[0]), ("high", 1.0, both[1], apart[1])):
+        half = np.hypot(np.where(inside, own, np.maximum(own, wide[side])), more)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
         out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half)
         out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half))

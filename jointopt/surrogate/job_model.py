@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
@@ -22,8 +22,9 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import add_intervals, within_power_limit
+from jointopt.surrogate.intervals import add_intervals, doubts, within_power_limit
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
 from jointopt.surrogate.one_class import of_learned_class, of_one_class
 from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
@@ -195,10 +196,24 @@ class JobModel:
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
             return within_power_limit(self.job, limited)
         if self._correction is None:
-            return add_intervals(self.job, columns)
+            return add_intervals(self.job, columns, network=self._network(columns))
         physics, layout, runs = self._as_runs(columns)
         watts = _watts(self._correction, physics, layout)
         return self._correction.moves([runs], [watts])[0].bounded(self.job, columns)
+
+    def doubts(self, columns: Columns) -> dict[str, Bools]:
+        """Why nothing recorded or measured supports plans of `intervals`, (n,) each, by the keys of `DOUBTS`."""
+        if POWER_LIMIT in columns:
+            return self.doubts(self._held(columns))
+        if self._correction is None:
+            return doubts(self.job, columns, network=self._network(columns))
+        return self._correction.doubts(self.job, columns, self._as_runs(columns)[2])
+
+    def _network(self, columns: Columns) -> Floats | float:
+        """Doubt of plans for an assumed network by the physics alone, (n,)."""
+        if not network_assumed(self.job):
+            return 0.0
+        return network_half_width(self.job, network_slope(*self._layouts_of(columns)))
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""

@@ -29,7 +29,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
-from jointopt.surrogate.intervals import DOUBTS, RESULTS, doubts
+from jointopt.surrogate.intervals import DOUBTS, RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import answered, assumptions, check_priceable
 
@@ -165,10 +165,8 @@ def _rank(model: JobModel, layout: Columns) -> Rank:
 
 
 def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:
-    """Reasons why nothing recorded supports the one plan of ``answer``; the job's own runs leave its clocks alone."""
-    found = doubts(model.job, answer)
-    own = model.evidence.runs is not None
-    return tuple(DOUBTS[name] for name, of in found.items() if of[0] and (name == "clock" or not own))
+    """Reasons why nothing recorded or measured supports the one plan of ``answer``."""
+    return tuple(DOUBTS[name] for name, of in model.doubts(answer).items() if of[0])
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -29,6 +29,7 @@ from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.network_doubt import network_half_width, network_slope
 from jointopt.surrogate.one_class import of_learned_class
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.residual_gp import kinship
@@ -222,7 +223,11 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
     framework = job.training.framework.name
     memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
     load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
-    columns = add_intervals(job, columns) if move is None else move.bounded(job, move.scaled(columns))
+    if move is None:
+        network = network_half_width(job, network_slope(priced.physics, priced.layout))
+        columns = add_intervals(job, columns, network=network)
+    else:
+        columns = move.bounded(job, move.scaled(columns))
     if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
         columns = outside_of_domain(columns)
     names: tuple[str, ...] = RESULTS

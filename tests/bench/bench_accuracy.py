@@ -1,9 +1,10 @@
 """Accuracy of the predictions over recorded runs, per source: median error, Kendall tau, regret, memory, OOM.
 
-    python tests/bench/bench_accuracy.py [--write] [--quantiles] [DATA_FOLDER]
+    python tests/bench/bench_accuracy.py [--write] [--quantiles] [--spans] [DATA_FOLDER]
 
 Prints a table; with ``--write`` also replaces the table in docs/accuracy.md; with ``--quantiles`` prints the quantiles
-of measured over predicted that jointopt/spec/catalog/physics_error.yaml holds. The default folder is ../shared/data
+of measured over predicted that jointopt/spec/catalog/physics_error.yaml holds, with ``--spans`` alone the attention and
+the recipes of low precision that it names. The default folder is ../shared/data
 beside the repository. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
 """
 
@@ -11,14 +12,17 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
 import jointopt
+from jointopt.runs.workloads import workloads
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FEWEST = 3  # rows that say something of a kernel
 MEMORY_SOURCES = ("sailor", "torchtitan", "nanotron_ultrascale")
 
 
@@ -98,11 +102,35 @@ def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
     print("peak_memory_gib known", quantiles(memory, "peak_memory_gib"))
 
 
+def print_spans(folder: pathlib.Path) -> None:
+    """Attention kernels and forms of clean runs, and recipes of low precision that `FEWEST` rows or more state."""
+    kernels, forms, recipes = Counter(), Counter(), Counter()
+    for path in sorted(folder.glob("*s_*.csv")):
+        table = pd.read_csv(path)
+        if {"model", "hidden_size", "seq_length"} - set(table):
+            continue
+        runs = path.stem.startswith("layouts_")
+        rows = clean(path.stem.removeprefix("layouts_"), table) if runs else table
+        for work in workloads(rows)[0]:
+            model, training, count = work.job.model, work.job.training, len(work.rows)
+            if training.fp8_recipe is not None and "fp8_recipe" not in work.assumed[0].split():
+                recipes[training.fp8_recipe.name] += count
+            if runs:
+                kernels[training.attention] += count
+                has = {"latent": model.kv_lora_rank, "window": model.window_size}
+                has["alibi"] = model.position_embedding == "alibi"
+                forms.update({name: count for name, value in has.items() if value})
+    for name, found in (("attentions", kernels), ("attention_forms", forms), ("fp8_recipes", recipes)):
+        print(name, sorted(one for one, count in found.items() if count >= FEWEST), dict(found))
+
+
 def main() -> None:
     words = [w for w in sys.argv[1:] if not w.startswith("--")]
     folder = pathlib.Path(words[0]) if words else ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         sys.exit(f"No recorded runs in {folder}: give the folder that holds layouts_*.csv.")
+    if "--spans" in sys.argv:
+        return print_spans(folder)
     lines, runs = [], {}
     for path in sorted(folder.glob("layouts_*.csv")):
         source = path.stem.removeprefix("layouts_")

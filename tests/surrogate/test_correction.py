@@ -202,3 +202,25 @@ def test_measured_runs_under_another_name_or_none_are_those_of_the_table(synthet
     own = predict(rest, "default", measured)["predicted_iteration_time_s"]
     other = predict(rest, "default", measured.assign(source=["mine", np.nan] * 2))["predicted_iteration_time_s"]
     np.testing.assert_allclose(other, own)
+
+
+def half_widths(found: pd.DataFrame) -> tuple[float, float]:
+    """The widest logarithms of the bounds of time below and above the prediction."""
+    low, high = (
+        np.abs(np.log(found[f"predicted_iteration_time_s_{end}"] / found["predicted_iteration_time_s"]))
+        for end in ("low", "high")
+    )
+    return float(low.max()), float(high.max())
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_runs_as_they_were_expected_widen_no_interval(synthetic_runs, runs: int) -> None:
+    table = synthetic_runs(factor=1.05)
+    before, after = (half_widths(predict(table, "default", given)) for given in (None, table.head(runs)))
+    assert after[0] <= before[0] + 1e-9
+    assert after[1] <= before[1] + 1e-9
+
+
+def test_a_run_far_from_what_was_expected_may_widen_them(synthetic_runs) -> None:
+    table = synthetic_runs(factor=1.6)  # beyond 1.36 times
+    assert half_widths(predict(table, "default", table.head(1)))[0] > 1.2 * half_widths(predict(table, "default"))[0]

@@ -12,6 +12,7 @@ from jointopt.core.schema import Columns
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.catalog.models import load_model
+from jointopt.spec.catalog.scaling import scaling_recipe
 from jointopt.spec.job import Job, Training
 from jointopt.surrogate.intervals import (
     RESULTS,
@@ -19,6 +20,7 @@ from jointopt.surrogate.intervals import (
     clock_half_width,
     doubts,
     in_domain,
+    narrower,
     outside_of_domain,
     with_new_interval,
     with_power_interval,
@@ -250,3 +252,62 @@ def test_the_limit_of_a_plan_bounds_its_power_where_it_is_below_the_clusters() -
     held = within_power_limit(job(), found | {"power_limit_w": np.array([300.0, np.nan])})
     assert held["avg_power_w_high"] == pytest.approx([300.0, found["avg_power_w_high"][1]])
     assert held["energy_j_high"][0] < found["energy_j_high"][0]
+
+
+def training(**fields: Any) -> Job:
+    """The H100 job in other words of its training."""
+    one = job("h100-sxm5-80gb")
+    return replace(one, training=replace(one.training, **fields))
+
+
+def test_attention_that_no_recorded_run_had_is_a_doubt_by_its_kernel_and_by_its_form() -> None:
+    known = training(attention="flash2")
+    assert in_domain(known, columns()).all()
+    assert doubts(training(attention="flash3"), columns())["attention"].all()
+    shapes = {"kv_lora_rank": 512}, {"position_embedding": "alibi"}, {"window_size": 1024}
+    for shape in shapes:
+        model = replace(known.model, **shape)
+        assert doubts(replace(known, model=model), columns())["form"].all(), shape
+        assert not doubts(replace(known, model=replace(model, block="feed_forward")), columns())["form"].any()
+    whole = replace(known, model=replace(known.model, window_size=4096))  # all of the sequence
+    assert not doubts(whole, columns())["form"].any()
+
+
+def test_fp8_is_ambiguous_where_a_gpu_has_several_recipes_and_none_is_stated() -> None:
+    blank = training(dtype="fp8")
+    assert doubts(blank, columns())["ambiguous"].all()
+    assert doubts(training(dtype_assumed=True), columns())["ambiguous"].all()
+    for name, recorded in (("tensorwise", True), ("blockwise", False)):
+        stated = training(dtype="fp8", fp8_recipe=scaling_recipe(name, blank.cluster.gpu))
+        found = doubts(stated, columns())
+        assert not found["ambiguous"].any()
+        assert found["recipe"].any() != recorded
+
+
+def test_an_open_recipe_adds_to_both_ends_and_an_assumed_network_to_the_upper_one_in_squares() -> None:
+    known, blank = training(), training(dtype="fp8")
+    bounds = np.full(2, 0.2), np.full(2, 0.3)
+    for one, network, low, high in (
+        (known, 0.0, 0.2, 0.3), (known, 0.4, 0.2, 0.5), (blank, 0.0, np.hypot(0.2, 0.09), np.hypot(0.3, 0.09)),
+    ):  # fmt: skip
+        found = with_new_interval(one, add_intervals(one, columns()), bounds, network=np.full(2, network))
+        assert np.log(times(found)) == pytest.approx([-low, high])
+        alone = add_intervals(one, columns(), network=np.full(2, network))
+        known_low, known_high = np.log(KNOWN["iteration_time_s"])
+        open_recipe = 0.09 * (one is blank)
+        expected = [-np.hypot(known_low, open_recipe), np.hypot(np.hypot(known_high, open_recipe), network)]
+        assert np.log(times(alone)) == pytest.approx(expected)
+        assert width(alone, "peak_memory_gib") == pytest.approx(1.28 / 0.72)  # whatever network or recipe
+        assert alone["in_domain"].all() == (not network and one is known)
+
+
+def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:
+    one = training()
+    wide, skew = (
+        with_new_interval(one, add_intervals(one, columns()), (np.full(2, low), np.full(2, high)))
+        for low, high in ((0.3, 0.3), (0.2, 0.4))
+    )
+    both = narrower(wide, skew)
+    assert np.log(times(both)) == pytest.approx([-0.2, 0.3])
+    assert (both["energy_j_low"] == skew["energy_j_low"]).all()
+    assert (both["energy_j_high"] == wide["energy_j_high"]).all()

@@ -340,3 +340,16 @@ def test_a_layout_at_many_clocks_is_answered_as_each_of_its_plans_alone(surrogat
     for values, each in zip(surrogate.predict(plans, True), zip(*alone, strict=True), strict=True):
         np.testing.assert_allclose(values, np.concatenate(each), rtol=1e-9)
     assert len(plans.distinct("log2_tp")[0]) == 8  # clocks differ
+
+
+@pytest.mark.parametrize(("residual", "low"), [(0.0, 0.2), (0.3, 0.2), (-0.2, 0.2), (0.33, 0.2 * 1.1**6), (-0.4, 12.8)])
+def test_after_a_run_an_interval_is_at_most_a_new_sources_wider_by_how_far_the_run_is_beyond_it(
+    surrogate: Surrogate, residual: float, low: float
+) -> None:
+    bounded = replace(surrogate, widths=replace(surrogate.widths, new_cluster=(0.2, 0.3)))
+    new, one = "c|nemo|h100-sxm5-80gb|8", runs(1, source="c|nemo|h100-sxm5-80gb|8")
+    found = bounded.conditioned(new, True, (one, np.array([residual]))).at_most(runs(2, source=new))
+    assert found is not None
+    assert found[0] == pytest.approx([low, low])
+    assert found[1] == pytest.approx([1.5 * low, 1.5 * low])
+    assert bounded.conditioned(new, True, None).at_most(one) is None
