@@ -49,10 +49,13 @@ class StoredPlans:
         return bool(np.isfinite(self.plans["energy_j"]).any())
 
 
-def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
+def stored_plans(
+    source: str, storage: str | None = None, job: Job | None = None, pue: float | None = None
+) -> StoredPlans:
     """The plans of a file (a folder means its proposal.json; - reads JSON from standard input) or of a study by name.
 
-    A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans.
+    A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans,
+    ``pue`` that of its site.
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
     path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
@@ -65,10 +68,13 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     if job is not None:
         _check_same(found, job)
         found = replace(found, job=job, job_name=job.name)
+    if found.job is None and pue is not None:
+        raise UsageError(f"--pue needs the job of the plans, whose hosts count too; {source} states none: give --job.")
     if found.job is None:  # what the site draws and pays stays as it was stored
         return found
     _check_size(found, found.job)
-    return replace(found, plans=with_rates(found.job, found.plans))
+    there = found.job.on_site(pue)
+    return replace(found, job=there, plans=with_rates(there, found.plans))
 
 
 def names_a_file(source: str) -> bool:
