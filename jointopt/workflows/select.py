@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.search.pareto import below_chord, take
 from jointopt.spec.job import SITE_ENERGY, Job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.against import Against
 from jointopt.workflows.stored_plans import StoredPlans, stored_plans
 
 OBJECTIVES = ("time", "energy", "edp", "knee")
@@ -51,7 +53,19 @@ def select(
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
-    return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
+    return _compared(stored, choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end))
+
+
+def _compared(stored: StoredPlans, found: Selection) -> Selection:
+    """The selection with the differences of all plans from the one chosen, where what predicted them is at hand."""
+    if stored.job is None or not stored.surrogate:
+        return found
+    try:
+        model = JobModel.of(stored.job, stored.surrogate)
+    except JointOptError:  # of a surrogate that is gone
+        return found
+    chosen = Against(model, take(found.plans, slice(found.row, found.row + 1)))
+    return replace(found, plans=found.plans | chosen.differences(found.plans)[0])
 
 
 def choose(

@@ -41,6 +41,7 @@ class StoredPlans:
     plans: Columns
     job_name: str
     job: Job | None = None
+    surrogate: str = ""  # that alone predicted them; blank: not known, or measured runs did so too
     measured: bool = False  # by real runs, and not predicted: what no run measured is NaN
 
     @property
@@ -103,7 +104,8 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
         raise UsageError(f"{source} holds no front of plans; {_EXPECTED}.")
     plans = _columns(_frame(entries, source), source)
     job = _job(document["job_file"], source) if "job_file" in document else None
-    return StoredPlans(source, plans, str(document.get("job") or ""), job)
+    surrogate = "" if document.get("informed_by") else str(document.get("surrogate") or "")
+    return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate)
 
 
 def _of_study(name: str, storage: str) -> StoredPlans:
