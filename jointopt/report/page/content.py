@@ -120,15 +120,13 @@ def _interval(entry: Entry) -> str:
 
 
 _PLAN_HEADS = (
-    "", "plan", "layout", "clock, MHz", "time", "90 %", "Δ", "energy", "Δ", "better", "W/GPU", "memory", "fits",
+    "", "plan", "layout", "clock, MHz", "time", "90 %", "Δ%", "energy", "Δ%", "better", "W/GPU", "memory", "fits",
     "tok/s /GPU", "MFU",
 )  # fmt: skip
 
 
-_PLAN_CAPTION = (
-    "Chosen plans; differences are against the first, ± their 90 % intervals, in which errors that both plans share "
-    "cancel; better: probability in % of being really faster | leaner"
-)
+_PLAN_CAPTION = "Chosen plans; Δ% is against the first"
+_COMPARED = ", ± its 90 % interval; better: probability, %, of being really faster | leaner"
 
 
 def _plan_table(plans: Sequence[Pictured]) -> Table:
@@ -146,7 +144,7 @@ def _plan_table(plans: Sequence[Pictured]) -> Table:
         ]
         for at, (plan, e) in enumerate(zip(plans, entries, strict=True))
     ]  # fmt: skip
-    return Table(_PLAN_CAPTION if are_against_first(entries) else _PLAN_CAPTION.split(",")[0], _PLAN_HEADS, rows)
+    return Table(_PLAN_CAPTION + _COMPARED * are_against_first(entries), _PLAN_HEADS, rows)
 
 
 _COSTS: dict[str, tuple[str, table.Units]] = {
@@ -205,8 +203,7 @@ def _percent(value: float, entry: Entry) -> str:
 def _against(entry: Entry, first: Entry, name: str, half_percent: float) -> str:
     if entry.get(name) is None or not first.get(name):
         return "-"
-    (cell,) = table.plus_minus([f"{100 * (entry[name] / first[name] - 1):+.1f}"], [half_percent])
-    return f"{cell}%"
+    return table.plus_minus([f"{100 * (entry[name] / first[name] - 1):+z.1f}"], [half_percent])[0]
 
 
 def _halves(entries: Sequence[Entry], name: str) -> list[float]:
