@@ -69,7 +69,7 @@ def retrain(
     if classes := scores.attrs.get("recipe_classes"):
         card["recipe_classes"] = classes
     card["rebuild"] += " --for-others" * for_others
-    _written(replace(surrogate, card=card), judged, out)
+    _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
     lines = (*remarks, *(use.to_text() for use in used), *(own.to_text() for own in surrogate.own))
     importance = {own.source: dict(own.importance) for own in surrogate.own if own.importance}
