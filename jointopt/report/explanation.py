@@ -14,15 +14,7 @@ from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.layouts import Rank
-from jointopt.report.plans import (
-    TIGHT,
-    basis_lines,
-    beyond,
-    has_site_costs,
-    plan_words,
-    rate_words,
-    site_table,
-)
+from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, rate_words, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job

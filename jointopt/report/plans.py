@@ -39,8 +39,8 @@ MOST_LINES = 8  # of assumptions
 TIGHT = 0.8  # a plan that fits less probably is marked
 # the legend of differences with their intervals, and of the probabilities beside them
 COMPARED = (
-    "± there: its 90 % interval, in which errors that both plans share cancel; better: probability in % that the plan is "
-    "really faster | leaner (--json has both)."
+    "± there: its 90 % interval, in which errors that both plans share cancel; better: probability in % that the plan "
+    "is really faster | leaner (--json has both)."
 )
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
@@ -225,7 +225,7 @@ def are_against_first(plans: Sequence[Row]) -> bool:
 
 
 def half_difference(plan: Row, name: str) -> float:
-    """Half of the 90 % interval of a plan's time or energy against that of another, in percent of that; NaN: unknown."""
+    """Half of the 90 % interval of a plan's time or energy against another's, in percent of that; NaN: unknown."""
     low, high = (plan.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
     return math.nan if low is None or high is None else 0.5 * (high - low)
 
@@ -243,8 +243,8 @@ def better_words(plans: Sequence[Row]) -> list[str]:
     """Of each plan the probabilities, in percent, that it is faster and leaner than the first; dashes: not known."""
     if not are_against_first(plans):
         return ["-"] * len(plans)
-    pairs = [[plan.get(f"{name}_probability") for name in ("faster", "leaner")] for plan in plans[1:]]
-    return ["-", *("-" if None in pair else "|".join(f"{100 * share:.0f}" for share in pair) for pair in pairs)]
+    pairs = zip(*(_rates(f"{name}_probability", plans[1:], 100.0, ".0f") for name in ("faster", "leaner")), strict=True)
+    return ["-", *("-" if "-" in pair else "|".join(pair) for pair in pairs)]
 
 
 def plan_frame(plans: Columns) -> pd.DataFrame:

@@ -57,7 +57,7 @@ class Evaluation(Result):
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
-        found = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
+        found: dict[str, Any] = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
         found |= {"learned_rows": self.learned_rows}
         return found | ({} if self.summary is None else {"summary": _rows(self.summary)})
 

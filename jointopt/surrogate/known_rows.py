@@ -1,4 +1,4 @@
-"""Rows of tables recognised by what they say, whatever file they stand in: the work, the plan, and the measured time."""
+"""Rows of tables recognised by what they say, whatever file they stand in: the work, the plan, the measured time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Fingerprints = np.ndarray[Any, np.dtype[np.uint64]]
 def fingerprints(works: Iterable[Workload], time_s: Floats) -> Fingerprints:
     """A number for the content of each row of a table, (n,); 0 for those of no work or without a time.
 
-    ``works`` hold positions in the table, ``time_s`` (n,) are the measured iteration times of its rows in s. Rows of one
-    work, plan and clock whose times agree to eight digits are the same run.
+    ``works`` hold positions in the table, ``time_s`` (n,) are the measured iteration times of its rows in s. Rows of
+    one work, plan and clock whose times agree to eight digits are the same run.
     """
     out = np.zeros(len(time_s), np.uint64)
     for work in works:

@@ -35,8 +35,9 @@ def best_layouts(
     """The `SHOWN` fastest splits, and those of the front, by the time that the search ranks by.
 
     ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
-    ``layout_index`` (n,) their layouts; ``known`` says of others what is known beside their results. Of a split its best layout stands, on the front if one is; its plans are those
-    of the front, or of one clock on every stage, with or without slack used.
+    ``layout_index`` (n,) their layouts; ``known`` says of others what is known beside their results. Of a split
+    its best layout stands, on the front if one is; its plans are those of the front, or of one clock on every stage,
+    with or without slack used.
     """
     order, time_s = ranked(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])

@@ -89,10 +89,8 @@ def propose(
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front, job.goals)
     front, reference = take(front, rows), _reference(problem, physics, fitting)
     shown = answered(model, physics, concat([front, reference]))
-    answer = take(shown, slice(0, -1))
-    compared = Against(model, today["reference"] if today else take(shown, slice(-1, None)))
-    apart, itself = compared.differences(answer)
-    answer, chosen = answer | apart, _wanted(job, answer)
+    answer, compared = _compared(model, shown, today)
+    chosen = _wanted(job, answer)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_layouts, infeasible=found.dropped,
@@ -101,7 +99,7 @@ def propose(
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(problem, searched[-1].front, two_step, fitting), model=model,
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
-        **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference | itself},
+        **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
@@ -109,6 +107,14 @@ def propose(
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _compared(model: JobModel, shown: Columns, today: dict[str, Any]) -> tuple[Columns, Against]:
+    """(the front with its differences from what it is compared with, that): today's plan, or the last one shown."""
+    answer = take(shown, slice(0, -1))
+    compared = Against(model, today["reference"] if today else take(shown, slice(-1, None)))
+    apart, itself = compared.differences(answer)
+    return answer | apart, replace(compared, reference=compared.reference | itself)
 
 
 def _trials(job: Job, wide: Problem, given: int | None) -> int:

@@ -90,7 +90,7 @@ def _searched(model: JobModel) -> _Found:
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
     rows = _condensed(front)
-    apart, _ = Against(model, take(columns, rows[:1])).differences(columns)  # from the fastest
+    apart, _ = Against(model, take(columns, np.array(rows[:1]))).differences(columns)  # from the fastest
     entries = plan_entries(with_rates(job, model.intervals(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     return _Found(Size(job, tuple(entries[row] for row in rows), parts), entries)

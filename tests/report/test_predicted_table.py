@@ -64,7 +64,11 @@ def test_differences_from_another_plan_than_the_first_are_not_shown() -> None:
 
 
 def test_a_plan_without_an_interval_keeps_its_difference_below_the_others() -> None:
-    assert table.plus_minus(["0", "+20.0", "-3.1"], [float("nan"), 8.46, 12.4]) == ["    0    ", "+20.0±8.5", " -3.1±12 "]
+    assert table.plus_minus(["0", "+20.0", "-3.1"], [float("nan"), 8.46, 12.4]) == [
+        "    0    ",
+        "+20.0±8.5",
+        " -3.1±12 ",
+    ]
 
 
 @pytest.mark.parametrize(("width", "end"), [(100, "0|100"), (80, "-25.0±6.2"), (70, "-25.0")])

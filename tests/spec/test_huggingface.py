@@ -111,7 +111,7 @@ def test_a_shape_that_contradicts_itself_is_told_after_the_path_alone(tmp_path, 
     assert said.startswith(("num_query_groups (5)", "31 attention heads"))
 
 
-# h 2880, 64 heads and 8 KV heads of 64, experts of 2880: 26,542,080 weights of attention with 8,000 biases and 64 sinks,
+# h 2880, 64 heads and 8 KV heads of 64, experts of 2880: 26,542,080 weights of attention with 8,000 biases, 64 sinks,
 # 24,883,200 of an expert with 8,640 biases, 2,881 of the router per expert, two norms; two tables of 201,088 rows
 @pytest.mark.parametrize(
     ("layers", "experts", "parameters", "active"),

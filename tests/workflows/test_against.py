@@ -55,7 +55,9 @@ def test_a_baseline_is_what_plans_surely_differ_from_or_not() -> None:
 
 def test_a_power_limit_leaves_differences_without_intervals() -> None:
     found = propose(replace(JOB, search=replace(JOB.search, power_limit_w=(250.0,))), surrogate="none")
-    assert not [name for name in (*found.front, *found.reference, *found.best_layouts[0].plans[0]) if "vs_first" in name]
+    assert not [
+        name for name in (*found.front, *found.reference, *found.best_layouts[0].plans[0]) if "vs_first" in name
+    ]
 
 
 def test_a_selection_compares_with_the_plan_chosen(proposal: Proposal, tmp_path: Any) -> None:

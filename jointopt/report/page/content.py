@@ -138,7 +138,8 @@ def _plan_table(plans: Sequence[Pictured]) -> Table:
         [
             plan.letter, plan.chosen.name, _layout_words(e, varied), short_clocks(e["stage_clock_mhz"], 10),
             _result(e, "iteration_time_s"), _ends(e), _against(e, first, "iteration_time_s", time[at]),
-            _result(e, "energy_j"), _against(e, first, "energy_j", energy[at]), better[at], _form(e, "avg_power_w", "{:.0f}"), _result(e, "peak_memory_gib"),
+            _result(e, "energy_j"), _against(e, first, "energy_j", energy[at]), better[at],
+            _form(e, "avg_power_w", "{:.0f}"), _result(e, "peak_memory_gib"),
             _form(e, "fit_probability", "{:.2f}"), _form(e, "tokens_per_s_per_gpu", "{:,.0f}"),
             _form(e, "mfu", "{:.1%}"),
         ]
