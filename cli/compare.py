@@ -15,12 +15,14 @@ from jointopt.cli.plan import option as plan_option
 @click.argument("job")
 @plan_option("; without --baseline the first plan is the base", "plans", multiple=True)
 @click.option("--baseline", default="", help="What runs today, to be compared with: a plan, a script, a config, a log.")
+@common.pue
 @common.job_changes
 @common.model_options()
 @common.as_json
 def compare(
-    job: str, plans: tuple[Plan, ...], baseline: str, changes: dict[str, Any], basis: dict[str, Any], as_json: bool
-) -> None:
+    job: str, plans: tuple[Plan, ...], baseline: str, pue: float | None, changes: dict[str, Any],
+    basis: dict[str, Any], as_json: bool,
+) -> None:  # fmt: skip
     """Put plans of JOB side by side: time, energy and memory by part, and which parts make the difference.
 
     \b
@@ -31,4 +33,4 @@ def compare(
     """
     from jointopt.workflows.compare import compare as compared
 
-    common.answer(compared(common.job_of(job, changes=changes), plans, baseline=baseline, **basis), as_json)
+    common.answer(compared(common.job_of(job, pue=pue, changes=changes), plans, baseline=baseline, **basis), as_json)

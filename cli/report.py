@@ -17,8 +17,11 @@ from jointopt.cli import common
 @click.option(
     "--studies", help="Optuna storage URL of the study; by default $JOINTOPT_STORAGE, else sqlite:///jointopt.db."
 )
+@common.pue
 @common.model_options(surrogate=None)
-def report(out_or_study: str, out: Path, trace: Path | None, studies: str | None, basis: dict[str, Any]) -> None:
+def report(
+    out_or_study: str, out: Path, trace: Path | None, studies: str | None, pue: float | None, basis: dict[str, Any],
+) -> None:  # fmt: skip
     """Write what propose found as one HTML file that needs no network.
 
     It shows the front with the two-step answer, the parts of time, energy and memory, every pass of an iteration, heat,
@@ -32,7 +35,7 @@ def report(out_or_study: str, out: Path, trace: Path | None, studies: str | None
     """
     from jointopt.workflows.page import page
 
-    made = page(out_or_study, studies=common.storage_of_study(out_or_study, studies), **basis)
+    made = page(out_or_study, studies=common.storage_of_study(out_or_study, studies), pue=pue, **basis)
     common.write_report(made, out, "--out")
     if trace is not None:
         with common.writing("--trace"):

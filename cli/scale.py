@@ -17,12 +17,13 @@ from jointopt.cli import common
 @click.option("--deadline-days", type=float, help="Pick the cheapest plan whose run ends within so many days.")
 @click.option("--budget", type=float, help="Pick the fastest plan whose run costs at most so much.")
 @click.option("--site-kw", type=float, help="Power of the site: clocks are as low as it needs; pick the fastest.")
+@common.pue
 @common.job_changes
 @common.model_options(default="none")
 @common.as_json
 def scale(
-    job: str, gpus: str | None, kinds: tuple[str, ...], weak: bool, changes: dict[str, Any], basis: dict[str, Any],
-    as_json: bool, **limits: Any,
+    job: str, gpus: str | None, kinds: tuple[str, ...], weak: bool, pue: float | None, changes: dict[str, Any],
+    basis: dict[str, Any], as_json: bool, **limits: Any,
 ) -> None:  # fmt: skip
     """Compare clusters for JOB: time to train, energy, money and scaling by size and kind of GPU.
 
@@ -39,4 +40,4 @@ def scale(
     from jointopt.workflows.scale import scale as scaled
 
     jobs = load_jobs(job, sizes_in(gpus) if gpus else (), changes | common.kinds_of_gpu(kinds), weak=weak)
-    common.answer(scaled(jobs, weak=weak, **limits, **basis), as_json)
+    common.answer(scaled([one.on_site(pue) for one in jobs], weak=weak, **limits, **basis), as_json)

@@ -34,14 +34,15 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     "--power-profile", "power_profiles", multiple=True, metavar="NAMES",
     help="Then run the best layouts under NVIDIA's workload power profiles, such as max-q+llm-training; repeatable.",
 )  # fmt: skip
+@common.pue
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.as_json
 @click.pass_context
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
-    batch: int, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], basis: dict[str, Any],
-    report: Path | None, as_json: bool, **options: Any,
+    batch: int, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], pue: float | None,
+    basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
 
@@ -62,7 +63,7 @@ def tune(
 
     launching.begin(launcher, options)
     found = run(
-        common.job_of(job), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
+        common.job_of(job, pue=pue), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
         retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),
     )  # fmt: skip
     if report:

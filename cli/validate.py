@@ -16,12 +16,13 @@ from jointopt.cli import common, launching
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")
 @common.seed("Of the search.")
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
+@common.pue
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.as_json
 @click.pass_context
 def validate(
-    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool,
+    ctx: click.Context, /, job: str, launcher: str, top: int, seed: int, again: bool, pue: float | None,
     basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run the best plans that propose finds for JOB, spread along its front, and the default to compare with.
@@ -39,7 +40,7 @@ def validate(
 
     launching.begin(launcher, options)
     found = run(
-        common.job_of(job), launcher, top, seed=seed, again=again, **basis,
+        common.job_of(job, pue=pue), launcher, top, seed=seed, again=again, **basis,
         **launching.given(options),
     )  # fmt: skip
     if report:

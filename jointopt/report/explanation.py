@@ -13,16 +13,8 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.plans import (
-    TIGHT,
-    basis_lines,
-    beyond,
-    has_site_costs,
-    plan_words,
-    rank_words,
-    rate_words,
-    site_table,
-)
+from jointopt.report.layouts import Rank
+from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, rate_words, site_table
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
@@ -62,20 +54,6 @@ class Stage:
     def document(self) -> dict[str, Any]:
         """Every field."""
         return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}
-
-
-@dataclass(frozen=True)
-class Rank:
-    """The place of a plan's layout among all feasible layouts by time at the highest clock."""
-
-    rank: int | None  # 1 is the first; None: too far behind to be counted
-    of: int
-    behind: float  # share of time behind the first: 0.04 is 4 % slower
-
-    def sentence(self) -> str:
-        """The rank in a sentence."""
-        behind = f", {self.behind:.1%} behind the first" if self.rank != 1 else ""
-        return f"Its layout is {rank_words(self.rank, self.of)} at the highest clock{behind}."
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
 TIGHT = 0.8  # a plan that fits less probably is marked
+# the legend of differences with their intervals, and of the probabilities beside them
+COMPARED = (
+    "± there: its 90 % interval, in which errors that both plans share cancel; better: probability in % that the plan "
+    "is really faster | leaner (--json has both)."
+)
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
@@ -141,6 +146,8 @@ def predicted_table(
 ) -> list[str]:
     """A table of plans with their predictions, time and energy against the first plan, as far as known.
 
+    Where the plans' entries have how they differ from that very plan, with the intervals of the differences and the
+    probabilities that they are really better, faster first.
     ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans outside of
     what the prediction was checked against, ``~`` to those that may not fit in memory.
     """
@@ -161,8 +168,9 @@ def predicted_table(
         TextColumn("mem\nGiB", table.fixed(values["peak_memory_gib"], ".1f")),
         TextColumn("tok/s\n/GPU", _rates("tokens_per_s_per_gpu", plans, 1.0, ",.0f"), spare=True),
         TextColumn("MFU\n%", _rates("mfu", plans, 100.0, ".1f"), spare=True),
-        TextColumn("time\nΔ%", _against_first(time)),
-        TextColumn("energy\nΔ%", _against_first(energy)),
+        _difference("time", plans, time),
+        _difference("energy", plans, energy),
+        TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns, repeated)
@@ -208,7 +216,37 @@ def is_tight(plan: Row) -> bool:
 
 
 def _against_first(values: Sequence[float]) -> list[str]:
-    return ["0" if math.isfinite(values[0]) else "-", *table.percent_of(values[1:], values[0], "+.1f")]
+    return ["0" if math.isfinite(values[0]) else "-", *table.percent_of(values[1:], values[0], "+z.1f")]
+
+
+def are_against_first(plans: Sequence[Row]) -> bool:
+    """Whether the differences that entries of plans have are those from the first of them."""
+    ends = (f"{name}_vs_first_percent{end}" for name in ("time", "energy") for end in ("_low", "_high"))
+    known = len(plans) > 1 and plans[0].get("time_vs_first_percent") is not None
+    return known and all(plans[0].get(end) in (0.0, None) for end in ends)
+
+
+def half_difference(plan: Row, name: str) -> float:
+    """Half of the 90 % interval of a plan's time or energy against another's, in percent of that; NaN: unknown."""
+    low, high = (plan.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
+    return math.nan if low is None or high is None else 0.5 * (high - low)
+
+
+def _difference(name: str, plans: Sequence[Row], values: Sequence[float]) -> TextColumn:
+    """The column of time or energy against the first plan, with what is known of its interval."""
+    plain = _against_first(values)
+    if not are_against_first(plans):
+        return TextColumn(f"{name}\nΔ%", plain)
+    halves = [math.nan, *(half_difference(plan, name) for plan in plans[1:])]
+    return TextColumn(f"{name}\nΔ%", table.plus_minus(plain, halves), brief=plain)
+
+
+def better_words(plans: Sequence[Row]) -> list[str]:
+    """Of each plan the probabilities, in percent, that it is faster and leaner than the first; dashes: not known."""
+    if not are_against_first(plans):
+        return ["-"] * len(plans)
+    pairs = zip(*(_rates(f"{name}_probability", plans[1:], 100.0, ".0f") for name in ("faster", "leaner")), strict=True)
+    return ["-", *("-" if "-" in pair else "|".join(pair) for pair in pairs)]
 
 
 def plan_frame(plans: Columns) -> pd.DataFrame:

@@ -22,6 +22,8 @@ from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
 from jointopt.report.many_goals import following_words, spread_in_goals
 from jointopt.report.plans import (
+    COMPARED,
+    are_against_first,
     basis_lines,
     doubt_words,
     has_site_costs,
@@ -265,6 +267,8 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]]) -> list[str]
         usual = "the fastest plan that fits, at the GPU's maximum clock"
         what = f"the baseline, {proposal.baseline}" if proposal.baseline else usual
         lines = [f"= {what}; Δ% is relative to it."]
+        if are_against_first(plans):
+            lines.append(f"  {COMPARED}")
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]

@@ -10,7 +10,7 @@ from typing import Any
 from jointopt.physics.facility import run_costs
 from jointopt.report import table
 from jointopt.report.documents import Result
-from jointopt.report.plans import plan_words
+from jointopt.report.plans import half_difference, plan_words
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -79,7 +79,9 @@ class Scaled(Result):
             f"{first.training.seq_length:,} tokens. {_of_what(first)}"
         ]
         left_out = [f"{_words(size.job)}: {size.reason}" for size in self.sizes if not size.plans]
-        blocks = [size_table(sizes), part_table(sizes), self._front_lines(), self._pick_lines()]
+        known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
+        legend = table.paragraphs(["± behind a difference is its 90 % interval."] * known)
+        blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
 
     def _front_lines(self) -> list[str]:
@@ -138,10 +140,10 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         table.measured("run", [cost["days"] * 86400.0 for cost in costs], table.RUN_TIME_UNITS),
         table.measured("energy", [cost["energy_j"] for cost in costs], table.RUN_ENERGY_UNITS),
         TextColumn("cost", table.fixed([cost["money"] for cost in costs], ",.0f")),
-        TextColumn("least\nenergy %", _changes(first, least, "energy_j")),
-        TextColumn("at\ntime %", _changes(first, least, "iteration_time_s")),
+        _change("least\nenergy %", first, least, "energy"),
+        _change("at\ntime %", first, least, "time"),
     ]
-    return table.lay_out(table.known(columns))
+    return table.lay_out(table.fitting(table.known(columns), table.room()))
 
 
 def _half_width(plan: Mapping[str, Any]) -> float | None:
@@ -154,9 +156,14 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100.0 * share
 
 
-def _changes(first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    pairs = zip(first, other, strict=True)
-    return table.fixed([100 * (b[name] / a[name] - 1) if a[name] and b[name] else None for a, b in pairs], "+.1f")
+def _change(head: str, first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> TextColumn:
+    """Time or energy of other plans against the first ones, with half of the 90 % interval of that."""
+    column = {"time": "iteration_time_s", "energy": "energy_j"}[name]
+    pairs = [(one[column], two[column]) for one, two in zip(first, other, strict=True)]
+    plain = table.fixed((100 * (b / a - 1) if a and b else None for a, b in pairs), "+z.1f")
+    halves = [half_difference(two, name) for two in other]
+    known = [math.nan if cell == "-" or not half else half for cell, half in zip(plain, halves, strict=True)]
+    return TextColumn(head, table.plus_minus(plain, known), brief=plain)
 
 
 def _degrees(plan: Mapping[str, Any]) -> str:

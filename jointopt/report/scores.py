@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import UsageError
 from jointopt.report.documents import Result, known_figures, pick
+from jointopt.report.table import paragraphs
 from jointopt.spec.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -52,20 +53,30 @@ class Evaluation(Result):
     groups: pd.DataFrame
     overall: dict[str, int | float]
     summary: pd.DataFrame | None = None  # the same figures by source and GPU, the signed error first
+    learned_rows: int | None = None  # of the judged rows those that the surrogate learned from; None: not known
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
-        found = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
+        found: dict[str, Any] = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
+        found |= {"learned_rows": self.learned_rows}
         return found | ({} if self.summary is None else {"summary": _rows(self.summary)})
 
     def text(self, *, groups: bool = True) -> str:
         """The groups as a table (or the summary by source and GPU), then the figures over all rows."""
         overall = known_figures(self.overall).items()
         words = (f"{n.replace('_', ' ')} {v:{',' if isinstance(v, int) else '.3f'}}" for n, v in overall)
+        overall_line = "\n".join([", ".join(words), *self._fit_lines()])
         if groups or self.summary is None:
-            return f"{_table(self.groups)}\n\n{', '.join(words)}"
+            return f"{_table(self.groups)}\n\n{overall_line}"
         more = f"{len(self.groups):,} groups: --groups prints each. bias: + is slower than measured."
-        return f"{_signed(self.summary)}\n\n{more}\n{', '.join(words)}"
+        return f"{_signed(self.summary)}\n\n{more}\n{overall_line}"
+
+    def _fit_lines(self) -> list[str]:
+        """A sentence on rows that the surrogate learned from; none where there is none, or it is not known."""
+        if not self.learned_rows:
+            return []
+        of = f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that the surrogate learned from"
+        return paragraphs([f"{of}: these errors are of fit, not of prediction."])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import Result, pick, plan_entries
-from jointopt.report.plans import has_site_costs, plan_frame, predicted_table, short_plan, site_table
+from jointopt.report.plans import (
+    COMPARED,
+    are_against_first,
+    has_site_costs,
+    plan_frame,
+    predicted_table,
+    short_plan,
+    site_table,
+)
 from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.spec.jobfile import shipped_jobs
@@ -136,6 +144,7 @@ class Selection(Result):
         ends = "" if self.limits or not others else ", f the fastest, e that of least energy"
         legend = [f"= the plan chosen{ends}; Δ% is relative to it."]
         entries = plan_entries(self.plans, rows)
+        legend += [f"  {COMPARED}"] if are_against_first(entries) else []
         if any(entry.get("in_domain") is False for entry in entries):
             legend.append("? outside of what was checked: its interval (±) is wider.")
         site = []

@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 
 from jointopt.core.units import KWH
@@ -41,6 +41,7 @@ class TextColumn:
     cells: Sequence[str]
     left: bool = False
     spare: bool = False  # left out where the table would be too wide with it
+    brief: Sequence[str] = ()  # cells that take the place of these where it would be too wide even then
 
     @property
     def width(self) -> int:
@@ -54,12 +55,16 @@ def known(columns: Iterable[TextColumn]) -> list[TextColumn]:
 
 
 def fitting(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
-    """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for."""
+    """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for.
+
+    With brief cells where that is not enough and they are.
+    """
     kept = list(columns)
     for column in columns:
         if column.spare and table_width(kept, gap) > width:
             kept.remove(column)
-    return kept
+    brief = [replace(column, cells=column.brief, brief=()) if column.brief else column for column in kept]
+    return brief if table_width(brief, gap) <= width < table_width(kept, gap) else kept
 
 
 def lay_out(columns: Sequence[TextColumn], gap: str = "  ") -> list[str]:
@@ -124,6 +129,13 @@ def fixed(values: Iterable[float | None], form: str) -> list[str]:
 def percent_of(values: Iterable[float], reference: float, form: str) -> list[str]:
     """The percentages by which values lie above a reference, as `fixed`."""
     return fixed((100 * (value / reference - 1) for value in values), form)
+
+
+def plus_minus(values: Sequence[str], half_widths: Sequence[float]) -> list[str]:
+    """Values with half of an interval behind them, ``+14.2±5.1``, where it is known; the signs below one another."""
+    halves = ["" if half != half else f"±{half:.{0 if half >= 9.95 else 1}f}" for half in half_widths]
+    first, second = (max(map(len, words), default=0) for words in (values, halves))
+    return [f"{value:>{first}}{half:<{second}}" for value, half in zip(values, halves, strict=True)]
 
 
 def figure(value: float) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES
-from jointopt.runs.cells import named_dtype
-from jointopt.runs.precision import with_precision
+from jointopt.runs.cells import named_dtype, shown
+from jointopt.runs.precision import named_precision, named_recipe, with_precision
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     if runs.empty:
         return []
     gpus = runs["gpu"] if "gpu" in runs else runs.assign(gpu=None)["gpu"]
-    lines = misspelt_lines(runs)
+    lines = unread_lines(runs)
     if count := int(gpus.isna().sum()):
         names = "row names" if count == 1 else "rows name"
         lines.append(f"{count:,} {names} no GPU (column gpu): kept, and never learned from.")
@@ -90,6 +90,30 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
 
 def _rows_are(count: int) -> str:
     return "1 row is" if count == 1 else f"{count:,} rows are"
+
+
+def unread_lines(table: pd.DataFrame) -> list[str]:
+    """One sentence for each column, and for each kind of precision, that a table states and nothing can read."""
+    return misspelt_lines(table) + _unknown_precisions(table)
+
+
+_PRECISION_OF = {"precision": lambda text: named_recipe(text) or named_precision(text), "dtype": named_dtype}
+
+
+def _unknown_precisions(table: pd.DataFrame) -> list[str]:
+    """One sentence for each column of precisions with cells that mean none."""
+    lines = []
+    for name, meant in _PRECISION_OF.items():
+        cells = table[name] if name in table else table.assign(**{name: None})[name]
+        known = {cell: meant(str(cell)) for cell in cells.dropna().unique()}
+        rows = [row for row, cell in enumerate(cells.tolist()) if cell in known and not known[cell]]
+        if rows:
+            words = "row has" if len(rows) == 1 else "rows have"
+            lines.append(
+                f"{len(rows):,} {words} a {name} that means none (row {rows[0] + 1}: {shown(table, rows[0], name)}): "
+                "not read, what is usual there is assumed; expected bf16, fp16, fp32, tf32, fp8 or fp4."
+            )
+    return lines
 
 
 def misspelt_lines(table: pd.DataFrame) -> list[str]:

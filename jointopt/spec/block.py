@@ -14,12 +14,12 @@ _ENDS: dict[str, Any] = {
 }  # fmt: skip
 _MLP: dict[str, Any] = {
     "ffn_hidden_size": 0, "num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "num_shared_experts": 0,
-    "moe_router_num_groups": 0, "moe_router_group_topk": 0,
+    "moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_linear_bias": False,
 }  # fmt: skip
 _ATTENTION: dict[str, Any] = {
-    "num_attention_heads": 0, "num_query_groups": 0, "qkv_bias": False, "qk_norm": False,
-    "qk_norm_full": False, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0,
-    "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
+    "num_attention_heads": 0, "num_query_groups": 0, "qkv_bias": False, "attention_sinks": False,
+    "qk_norm": False, "qk_norm_full": False, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_nope_head_dim": 0,
+    "qk_rope_head_dim": 0, "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
 }  # fmt: skip
 # columns of tables that say nothing of a block
 NOT_IN = {

@@ -47,7 +47,7 @@ class Details:
     """Finer points of one model; ``known`` is false where nothing but the shape is given."""
 
     known: bool
-    activation: str = "silu"  # silu | gelu | gelu_tanh | relu; of a gated MLP, its gate's
+    activation: str = "silu"  # silu | gelu | gelu_tanh | relu | quick_gelu; of a gated MLP, its gate's
     norm_epsilon: float = 1e-5
     init_std: float = 0.02
     rotary_base: float = 10000.0
@@ -80,11 +80,11 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
     values = _DEFAULTS.get(str(family), {}) | {key: value for key, value in config.items() if value is not None}
     return Details(
         True,
-        activation=_ACTIVATIONS.get(str(_first(values, "hidden_act activation_function", "gelu")).lower(), "other"),
+        activation=_activation(family, str(_first(values, "hidden_act activation_function", "gelu")).lower()),
         norm_epsilon=float(_first(values, "rms_norm_eps layer_norm_epsilon layer_norm_eps", 1e-5)),
         init_std=float(_first(values, "initializer_range init_std", 0.02)),
         rotary_base=float(_first(_rope(values) | values, "rope_theta rotary_emb_base", 10000.0)),
-        rotary_percent=float(_first(values, "partial_rotary_factor rotary_pct", 1.0)),
+        rotary_percent=float(_first(_rope(values) | values, "partial_rotary_factor rotary_pct", 1.0)),
         rope_scaling=_rope_scaling(_rope(values)),
         max_positions=int(_first(values, "max_position_embeddings n_positions max_seq_len seq_length", 0)),
         parallel_residual=bool(_first(values, "use_parallel_residual", False)),
@@ -93,6 +93,11 @@ def _details(model: Model, config: Mapping[str, Any]) -> Details:
         hidden_dropout=float(_first(values, "dropout resid_pdrop hidden_dropout resid_dropout", 0.0)),
         routing=_routing(values) if model.is_moe else Routing(),
     )  # fmt: skip
+
+
+def _activation(family: Any, stated: str) -> str:
+    """The activation that a configuration states; GPT-OSS states silu and gates by x * sigmoid(1.702 x), clamped."""
+    return "quick_gelu" if family == "gpt_oss" else _ACTIVATIONS.get(stated, "other")
 
 
 def _first(values: Mapping[str, Any], keys: str, default: Any) -> Any:
@@ -148,6 +153,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo": {"hidden_act": "silu"},
     "olmo2": {"hidden_act": "silu", "rms_norm_eps": 1e-5},
     "olmoe": {"hidden_act": "silu", "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.01, "norm_topk_prob": False},
+    "gpt_oss": {
+        "rope_theta": 150000.0, "router_aux_loss_coef": 0.001,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "phi3": {"hidden_act": "silu"},
     "gpt2": {"activation_function": "gelu_new", "resid_pdrop": 0.1, "attn_pdrop": 0.1},
     "gpt_neo": {"activation_function": "gelu_new"},
     "gpt_neox": {"hidden_act": "gelu", "rotary_pct": 0.25, "use_parallel_residual": True},

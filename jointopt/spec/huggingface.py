@@ -109,8 +109,24 @@ def _full_width_experts(key: str, section: Section, shape: Fields) -> Fields:
     return _llama(section, shape) | _routed(section, key, shape["ffn_hidden_size"])
 
 
-def _routed(section: Section, experts_key: str, width: int) -> Fields:
-    experts, top = size(section, experts_key), size(section, "num_experts_per_tok")
+def _phi3(section: Section, shape: Fields) -> Fields:
+    """Query, key, value and gate, up are one matrix each, which counts as several; no projection has a bias."""
+    dropped = [section.number(key, 1.0, zero=True, default=0.0) > 0 for key in ("resid_pdrop", "attention_dropout")]
+    groups = size(section, "num_key_value_heads", shape["num_attention_heads"])
+    return {"num_query_groups": groups, "dropout": dropped[0], "score_dropout": dropped[1]}
+
+
+def _gpt_oss(section: Section, shape: Fields) -> Fields:
+    """Heads of their own width, a sink for each, biases everywhere; blank fields take its class's figures."""
+    top = "num_experts_per_tok" if not section.has("experts_per_token") else "experts_per_token"
+    return _routed(section, "num_local_experts", shape["ffn_hidden_size"], top) | {
+        "head_dim": size(section, "head_dim", 64), "num_query_groups": size(section, "num_key_value_heads", 8),
+        "linear_bias": section.flag("attention_bias", True),
+    }  # fmt: skip
+
+
+def _routed(section: Section, experts_key: str, width: int, top_key: str = "num_experts_per_tok") -> Fields:
+    experts, top = size(section, experts_key), size(section, top_key)
     return {"num_experts": experts, "moe_router_topk": top, "moe_ffn_hidden_size": width}
 
 
@@ -263,6 +279,8 @@ _FAMILIES: dict[str, _Family] = {
     "olmoe": _Family(
         _LLAMA_NAMES, partial(_full_width_experts, "num_experts"), _GATED | {"qk_norm": True, "qk_norm_full": True}
     ),
+    "gpt_oss": _Family(_LLAMA_NAMES, _gpt_oss, _GATED | {"attention_sinks": True, "moe_linear_bias": True}),
+    "phi3": _Family(_LLAMA_NAMES, _phi3, _GATED),
     "gpt2": _Family(_GPT_NAMES, _gpt2, _PLAIN, tied=True),
     "gpt_neo": _Family(_GPT_NEO_NAMES, _gpt_neo, _PLAIN, tied=True),
     "gpt_neox": _Family(_LLAMA_NAMES, lambda section, shape: {}, _PLAIN),

@@ -39,12 +39,14 @@ class Model:
     score_dropout: bool = True  # where there is dropout, of the attention scores too (OPT: not)
     linear_bias: bool = False  # biases on attention and MLP projections
     qkv_bias: bool = False  # biases on q, k, v only (Qwen2)
+    attention_sinks: bool = False  # a learned logit per head in the softmax (GPT-OSS)
     qk_norm: bool = False
     qk_norm_full: bool = False  # over all heads at once (OLMo 2, OLMoE) instead of per head (Qwen3)
     embedding_size: int = 0  # width of the word embedding where it differs from hidden_size (OPT-350M)
     num_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
+    moe_linear_bias: bool = False  # biases on experts and the router (GPT-OSS)
     num_shared_experts: int = 0
     # group-limited routing: a token's experts lie in so many of so many groups of experts; 0 = no groups
     moe_router_num_groups: int = 0
@@ -142,14 +144,22 @@ class Model:
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.moe_ffn_hidden_size
 
     @property
+    def expert_bias_parameters(self) -> int:
+        """Biases of one routed expert."""
+        inner = (2 if self.gated_mlp else 1) * self.moe_ffn_hidden_size
+        return (inner + self.hidden_size) * self.moe_linear_bias
+
+    @property
     def norm_parameters(self) -> int:
         """Parameters of one norm of width ``hidden_size``."""
         return self.hidden_size * (int(self.norm_weight) + int(self.norm_bias))
 
     @property
     def norm_bias_parameters(self) -> int:
-        """Everything of one layer that is no matrix: its norms and its biases (experts have no biases)."""
-        return self.parts_per_layer * self.norm_parameters + self._inner_norm_parameters + self._bias_parameters
+        """Everything of one layer that is no matrix: its norms, biases and sinks; biases of experts are not in it."""
+        sinks = self.num_attention_heads * self.attention_sinks
+        norms = self.parts_per_layer * self.norm_parameters + self._inner_norm_parameters
+        return norms + self._bias_parameters + sinks
 
     @property
     def _inner_norm_parameters(self) -> int:
@@ -177,8 +187,9 @@ class Model:
         """All parameters of one layer with routed experts; 0 for a dense model."""
         if not self.is_moe:
             return 0
-        experts = (self.num_experts + self.num_shared_experts) * self.expert_parameters
-        router = self.hidden_size * self.num_experts
+        one = self.expert_parameters + self.expert_bias_parameters
+        experts = (self.num_experts + self.num_shared_experts) * one
+        router = (self.hidden_size + self.moe_linear_bias) * self.num_experts
         return self.attention_parameters + router + experts + self.norm_bias_parameters
 
     @property
@@ -207,4 +218,5 @@ class Model:
     def active_parameters(self) -> int:
         """Parameters that one token uses: all but the routed experts it is not sent to."""
         idle = self.num_experts - self.moe_router_topk if self.is_moe else 0
-        return self.parameters - self.num_moe_layers * idle * self.expert_parameters
+        one = self.expert_parameters + self.expert_bias_parameters
+        return self.parameters - self.num_moe_layers * idle * one

@@ -17,6 +17,7 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
+from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
@@ -25,6 +26,7 @@ from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs
 from jointopt.surrogate.trees import Trees
 
 CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"
+LEARNED = "learned_rows.npz"  # fingerprints of the runs that it learned from; surrogates of earlier versions have none
 _HASHED = {".json", ".npz"}
 OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they predict
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
@@ -52,6 +54,8 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         features=np.column_stack([runs.features[n] for n in names]).astype(np.float32), source=runs.source.astype(str),
         group=runs.group.astype(str),
     )  # fmt: skip
+    if surrogate.learned_rows is not None:
+        np.savez_compressed(folder / LEARNED, row=np.unique(surrogate.learned_rows))
     trees = surrogate.trees and surrogate.trees.save(folder / TREES)
     own = [_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
     written = sorted(path.name for path in folder.iterdir() if path.suffix in _HASHED and path.name != CARD)
@@ -159,6 +163,7 @@ def load(folder: Path) -> Surrogate:
             support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
             widths=_widths(model["widths"]), card=card,
             own=tuple(_own(folder, number, values) for number, values in enumerate(model["own"])),
+            learned_rows=_learned_rows(folder) if LEARNED in model["sha256"] else None,
         )  # fmt: skip
         _check_sizes(surrogate)
         _check_values(surrogate)
@@ -168,6 +173,17 @@ def load(folder: Path) -> Surrogate:
             f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
         ) from error
     return surrogate
+
+
+def _learned_rows(folder: Path) -> Fingerprints:
+    """The fingerprints in a file whose hash the card has; ValueError where they are no such numbers."""
+    with zipfile.ZipFile(folder / LEARNED) as archive:
+        _check_size(LEARNED, sum(entry.file_size for entry in archive.infolist()))
+    with np.load(folder / LEARNED, allow_pickle=False) as arrays:
+        rows = arrays["row"]
+    if rows.dtype != np.uint64 or rows.ndim != 1:
+        raise ValueError(f"{LEARNED} holds no row of fingerprints")
+    return np.asarray(rows)
 
 
 def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:

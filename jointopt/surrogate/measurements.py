@@ -17,7 +17,7 @@ from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.table import checked_results
-from jointopt.runs.unused import misspelt_lines
+from jointopt.runs.unused import unread_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -164,7 +164,7 @@ class Measurements:
         """The same runs; the first time `doubts` and columns that nothing reads are logged. TableError as there."""
         for sentence in self.doubts:
             _log.warning("%s", sentence)
-        for line in misspelt_lines(self.table):
+        for line in unread_lines(self.table):
             _log.warning("%s: %s", self.name, line)
         return self
 

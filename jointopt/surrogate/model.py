@@ -11,6 +11,7 @@ import numpy as np
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
@@ -62,6 +63,7 @@ class Surrogate:
     widths: Widths = field(default_factory=Widths)
     card: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
+    learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
 
     def predict(
         self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None

@@ -25,6 +25,7 @@ from jointopt.surrogate.held_out import (
     predict_pairs,
     predict_rows,
 )
+from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 from jointopt.surrogate.one_class import learned_classes
@@ -82,6 +83,7 @@ class TrainingSet:
     unknown_residual: Floats
     use: tuple[Use, ...] = ()  # by source, in the order of their names
     log_power: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), (n,), NaN: not measured
+    fingerprints: Fingerprints = field(default_factory=lambda: np.empty(0, np.uint64))  # of the runs' rows, (n,)
 
     def of(self, names: set[str]) -> Ints:
         """Positions of the runs of the sources of these names."""
@@ -122,7 +124,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     )  # software by its name all the same
     return TrainingSet(
         origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses),
-        power_log_ratio(timed, known),
+        power_log_ratio(timed, known), fingerprints(known.works, time_s)[rows],
     )  # fmt: skip
 
 
@@ -321,8 +323,8 @@ def train(
     known, so that what is of one source alone is not learned.
 
     ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
-    `Use` of each source (``use``), `OwnRuns` (``own``), recipe classes by source (``recipe_classes``). TableError where
-    fewer than 20 timed rows are left, or one source without a ``base``.
+    `Use` of each source (``use``), `OwnRuns` (``own``), recipe classes by source (``recipe_classes``), and of the runs
+    the `fingerprints` (``learned_rows``). TableError where fewer than 20 are left, or one source without a ``base``.
     """
     alone = base is not None and _origins(timed_runs(table)).nunique() == 1
     data = training_set(table, OWN_BROKEN if alone else BROKEN)
@@ -380,10 +382,9 @@ def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[Le
         source: {str(name): float(error) for name, error in rows.groupby("group")["error"].median().round(4).items()}
         for source, rows in held_out.groupby("source")
     }
-    rows = held_out.to_dict("list")
-    classes = learned_classes(data.known)
+    learned = {"learned_rows": data.fingerprints, "recipe_classes": learned_classes(data.known)}
     own_runs = [found.own for found in own]
-    return {"groups": groups, "rows": rows, "use": data.use, "own": own_runs, "recipe_classes": classes}
+    return {"groups": groups, "rows": held_out.to_dict("list"), "use": data.use, "own": own_runs} | learned
 
 
 def _held_out_rows(data: TrainingSet, found: list[tuple[str, HeldOut]]) -> pd.DataFrame:

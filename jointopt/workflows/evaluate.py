@@ -14,7 +14,9 @@ from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
+from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
+from jointopt.surrogate.known_rows import fingerprints
 from jointopt.surrogate.measurements import Measurements, doubts, off_scale
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
@@ -35,10 +37,11 @@ def evaluate(
     """Errors of predictions on ``table``; rows that ran out of memory count for feasibility only.
 
     Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
-    Rows that the surrogate was trained on say nothing about it.
+    Rows that the surrogate was trained on say nothing about it: the answer counts them.
     """
     hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
-    table = Measurements.of(table, "the table").table
+    runs = Measurements.of(table, "the table")
+    table = runs.table
     if not (table["iteration_time_s"] > 0).any():
         raise TableError(
             f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
@@ -53,7 +56,22 @@ def evaluate(
     for sentence in class_lines(some):
         _log.info("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
-    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged))
+    learned = _learned_rows(runs, judged, surrogate)
+    return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)
+
+
+def _learned_rows(runs: Measurements, judged: pd.DataFrame, surrogate: str) -> int | None:
+    """How many of the judged rows the surrogate learned from, by their content; None where it does not know its own."""
+    learned = load_surrogate(surrogate)
+    if learned is None or learned.learned_rows is None:
+        return None
+    try:
+        works, _ = runs.workloads
+    except TableError:  # which predicting the table has refused, or told of
+        return 0
+    ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & judged["predicted_iteration_time_s"].notna()
+    known = fingerprints(works, runs.table["iteration_time_s"].to_numpy(float))
+    return int(np.isin(known[ran.to_numpy(bool)], learned.learned_rows).sum())
 
 
 def _summary(judged: pd.DataFrame) -> pd.DataFrame | None:

@@ -22,7 +22,8 @@ from jointopt.physics.recompute import input_bytes
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
 from jointopt.physics.warming import warming
-from jointopt.report.explanation import Explanation, Rank, Stage
+from jointopt.report.explanation import Explanation, Stage
+from jointopt.report.layouts import Rank
 from jointopt.runs.kinds import plan_keys
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,13 +29,15 @@ SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that sa
 
 
 def best_layouts(
-    job: Job, problem: Problem, physics: CostModel, fitting: Floats, answer: Columns, layout_index: Ints
-) -> tuple[Layout, ...]:
+    job: Job, problem: Problem, physics: CostModel, fitting: Floats, answer: Columns, layout_index: Ints,
+    known: Callable[[Columns], Columns],
+) -> tuple[Layout, ...]:  # fmt: skip
     """The `SHOWN` fastest splits, and those of the front, by the time that the search ranks by.
 
     ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
-    ``layout_index`` (n,) their layouts. Of a split its best layout stands, on the front if one is; its plans are those
-    of the front, or of one clock on every stage, with or without slack used.
+    ``layout_index`` (n,) their layouts; ``known`` says of others what is known beside their results. Of a split
+    its best layout stands, on the front if one is; its plans are those of the front, or of one clock on every stage,
+    with or without slack used.
     """
     order, time_s = ranked(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])
@@ -46,7 +48,8 @@ def best_layouts(
     kept = np.union1d(np.arange(min(SHOWN, int(group.max()) + 1)), of_front)
     best = [_best(order, group, number, layout_index) for number in kept.tolist()]
     families = [problem.under_all_limits(layout) for layout in best]
-    curves = _curves(job, _priced(problem, physics, fitting, np.concatenate(families)), families, answer, layout_index)
+    sweeps = _priced(problem, physics, fitting, np.concatenate(families))
+    curves = _curves(job, sweeps, families, answer, layout_index, known)
     found = [
         Layout(
             rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
@@ -83,22 +86,29 @@ def _near(time_s: Floats, own: Bools) -> int:
 
 
 def _curves(
-    job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints
-) -> list[tuple[Mapping[str, Any], ...]]:
+    job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints,
+    known: Callable[[Columns], Columns],
+) -> list[tuple[Mapping[str, Any], ...]]:  # fmt: skip
     """Of each layout, under all its limits, the fastest plan, the knee and that of least energy, if any is feasible."""
     priced, of = sweeps
-    found: list[tuple[Mapping[str, Any], ...]] = []
+    on_front, beyond, ends = [], [], []
     for family in families:
-        on_front, swept = (np.flatnonzero(np.isin(layouts, family)) for layouts in (layout_index, of))
-        own = take(answer, on_front), take(priced, swept)
-        known, rows = len(own[0]["pp"]), _condensed(concat([*own]))
-        entries = [_entries(job, own[0], rows[rows < known]), _entries(job, own[1], rows[rows >= known] - known)]
-        found.append(tuple(sorted((one for part in entries for one in part), key=lambda one: one["iteration_time_s"])))
-    return found
+        own = take(answer, np.flatnonzero(np.isin(layout_index, family)))
+        swept = np.flatnonzero(np.isin(of, family))
+        count, rows = len(own["pp"]), _condensed(concat([own, take(priced, swept)]))
+        on_front.append(_entries(job, take(own, rows[rows < count])))
+        beyond.append(swept[rows[rows >= count] - count])
+        ends.append(len(beyond[-1]))
+    others = _entries(job, known(take(priced, np.concatenate(beyond))))
+    parts = np.split(np.arange(len(others)), np.cumsum(ends)[:-1])
+    return [
+        tuple(sorted((*found, *(others[row] for row in part)), key=lambda one: one["iteration_time_s"]))
+        for found, part in zip(on_front, parts, strict=True)
+    ]
 
 
-def _entries(job: Job, plans: Columns, rows: Ints) -> list[dict[str, Any]]:
-    return plan_entries(with_rates(job, take(plans, rows))) if len(rows) else []
+def _entries(job: Job, plans: Columns) -> list[dict[str, Any]]:
+    return plan_entries(with_rates(job, plans)) if len(plans["pp"]) else []
 
 
 def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints) -> tuple[Columns, Ints]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from jointopt.physics.facility import with_site
 from jointopt.report.page.made import Reported, report_of
 from jointopt.spec.calibration import Calibration
+from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
@@ -21,14 +27,27 @@ if TYPE_CHECKING:
 def page(
     source: str, *, surrogate: str | None = None, studies: str | None = None,
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
-    storage: str | None = None, machine: Machine | None = None,
+    storage: str | None = None, machine: Machine | None = None, pue: float | None = None,
 ) -> Reported:  # fmt: skip
     """The report of a stored proposal: a file or folder of ``propose --out``, or a study of ``studies`` by its name.
 
-    Its plans are priced by the surrogate that it names, unless another is given; other options as in `JobModel.of`.
+    Its plans are priced by the surrogate that it names, unless another is given; ``pue`` is that of the site in place
+    of the job's; other options as in `JobModel.of`.
     Raises UsageError where nothing is proposed.
     """
     document = stored_proposal(source, studies)
-    job = parse_job(document["job_file"], document["job"], Path())
+    job = parse_job(document["job_file"], document["job"], Path()).on_site(pue)
+    if pue is not None:
+        document |= {"front": [billed(job, entry) for entry in document["front"]]}
+        document |= {"reference": billed(job, document["reference"])} if document.get("reference") else {}
     named = surrogate or str(document["surrogate"])
     return report_of(document, JobModel.of(job, named, measured, calibration, storage, machine))
+
+
+def billed(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan of a document with what the site draws and pays for it, as the job states its site."""
+    sides = [end for end in ("", "_low", "_high") if f"iteration_time_s{end}" in entry]
+    names = [f"{name}{end}" for name in ("iteration_time_s", "energy_j", "avg_power_w") for end in sides]
+    paid = with_site(job, {name: np.array([entry[name]], np.float64) for name in names})  # a null is NaN
+    known = {name: float(values[0]) for name, values in paid.items() if name not in names}
+    return dict(entry) | {name: value if math.isfinite(value) else None for name, value in known.items()}

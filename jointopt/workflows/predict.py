@@ -18,7 +18,7 @@ from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
 from jointopt.runs.classes import class_conflicts, states_class
 from jointopt.runs.heads import lacks_heads
-from jointopt.runs.unused import misspelt_lines, silent_lines
+from jointopt.runs.unused import silent_lines, unread_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.spec.machine import Machine, check_machine
@@ -65,7 +65,7 @@ def predict(
     """
     import pandas as pd
 
-    for line in misspelt_lines(table):
+    for line in unread_lines(table):
         _log.warning("The table: %s", line)
     runs, queried = _measured(measured, storage, table), table
     if runs is not None and not _share_a_source(runs.table, table):

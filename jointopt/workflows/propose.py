@@ -30,6 +30,7 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.against import Against
 from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
@@ -88,18 +89,17 @@ def propose(
     rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front, job.goals)
     front, reference = take(front, rows), _reference(problem, physics, fitting)
     shown = answered(model, physics, concat([front, reference]))
-    answer = take(shown, slice(0, -1))
-    apart = {} if today or job.search.power_limit_w else take(model.differences(shown, len(rows)), slice(0, -1))
+    answer, compared = _compared(model, shown, today)
     chosen = _wanted(job, answer)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_layouts, infeasible=found.dropped,
-        front=take(answer | apart, chosen), covered_plans=exact.covered,
+        front=take(answer, chosen), covered_plans=exact.covered,
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(problem, searched[-1].front, two_step, fitting), model=model,
-        best_layouts=_layouts(job, found, answer, front, chosen),
-        **(today or {"reference": take(shown, slice(-1, None)), "reference_breaks": physics.broken_limits(reference)}),
+        best_layouts=_layouts(job, found, answer, front, chosen, compared),
+        **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
     if job.cluster.gpu.power is None:
         return proposal
@@ -107,6 +107,14 @@ def propose(
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _compared(model: JobModel, shown: Columns, today: dict[str, Any]) -> tuple[Columns, Against]:
+    """(the front with its differences from what it is compared with, that): today's plan, or the last one shown."""
+    answer = take(shown, slice(0, -1))
+    compared = Against(model, today["reference"] if today else take(shown, slice(-1, None)))
+    apart, itself = compared.differences(answer)
+    return answer | apart, replace(compared, reference=compared.reference | itself)
 
 
 def _trials(job: Job, wide: Problem, given: int | None) -> int:
@@ -156,11 +164,13 @@ def _wanted(job: Job, front: Columns) -> Ints:
     return np.sort(front_order(first, second))
 
 
-def _layouts(job: Job, found: Prepared, answer: Columns, front: Columns, chosen: Ints) -> tuple[Layout, ...]:
+def _layouts(
+    job: Job, found: Prepared, answer: Columns, front: Columns, chosen: Ints, compared: Against
+) -> tuple[Layout, ...]:
     """The best layouts, and those of the chosen plans that are on the front of time and energy."""
     rows = chosen if job.goals == OBJECTIVES else np.intersect1d(chosen, front_rows(front))
     plans, layouts = take(answer, rows), front["layout_index"][rows]
-    return best_layouts(job, found.problem, found.physics, found.fitting, plans, layouts)
+    return best_layouts(job, found.problem, found.physics, found.fitting, plans, layouts, compared.known)
 
 
 def _bounds(answer: Columns, count: int) -> Columns:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Columns
-from jointopt.report.explanation import Rank
+from jointopt.physics.cost_model import CostModel
+from jointopt.report.layouts import Rank
 from jointopt.search.fastest import fastest, rank
+from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.problem import prepared
@@ -14,14 +16,27 @@ from jointopt.workflows.search_steps import Stopwatch
 
 
 def rank_of(model: JobModel, layout: Columns) -> Rank:
-    """The rank of a layout (columns of one row) by the time at the GPU's highest clock, and the distance to the first.
+    """The rank of a layout (columns of one row) at the GPU's highest clock, its time and energy beside the first's.
 
-    As `propose` ranks: by the least that the time is at that clock, tight layouts behind their time. InfeasibleError
-    where no layout is feasible.
+    As `propose` ranks: by the least that the time is at that clock, tight layouts behind their time. What they differ
+    in are times and energies themselves. InfeasibleError where no layout is feasible.
     """
-    problem = prepared(model, Stopwatch(quiet=True)).problem
+    ready = prepared(model, Stopwatch(quiet=True))
     alone, only = model.cost_model(layout), np.zeros(1, np.int64)
-    time_s = float((alone.lower_bound(only)[0] * cost_of_failing(model.fit_probability(alone)))[0])
-    first = fastest(problem, np.arange(problem.num_layouts))
-    least_s = float(problem.lower_bound(np.array([first]))[0][0]) if problem.lower_bound else time_s
-    return Rank(rank(problem, time_s), of=problem.num_layouts, behind=max(time_s / least_s - 1.0, 0.0))
+    fits = model.fit_probability(alone)
+    place = rank(ready.problem, float((alone.lower_bound(only)[0] * cost_of_failing(fits))[0]))
+    own_s, own_j = _at_top(alone, 0)
+    first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts)))
+    is_first = place == 1  # the very same layout, but for rounding
+    return Rank(
+        place, of=ready.problem.num_layouts, behind=0.0 if is_first else own_s / first_s - 1.0,
+        energy_behind=None if not np.isfinite(own_j / first_j) else 0.0 if is_first else own_j / first_j - 1.0,
+        fit_probability=float(fits[0]),
+    )  # fmt: skip
+
+
+def _at_top(physics: CostModel, index: int) -> tuple[float, float]:
+    """(s, J) of an iteration of one layout with every clock at its highest."""
+    clocks = uniform_stage_clocks(physics.layouts["pp"][index : index + 1], physics.top_mhz)
+    values = physics.evaluate(np.array([index]), clocks)
+    return float(values["iteration_time_s"][0]), float(values["energy_j"][0])

@@ -23,7 +23,7 @@ from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
 from jointopt.runs.table import checked_results, read_table
-from jointopt.runs.unused import misspelt_lines
+from jointopt.runs.unused import unread_lines
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.files import CARD, DAMAGED, load, save
@@ -69,7 +69,7 @@ def retrain(
     if classes := scores.attrs.get("recipe_classes"):
         card["recipe_classes"] = classes
     card["rebuild"] += " --for-others" * for_others
-    _written(replace(surrogate, card=card), judged, out)
+    _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
     lines = (*remarks, *(use.to_text() for use in used), *(own.to_text() for own in surrogate.own))
     importance = {own.source: dict(own.importance) for own in surrogate.own if own.importance}
@@ -139,7 +139,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
     parts = []
     for path in tables:
         table = read_table(path)
-        for line in misspelt_lines(table):
+        for line in unread_lines(table):
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         parts.append(table.assign(source=table.get("source", blank).fillna(path.stem)))

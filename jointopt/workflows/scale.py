@@ -16,12 +16,13 @@ from jointopt.physics.facility import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.documents import plan_entries
 from jointopt.report.scaled import Pick, Scaled, Size
-from jointopt.search.pareto import below_chord, front_order
+from jointopt.search.pareto import below_chord, front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.against import Against
 from jointopt.workflows.layouts import time_parts_of
 from jointopt.workflows.problem import need_power, prepared
 from jointopt.workflows.search_steps import Stopwatch, exact_step, of_one_run
@@ -88,8 +89,9 @@ def _searched(model: JobModel) -> _Found:
     layout = front["layout_index"]
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
-    entries = plan_entries(with_rates(job, model.intervals(columns)))
     rows = _condensed(front)
+    apart, _ = Against(model, take(columns, np.array(rows[:1]))).differences(columns)  # from the fastest
+    entries = plan_entries(with_rates(job, model.intervals(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     return _Found(Size(job, tuple(entries[row] for row in rows), parts), entries)
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
 from jointopt.search.pareto import below_chord, take
 from jointopt.spec.job import SITE_ENERGY, Job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.against import Against
 from jointopt.workflows.stored_plans import StoredPlans, stored_plans
 
 OBJECTIVES = ("time", "energy", "edp", "knee")
@@ -33,23 +35,37 @@ def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
     facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
+    pue: float | None = None,
 ) -> Selection:  # fmt: skip
     """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
 
     Limits are upper bounds on a plan's iteration time (s), energy of one iteration (J), mean power per GPU (W) and mean
     power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
-    them. ``facility`` counts hosts and PUE as energy. ``objective`` is time, energy, edp (their product) or knee; by
-    default energy where only the time is bounded or power besides, time under an energy or power limit, and the knee of
-    the front without a limit. Raises InfeasibleError that names the closest plan, UsageError for bad input.
+    them. ``facility`` counts hosts and PUE as energy, ``pue`` in place of the job's. ``objective`` is time, energy, edp
+    (their product) or knee; by default energy where only the time is bounded or power besides, time under an energy or
+    power limit, and the knee of the front without a limit. Raises InfeasibleError that names the closest plan,
+    UsageError for bad input.
     """
     given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
     objective, reason = _objective(objective, limits)
-    stored = stored_plans(source, storage, job)
+    stored = stored_plans(source, storage, job, pue)
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
-    return choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end)
+    return _compared(stored, choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end))
+
+
+def _compared(stored: StoredPlans, found: Selection) -> Selection:
+    """The selection with the differences of all plans from the one chosen, where what predicted them is at hand."""
+    if stored.job is None or not stored.surrogate:
+        return found
+    try:
+        model = JobModel.of(stored.job, stored.surrogate)
+    except JointOptError:  # of a surrogate that is gone
+        return found
+    chosen = Against(model, take(found.plans, slice(found.row, found.row + 1)))
+    return replace(found, plans=found.plans | chosen.differences(found.plans)[0])
 
 
 def choose(

@@ -41,6 +41,7 @@ class StoredPlans:
     plans: Columns
     job_name: str
     job: Job | None = None
+    surrogate: str = ""  # that alone predicted them; blank: not known, or measured runs did so too
     measured: bool = False  # by real runs, and not predicted: what no run measured is NaN
 
     @property
@@ -49,10 +50,13 @@ class StoredPlans:
         return bool(np.isfinite(self.plans["energy_j"]).any())
 
 
-def stored_plans(source: str, storage: str | None = None, job: Job | None = None) -> StoredPlans:
+def stored_plans(
+    source: str, storage: str | None = None, job: Job | None = None, pue: float | None = None
+) -> StoredPlans:
     """The plans of a file (a folder means its proposal.json; - reads JSON from standard input) or of a study by name.
 
-    A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans.
+    A given ``storage`` means that ``source`` is a study. ``job`` replaces the one that was stored with the plans,
+    ``pue`` that of its site.
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
     path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
@@ -65,10 +69,13 @@ def stored_plans(source: str, storage: str | None = None, job: Job | None = None
     if job is not None:
         _check_same(found, job)
         found = replace(found, job=job, job_name=job.name)
+    if found.job is None and pue is not None:
+        raise UsageError(f"--pue needs the job of the plans, whose hosts count too; {source} states none: give --job.")
     if found.job is None:  # what the site draws and pays stays as it was stored
         return found
     _check_size(found, found.job)
-    return replace(found, plans=with_rates(found.job, found.plans))
+    there = found.job.on_site(pue)
+    return replace(found, job=there, plans=with_rates(there, found.plans))
 
 
 def names_a_file(source: str) -> bool:
@@ -97,7 +104,8 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
         raise UsageError(f"{source} holds no front of plans; {_EXPECTED}.")
     plans = _columns(_frame(entries, source), source)
     job = _job(document["job_file"], source) if "job_file" in document else None
-    return StoredPlans(source, plans, str(document.get("job") or ""), job)
+    surrogate = "" if document.get("informed_by") else str(document.get("surrogate") or "")
+    return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate)
 
 
 def _of_study(name: str, storage: str) -> StoredPlans:

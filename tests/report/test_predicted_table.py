@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jointopt.report.plans import predicted_table, rank_words, rate_words
+import pytest
+
+from jointopt.report import table
+from jointopt.report.plans import are_against_first, predicted_table, rank_words, rate_words
 from jointopt.spec.jobfile import shipped_job
 
 PLAN: dict[str, Any] = {
@@ -37,3 +40,42 @@ def test_rates_are_a_sentence_of_what_is_known() -> None:
 
 def test_places_beyond_those_counted_say_so() -> None:
     assert (rank_words(12, 3456), rank_words(None, 3456)) == ("rank 12 of 3,456", "beyond rank 1,000 of 3,456")
+
+
+ITSELF = {f"{name}_vs_first_percent{end}": 0.0 for name in ("time", "energy") for end in ("", "_low", "_high")}
+APART = {
+    "time_vs_first_percent": 20.0, "time_vs_first_percent_low": 12.0, "time_vs_first_percent_high": 29.0,
+    "energy_vs_first_percent": -25.0, "energy_vs_first_percent_low": -31.0, "energy_vs_first_percent_high": -18.6,
+    "faster_probability": 0.004, "leaner_probability": 0.996,
+}  # fmt: skip
+COMPARED = [PLAN | ITSELF, OTHER | APART]
+
+
+def test_differences_have_half_their_interval_behind_them_and_how_likely_each_is_better() -> None:
+    *_, first, second = predicted_table(COMPARED, ["A", "B"])
+    assert first.split()[-3:] == ["0", "0", "-"]
+    assert second.split()[-3:] == ["+20.0±8.5", "-25.0±6.2", "0|100"]
+
+
+def test_differences_from_another_plan_than_the_first_are_not_shown() -> None:
+    for first in (PLAN | APART, PLAN):
+        assert predicted_table([first, OTHER | APART], ["A", "B"])[-1].split()[-2:] == ["+20.0", "-25.0"]
+        assert not are_against_first([first, OTHER | APART])
+
+
+def test_a_plan_without_an_interval_keeps_its_difference_below_the_others() -> None:
+    assert table.plus_minus(["0", "+20.0", "-3.1"], [float("nan"), 8.46, 12.4]) == [
+        "    0    ",
+        "+20.0±8.5",
+        " -3.1±12 ",
+    ]
+
+
+@pytest.mark.parametrize(("width", "end"), [(100, "0|100"), (80, "-25.0±6.2"), (70, "-25.0")])
+def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
+    monkeypatch: pytest.MonkeyPatch, width: int, end: str
+) -> None:
+    monkeypatch.setattr(table, "room", lambda: width)
+    lines = predicted_table(COMPARED, ["A", "B"])
+    assert lines[-1].split()[-1] == end
+    assert max(map(len, lines)) <= width

@@ -52,3 +52,9 @@ def test_one_cluster_alone_is_a_document_with_its_job_and_the_front_of_its_plans
     assert document["job"] == job.model.name
     assert document["front"] == [{"size": 0, **FASTEST}, {"size": 0, **THRIFTY}]
     assert (document["weak"], document["pick"]) == (False, None)
+
+
+def test_what_least_energy_changes_has_its_interval_where_it_is_known(job: Job) -> None:
+    ends = {"energy_vs_first_percent_low": -26.0, "energy_vs_first_percent_high": -13.0,
+            "time_vs_first_percent_low": 8.0, "time_vs_first_percent_high": 56.0}  # fmt: skip
+    assert size_table([Size(job, (FASTEST, THRIFTY | ends))])[-1].split()[-2:] == ["-20.0±6.5", "+30.0±24"]

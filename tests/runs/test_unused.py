@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from jointopt.runs.unused import misspelt_lines, unused_lines
+from jointopt.runs.unused import misspelt_lines, unread_lines, unused_lines
 
 GOOD = {"gpu": "h100-sxm5-80gb", "status": "ok", "iteration_time_s": 1.0}
 
@@ -50,3 +50,22 @@ def test_precisions_that_the_gpu_has_no_rate_for_are_told():
         "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
         "and called out of domain."
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "count"),
+    [
+        ("precision", ["bf16", "banana", None, "fp8_mx", "16-mixed", "tf32"], "1 row has a precision"),
+        ("dtype", ["bfloat16", "bflaot", "", "e4m3", "bflaot"], "2 rows have a dtype"),
+    ],
+)
+def test_precisions_that_mean_none_are_told_with_the_first_of_them(name, cells, count):
+    cells = [None if cell == "" else cell for cell in cells]
+    (line,) = unread_lines(pd.DataFrame([{**GOOD, name: cell} for cell in cells]))
+    assert line.startswith(f"{count} that means none (row 2: {cells[1]!r}): not read")
+    assert line.endswith("expected bf16, fp16, fp32, tf32, fp8 or fp4.")
+
+
+def test_a_table_that_states_known_precisions_or_none_has_no_such_line():
+    for columns in ({}, {"dtype": None}, {"dtype": "bf16", "precision": "bf16-mixed"}):
+        assert unread_lines(pd.DataFrame([GOOD | columns])) == []

@@ -7,6 +7,7 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.spec.catalog.gpus import read_yaml
+from jointopt.spec.details import details_of
 from jointopt.spec.huggingface import FAMILIES, model_from_config, read_config
 
 LLAMA = {
@@ -18,7 +19,7 @@ SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()}
 OPTIONAL = {
     "num_key_value_heads", "head_dim", "word_embed_proj_dim", "do_layer_norm_before", "resid_pdrop", "no_bias",
     "attn_config", "q_lora_rank", "first_k_dense_replace", "n_shared_experts", "n_routed_experts", "max_seq_len",
-    "n_group", "topk_group",
+    "n_group", "topk_group", "layer_types",
 }  # fmt: skip
 
 
@@ -108,3 +109,58 @@ def test_a_shape_that_contradicts_itself_is_told_after_the_path_alone(tmp_path, 
         read_config(path)
     said = str(caught.value).removeprefix(f"{path}: ")
     assert said.startswith(("num_query_groups (5)", "31 attention heads"))
+
+
+# h 2880, 64 heads and 8 KV heads of 64, experts of 2880: 26,542,080 weights of attention with 8,000 biases, 64 sinks,
+# 24,883,200 of an expert with 8,640 biases, 2,881 of the router per expert, two norms; two tables of 201,088 rows
+@pytest.mark.parametrize(
+    ("layers", "experts", "parameters", "active"),
+    [(24, 32, 20_914_757_184, 4_187_440_704), (36, 128, 116_829_156_672, 5_711_982_912)],
+)
+def test_gpt_oss_has_the_parameters_of_its_model_card_to_the_last_bias(
+    layers: int, experts: int, parameters: int, active: int
+) -> None:
+    config = CATALOGUE["gpt-oss-20b"] | {"num_hidden_layers": layers, "num_local_experts": experts}
+    model = model_from_config(config, "m")
+    layer = 26_542_080 + 8_000 + 64 + experts * (24_883_200 + 8_640 + 2_881) + 2 * 2880
+    assert layers * layer + 2 * 201_088 * 2880 + 2880 == parameters  # 20.91B and 116.83B in arXiv:2508.10925
+    assert (model.parameters, model.active_parameters) == (parameters, active)
+
+
+def test_gpt_oss_takes_blank_fields_from_its_class_and_every_other_layer_looks_back_a_window() -> None:
+    stated = CATALOGUE["gpt-oss-20b"] | {
+        "head_dim": 64, "num_key_value_heads": 8, "attention_bias": True, "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+    }  # fmt: skip
+    blank = {key: stated[key] for key in set(stated) - {"head_dim", "num_key_value_heads", "layer_types"}}
+    assert model_from_config(blank, "m") == model_from_config(stated, "m")
+    assert sum(model_from_config(stated, "m").windowed_layers) == 12
+
+
+def test_gpt_oss_may_name_the_experts_of_a_token_as_its_first_files_did() -> None:
+    config = {key: value for key, value in CATALOGUE["gpt-oss-20b"].items() if key != "num_experts_per_tok"}
+    assert model_from_config(config | {"experts_per_token": 4}, "m").moe_router_topk == 4
+
+
+# mini: 4 h^2 + 3 h x 8192 and two norms of 3072; medium: 10 KV heads of 40; two tables of 32,064 rows
+@pytest.mark.parametrize(("name", "parameters"), [("phi-3-mini", 3_821_079_552), ("phi-3-medium", 13_960_238_080)])
+def test_phi_3_has_no_bias_and_counts_its_fused_matrices_as_several(name: str, parameters: int) -> None:
+    model = model_from_config(CATALOGUE[name] | {"attention_bias": True}, "m")  # a key that its class does not read
+    h, groups = model.hidden_size, model.num_query_groups
+    layer = 2 * h * h + 2 * h * groups * model.head_dim + 3 * h * model.ffn_hidden_size + 2 * h
+    assert model.num_layers * layer + 2 * 32_064 * h + h == model.parameters == parameters
+
+
+def test_phi_3_drops_out_where_its_file_says_so_and_rotates_a_part_of_each_head() -> None:
+    phi = CATALOGUE["phi-3-mini"]
+    dropped = model_from_config(phi | {"resid_pdrop": 0.1}, "m")
+    assert (dropped.dropout, dropped.score_dropout) == (True, False)
+    rotated = phi | {"rope_parameters": {"rope_type": "longrope", "partial_rotary_factor": 0.75}}
+    assert details_of(model_from_config(rotated, "m")).rotary_percent == 0.75
+
+
+def test_gpt_oss_gates_otherwise_than_its_file_says_and_reaches_far_by_yarn() -> None:
+    details = details_of(model_from_config(CATALOGUE["gpt-oss-20b"] | {"hidden_act": "silu"}, "m"))
+    assert (details.activation, details.rotary_base) == ("quick_gelu", 150000.0)
+    assert details.rope_scaling is not None
+    assert (details.rope_scaling.kind, details.rope_scaling.factor) == ("yarn", 32.0)

@@ -14,7 +14,8 @@ PLAIN = Model("plain", 2, 64, 256, 4, 4, 1000, 16)
 @pytest.mark.parametrize("name", model_names())
 def test_the_parts_of_a_model_add_up_to_its_parameters(name: str) -> None:
     m = load_model(name)
-    moe = m.hidden_size * m.num_experts + (m.num_experts + m.num_shared_experts) * m.expert_parameters
+    expert = m.expert_parameters + m.expert_bias_parameters
+    moe = (m.hidden_size + m.moe_linear_bias) * m.num_experts + (m.num_experts + m.num_shared_experts) * expert
     layers = m.num_layers * (m.attention_parameters + m.norm_bias_parameters)
     layers += m.num_plain_layers * m.dense_mlp_parameters + m.num_moe_layers * moe
     final = m.norm_parameters if m.final_norm else 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import PlanError
+from jointopt.report.layouts import Rank
 from jointopt.report.results import Proposal
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.parse import PLAN_KEYS
@@ -59,10 +60,11 @@ def test_their_figures_are_those_of_explain(proposal):
 def test_the_rank_of_a_layout_is_its_place_among_all_of_them(proposal):
     problem = priced_problem(MODEL)
     times = np.sort(problem.lower_bound(np.arange(problem.num_layouts))[0])
-    first = explain(MODEL, plan_of(proposal.to_dict()["reference"]), ranked=True).rank
+    fastest = proposal.to_dict()["reference"]
+    first = explain(MODEL, plan_of(fastest), ranked=True).rank
     later = explain(MODEL, "dp=4 tp=8", ranked=True)
     assert (first.rank, first.of, first.behind) == (1, problem.num_layouts, 0.0)
-    assert later.rank.behind == pytest.approx(later.iteration_time_s / times[0] - 1.0, rel=1e-3)
+    assert later.rank.behind == pytest.approx(later.iteration_time_s / fastest["iteration_time_s"] - 1.0)
     assert later.rank.rank == 1 + (times < later.iteration_time_s * (1 - 1e-9)).sum()
     assert f"rank {later.rank.rank} of" in later.text()
 
@@ -97,3 +99,30 @@ def test_near_are_layouts_within_one_percent_of_their_split_s_fastest_but_that_i
     assert _near(time_s, np.array([False, True, True, True, False])) == 1
     assert _near(time_s, np.array([True, False, False, False, True])) == int(NEAR >= 0.001)
     assert _near(time_s, np.zeros(5, bool)) == 0
+
+
+def test_a_layout_that_hardly_fits_is_as_far_behind_as_its_time_and_energy_are(tight_rank):
+    rank, time_s, first_s, energy_j, first_j = tight_rank
+    assert rank.behind == pytest.approx(time_s / first_s - 1.0)  # 2 %, and not the odds of running out of memory
+    assert rank.energy_behind == pytest.approx(energy_j / first_j - 1.0)
+    assert rank.rank is None or rank.rank > 100
+    assert f"{rank.behind:.1%} slower than the first, at {rank.energy_behind:.1%} more energy." in rank.sentence()
+    assert "is likelier not to fit in memory (probability 0.09), for which it ranks" in rank.sentence()
+
+
+@pytest.fixture(scope="module")
+def tight_rank(proposal):
+    """The rank of the layout that is least likely to fit, with its time and energy, and those of the first."""
+    found = explain(MODEL, "dp=2 tp=2 pp=4 cp=2 vpp=5 micro_batch_size=1 zero_stage=0 clock_mhz=1980", ranked=True)
+    first = proposal.to_dict()["reference"]
+    times = (found.iteration_time_s, first["iteration_time_s"])
+    return found.rank, *times, found.energy_j, first["energy_j"]
+
+
+@pytest.mark.parametrize(
+    ("behind", "energy", "words"),
+    [(-0.02, None, "2.0% faster than the first."), (0.0, -0.1, "0.0% slower than the first, at 10.0% less energy.")],
+)
+def test_a_rank_says_what_is_known_of_the_distance_to_the_first(behind, energy, words):
+    assert Rank(7, 9, behind, energy).sentence() == f"Its layout is rank 7 of 9 at the highest clock, {words}"
+    assert Rank(1, 9, 0.0).sentence() == "Its layout is rank 1 of 9 at the highest clock."

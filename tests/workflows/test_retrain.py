@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from jointopt.runs.store import Store
 from jointopt.surrogate.files import load
 from jointopt.surrogate.training import Scores, score_table
 from jointopt.workflows import retrain as retraining
+from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.retrain import retrain
 
 
@@ -236,3 +238,42 @@ def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_pa
     pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
     assert "median error unknown (no source has two groups)" in report
+
+
+def test_rows_that_a_surrogate_learned_from_are_known_again_in_another_file(trained, three_sources):
+    shuffled = three_sources.sample(frac=0.5, random_state=0).drop(columns="group", errors="ignore")
+    slower = shuffled.assign(iteration_time_s=1.01 * shuffled["iteration_time_s"])
+    assert evaluate(shuffled, str(trained)).learned_rows == len(shuffled)
+    assert evaluate(pd.concat([shuffled, slower]), str(trained)).learned_rows == len(shuffled)
+    assert evaluate(slower, str(trained)).learned_rows == 0
+
+
+def test_what_was_learned_from_is_said_in_a_sentence_and_in_json(trained, three_sources):
+    few = three_sources.head(7)
+    found = evaluate(few, str(trained))
+    words = "7 of 7 rows are among those that the surrogate learned from: these errors are of fit, not of prediction."
+    assert words in " ".join(found.text().split())
+    assert found.to_dict()["learned_rows"] == 7
+    assert "learned from" not in evaluate(few, "none").text()
+    assert evaluate(few, "none").to_dict()["learned_rows"] is None
+
+
+def test_a_row_that_was_left_out_of_the_training_is_none_that_was_learned_from(three_sources, tmp_path):
+    table = three_sources.copy()
+    table.loc[table.index[:2], "iteration_time_s"] *= 40.0  # beyond what training takes
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "made")
+    assert evaluate(table.head(5), str(tmp_path / "made")).learned_rows == 3
+
+
+def test_a_surrogate_without_a_list_of_its_rows_does_not_know_them(folder, three_sources):
+    (folder / "learned_rows.npz").unlink()
+    told = card(folder)
+    del told["model"]["sha256"]["learned_rows.npz"]
+    (folder / "card.json").write_text(json.dumps(told))
+    assert evaluate(three_sources, str(folder)).learned_rows is None
+    np.savez(folder / "learned_rows.npz", row=np.zeros(3))
+    told["model"]["sha256"]["learned_rows.npz"] = hashlib.sha256((folder / "learned_rows.npz").read_bytes()).hexdigest()
+    (folder / "card.json").write_text(json.dumps(told))
+    with pytest.raises(TableError, match=r"learned_rows\.npz holds no row of fingerprints"):
+        load(folder)

@@ -63,6 +63,12 @@ class Intent:
         return "all_gather" if self.window and self["cp"] > 1 else None
 
     @property
+    def odd_activation(self) -> str:
+        """The activation in words where it is not a usual one of its kind of MLP, else blank."""
+        usual = ("silu",) if self.model.gated_mlp else ("gelu", "gelu_tanh")
+        return "" if self.details.activation in usual else f"activation {self.details.activation}"
+
+    @property
     def window_words(self) -> str:
         """The window as a note names what a target cannot be given."""
         layers, windowed = self.model.num_layers, sum(self.model.windowed_layers)

@@ -88,8 +88,8 @@ def _shape(words: Words, gaps: Gaps, intent: Intent) -> None:
     )  # fmt: skip
     shared = bool(model.num_query_groups % intent["tp"])
     gaps.never(shared and version_key(words.version) < version_key("0.16"), "KV heads that several ranks share")
-    gaps.finer(details.activation not in (("silu",) if model.gated_mlp else ("gelu", "gelu_tanh")),
-               f"activation {details.activation}")  # fmt: skip
+    gaps.finer(bool(intent.odd_activation), intent.odd_activation)
+    gaps.finer(model.attention_sinks, "attention sinks")
     gaps.finer(details.parallel_residual, "parallel attention and MLP")
     gaps.finer(details.post_norm, "norms after attention and MLP")
     gaps.finer(model.qk_norm_full, "norm over all heads' queries and keys at once")

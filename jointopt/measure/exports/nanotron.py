@@ -65,6 +65,7 @@ def _check_model(gaps: Gaps, intent: Intent, old: bool) -> None:
     gaps.never(model.position_embedding != "rope", f"{model.position_embedding} positions")
     gaps.finer(model.linear_bias or (old and model.qkv_bias), "biases of projections")
     gaps.finer(model.qk_norm, "norm of queries and keys")
+    gaps.finer(model.attention_sinks, "attention sinks")
     gaps.finer(intent.window > 0, intent.window_words)
     gaps.finer(old and details.rotary_base != 10000.0, f"rotary base {details.rotary_base:g}")
     gaps.finer(details.rope_scaling is not None, "scaling of rotary positions")

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.measure.imports import megatron
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, stated, whole_of
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, precision_remarks, stated, whole_of
 from jointopt.measure.logs.lines import lines_of
 
 _HARMLESS = re.compile(
@@ -134,7 +134,9 @@ def accelerate_taken(config: Mapping[str, Any]) -> Taken:
         tp=_degree(options, "tp"), cp=_degree(options, "cp"), dp_replicate=_degree(options, "dp_replicate"),
     )  # fmt: skip
     frameworks = {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron_lm": "megatron-lm"}
-    precision = {"no": "fp32"}.get(options.word("mixed_precision"), options.word("mixed_precision"))
+    stated_precision = options.word("mixed_precision")
+    wrong = precision_remarks("mixed_precision", stated_precision)
+    precision = "" if wrong else {"no": "fp32"}.get(stated_precision, stated_precision)
     shards = _degree(options, "dp_shard")
     taken = Taken(
         "Accelerate config", frameworks.get(kind, "generic"), plan=plan, training=stated(dtype=precision or None),
@@ -143,6 +145,7 @@ def accelerate_taken(config: Mapping[str, Any]) -> Taken:
         ),
         accumulation=options.whole("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps",
                                     "megatron_lm_config.megatron_lm_num_micro_batches"),
+        remarks=wrong,
     )  # fmt: skip
     if kind == "megatron_lm":
         taken.rest = megatron.chunks_of(_of_plugin(options))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jointopt.core.errors import JobError
-from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, stated
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, precision_remarks, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.huggingface import model_from_config
 
@@ -42,6 +42,7 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * plan["tp"] * plan["pp"] * plan["cp"] if dp else None),
     )  # fmt: skip
+    taken.remarks += precision_remarks("model.dtype", options.take("model.dtype"))
     taken.flags = flags_of({name: options.take(name) for name in _MATTER})
     taken.unread, taken.without_effect = options.left(_HARMLESS)
     return taken

@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.core.schema import LORA_TARGETS
 from jointopt.measure.imports.megatron import options_taken
-from jointopt.measure.imports.taken import Taken, flattened, stated, whole_of
+from jointopt.measure.imports.taken import Taken, flattened, precision_remarks, stated, whole_of
 
 # Names that differ from those of Megatron's options.
 _RENAMED = {
@@ -62,6 +62,7 @@ def nemo_taken(config: Mapping[str, Any]) -> Taken:
     taken.cluster = stated(
         nodes=whole_of(flat.get("trainer.num_nodes")), gpus_per_node=whole_of(flat.get("trainer.devices"))
     )
+    taken.remarks += precision_remarks("trainer.precision", flat.get("trainer.precision"))
     return _with_places(taken, flat, ("model.",), ("trainer.num_nodes", "trainer.devices", "trainer.precision"))
 
 
@@ -74,6 +75,7 @@ def bridge_taken(config: Mapping[str, Any]) -> Taken:
     peft = {name[5:]: flat.pop(name) for name in list(flat) if name.startswith("peft.")}
     if "dim" in peft and not str(peft.get("_target_", "LoRA")).endswith("DoRA"):
         taken.training |= _adapters(peft, "dim")
+    taken.remarks += precision_remarks("mixed_precision", flat.get("mixed_precision"))
     return _with_places(taken, flat, tuple(f"{name}." for name in _SECTIONS), ("mixed_precision",))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jointopt.runs.precision import named_precision, named_recipe
+
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
@@ -104,6 +106,14 @@ class Taken:
     log: str = ""  # the text, where it is a log
     meter: str = ""  # the text, where a meter wrote it: windows of Zeus, or a trace
     source: str = ""  # the file's name
+
+
+def precision_remarks(name: str, value: object) -> tuple[str, ...]:
+    """A sentence where the value of that option means no precision; none where it states one, or is not given."""
+    text = str(value).strip()
+    if text.lower() in ("", "no", "none") or named_precision(text) or named_recipe(text):
+        return ()
+    return (f"{name} {text!r:.60} means no precision and is not read; expected one like bf16, fp16, fp32 or fp8.",)
 
 
 def stated(**values: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.measure.exports.torchtitan import SCHEDULES
 from jointopt.measure.imports.catalogue import catalogue_name
-from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, pairs_of, stated
+from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, pairs_of, precision_remarks, stated
 from jointopt.measure.logs.lines import lines_of
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.catalog.models import load_model
@@ -126,6 +126,8 @@ def config_taken(config: Mapping[str, Any]) -> Taken:
         ),
         cluster=stated(num_gpus=dp * degrees if dp else None),
     )  # fmt: skip
+    name = "training.mixed_precision_param"
+    taken.remarks += precision_remarks(name, options.take(name))
     taken.flags = flags_of({name: options.take(name) for name in _MATTER})
     each = options.whole("parallelism.pipeline_parallel_layers_per_stage")
     ends = [options.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]

@@ -140,7 +140,8 @@ def _not_built(model: Model) -> list[str]:
         "norms of queries and keys": model.qk_norm,
         "norm of the embedding": model.embedding_norm,
         "narrower embedding": model.embedding_size not in (0, model.hidden_size),
-        "biases": model.linear_bias or model.qkv_bias,
+        "biases": model.linear_bias or model.qkv_bias or model.moe_linear_bias,
+        "attention sinks": model.attention_sinks,
         "dropout": model.dropout,
         "windows of attention": bool(model.window_cells),
     }

@@ -17,7 +17,16 @@ from jointopt.report.layouts import NEAR, Layout, steps
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry
 from jointopt.report.page.pictured import Pictured, encoded
-from jointopt.report.plans import differing, has_site_costs, plan_words, rate_words, short_clocks
+from jointopt.report.plans import (
+    are_against_first,
+    better_words,
+    differing,
+    half_difference,
+    has_site_costs,
+    plan_words,
+    rate_words,
+    short_clocks,
+)
 from jointopt.spec.job import Job
 from jointopt.spec.objectives import words
 
@@ -111,26 +120,32 @@ def _interval(entry: Entry) -> str:
 
 
 _PLAN_HEADS = (
-    "", "plan", "layout", "clock, MHz", "time", "90 %", "Δ", "energy", "Δ", "W/GPU", "memory", "fits",
+    "", "plan", "layout", "clock, MHz", "time", "90 %", "Δ%", "energy", "Δ%", "better", "W/GPU", "memory", "fits",
     "tok/s /GPU", "MFU",
 )  # fmt: skip
+
+
+_PLAN_CAPTION = "Chosen plans; Δ% is against the first"
+_COMPARED = ", ± its 90 % interval; better: probability, %, of being really faster | leaner"
 
 
 def _plan_table(plans: Sequence[Pictured]) -> Table:
     entries = [plan.chosen.entry for plan in plans]
     varied = differing(entries) - {"stage_clock_mhz"}
-    first = entries[0]
+    first, better = entries[0], better_words(entries)
+    time, energy = (_halves(entries, name) for name in ("time", "energy"))
     rows = [
         [
             plan.letter, plan.chosen.name, _layout_words(e, varied), short_clocks(e["stage_clock_mhz"], 10),
-            _result(e, "iteration_time_s"), _ends(e), _against(e, first, "iteration_time_s"), _result(e, "energy_j"),
-            _against(e, first, "energy_j"), _form(e, "avg_power_w", "{:.0f}"), _result(e, "peak_memory_gib"),
+            _result(e, "iteration_time_s"), _ends(e), _against(e, first, "iteration_time_s", time[at]),
+            _result(e, "energy_j"), _against(e, first, "energy_j", energy[at]), better[at],
+            _form(e, "avg_power_w", "{:.0f}"), _result(e, "peak_memory_gib"),
             _form(e, "fit_probability", "{:.2f}"), _form(e, "tokens_per_s_per_gpu", "{:,.0f}"),
             _form(e, "mfu", "{:.1%}"),
         ]
-        for plan, e in zip(plans, entries, strict=True)
+        for at, (plan, e) in enumerate(zip(plans, entries, strict=True))
     ]  # fmt: skip
-    return Table("Chosen plans; differences are against the first", _PLAN_HEADS, rows)
+    return Table(_PLAN_CAPTION + _COMPARED * are_against_first(entries), _PLAN_HEADS, rows)
 
 
 _COSTS: dict[str, tuple[str, table.Units]] = {
@@ -186,10 +201,17 @@ def _percent(value: float, entry: Entry) -> str:
     return f"{100 * (value / entry['iteration_time_s'] - 1):+.0f}%"
 
 
-def _against(entry: Entry, first: Entry, name: str) -> str:
+def _against(entry: Entry, first: Entry, name: str, half_percent: float) -> str:
     if entry.get(name) is None or not first.get(name):
         return "-"
-    return f"{100 * (entry[name] / first[name] - 1):+.1f}%"
+    return table.plus_minus([f"{100 * (entry[name] / first[name] - 1):+z.1f}"], [half_percent])[0]
+
+
+def _halves(entries: Sequence[Entry], name: str) -> list[float]:
+    """Half of the interval of each plan's difference from the first, in percent; NaN where it is not known."""
+    if not are_against_first(entries):
+        return [math.nan] * len(entries)
+    return [math.nan, *(half_difference(entry, name) for entry in entries[1:])]
 
 
 def _layout_table(document: Mapping[str, Any]) -> Table:

@@ -251,3 +251,13 @@ def test_ranks_of_a_sequence_gather_keys_where_layers_have_windows(
     overrides = yaml.safe_load(TARGETS["megatron-bridge"].export(made).files["overrides.yaml"])["model"]
     assert overrides.get("cp_comm_type") == word
     assert "cp-comm-type" not in options(made, "0.14")  # which has no windows either
+
+
+def test_what_gpt_oss_has_and_megatron_s_words_have_not_is_named(intent: Any) -> None:
+    made = intent("gpt-oss-20b", ep=4)
+    notes = " ".join(export(made, NEWEST).notes)
+    assert "has no activation quick_gelu" in notes
+    assert "has no attention sinks" in notes
+    said = options(made)
+    assert (said["window-size"], said["window-attn-skip-freq"]) == ("128,0", "2")
+    assert "disable-bias-linear" not in said

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from jointopt.measure.imports import deepspeed, nanotron, nemo, torchtitan
 from jointopt.measure.imports.files import read_text
 from jointopt.measure.imports.megatron import dump_taken, words_taken
 from jointopt.measure.imports.taken import Options, flags_of, pairs_of, whole_of
@@ -110,3 +112,19 @@ def test_words_are_pairs_of_names_and_values() -> None:
 def test_options_that_are_off_are_no_flags() -> None:
     given = {"z": 1, "a": True, "b": False, "c": None, "d": "None", "e": "false", "f": "x"}
     assert list(flags_of(given).items()) == [("a", True), ("f", "x"), ("z", 1)]
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (nemo.nemo_taken, "trainer.precision"), (nemo.bridge_taken, "mixed_precision"),
+        (torchtitan.config_taken, "training.mixed_precision_param"), (nanotron.config_taken, "model.dtype"),
+        (deepspeed.accelerate_taken, "mixed_precision"),
+    ],
+)  # fmt: skip
+def test_a_precision_that_means_none_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:
+    section, _, last = name.rpartition(".")
+    for word, known in (("banana", False), ("bf16-mixed", True), (None, True)):
+        taken = read({section: {last: word}} if section else {last: word})
+        said = f"{name} 'banana' means no precision and is not read; expected one like bf16, fp16, fp32 or fp8."
+        assert taken.remarks == (() if known else (said,))

@@ -1,0 +1,75 @@
+"""Differences from the plan that an answer compares with, in every plan that it shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jointopt.report.results import Proposal
+from jointopt.spec.jobfile import shipped_job
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.compare import compare
+from jointopt.workflows.propose import propose
+from jointopt.workflows.scale import scale
+from jointopt.workflows.select import select
+
+JOB = shipped_job("opt-350m-2x4-a100")
+MODEL = JobModel.of(JOB)
+ENDS = [f"{name}_vs_first_percent{end}" for name in ("time", "energy") for end in ("_low", "_high")]
+
+
+@pytest.fixture(scope="module")
+def proposal() -> Proposal:
+    return propose(MODEL)
+
+
+def test_layouts_behind_the_front_are_compared_with_the_reference_too(proposal: Proposal) -> None:
+    for layout in proposal.best_layouts:
+        for plan in layout.plans:
+            change = 100.0 * (plan["iteration_time_s"] / proposal.reference["iteration_time_s"][0] - 1.0)
+            assert plan["time_vs_first_percent"] == pytest.approx(change, abs=1e-6)
+            assert plan["time_vs_first_percent_low"] <= change + 1e-6
+            assert plan["iteration_time_s_low"] < plan["iteration_time_s"] < plan["iteration_time_s_high"]
+    assert any(not layout.on_front for layout in proposal.best_layouts)
+
+
+def test_the_differences_of_a_layout_are_those_of_compare(proposal: Proposal) -> None:
+    behind = next(layout for layout in proposal.best_layouts if not layout.on_front).plans[0]
+    names = ("dp", "tp", "pp", "cp", "micro_batch_size", "zero_stage", "stage_clock_mhz", "sequence_parallel")
+    plans = [{name: entry[name] for name in names} for entry in (proposal.to_dict()["reference"], behind)]
+    (one,) = compare(MODEL, plans).to_dict()["differences"]
+    assert [behind[end] for end in ENDS] == pytest.approx([one[end] for end in ENDS])
+
+
+def test_a_baseline_is_what_plans_surely_differ_from_or_not() -> None:
+    found = propose(MODEL, baseline="dp=4 tp=2")
+    document = found.to_dict()
+    assert [document["reference"][end] for end in ENDS] == [0.0] * 4
+    first: dict[str, Any] = document["front"][0]
+    assert first["time_vs_first_percent_low"] < first["time_vs_first_percent"] < first["time_vs_first_percent_high"]
+    (row,) = [line for line in found.text().splitlines() if line.startswith("1 ")]
+    assert "±" in row.split()[-2]
+
+
+def test_a_power_limit_leaves_differences_without_intervals() -> None:
+    found = propose(replace(JOB, search=replace(JOB.search, power_limit_w=(250.0,))), surrogate="none")
+    assert not [
+        name for name in (*found.front, *found.reference, *found.best_layouts[0].plans[0]) if "vs_first" in name
+    ]
+
+
+def test_a_selection_compares_with_the_plan_chosen(proposal: Proposal, tmp_path: Any) -> None:
+    proposal.write(tmp_path)
+    found = select(str(tmp_path), max_energy_j=4500.0)
+    assert [found.plans[end][found.row] for end in ENDS] == [0.0] * 4
+    assert found.plans["faster_probability"][0] > 0.9 > found.plans["faster_probability"][-1]
+    assert "better: probability" in " ".join(found.text().split())
+    assert "±" not in select(str(tmp_path / "front.csv"), max_energy_j=4500.0).text().split("= the plan")[1]
+
+
+def test_the_leanest_plan_of_a_cluster_is_compared_with_its_fastest() -> None:
+    (size,) = scale([JOB], surrogate="none").sizes
+    assert [size.plans[0][end] for end in ENDS] == [0.0] * 4
+    assert size.plans[-1]["energy_vs_first_percent_low"] < size.plans[-1]["energy_vs_first_percent_high"] < 0.0
