@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,19 +171,39 @@ class Correction:
         return float(np.log(with_it / without))
 
     @property
+    def _own_power(self) -> OwnRuns | None:
+        return self.own if self.own is not None and self.own.knows_power else None
+
+    @property
+    def power_limit_w(self) -> float | None:
+        """The limit in W that power was measured under, and times with it; None where nothing is known of power."""
+        own = self._own_power
+        return self._settled[2].power_limit_w if own is None else own.measured_limit_w
+
+    @property
     def power_clocks(self) -> tuple[float, ...] | None:
-        """Shares of the top clock at which `power` asks for the physics' power; None where it does not."""
-        own = self.own
-        return own.power_clocks if own is not None and own.knows_power else None
+        """Shares of the top clock at which `power` asks for the physics' power, the last one 1; None: it does not."""
+        if self.power_limit_w is None:
+            return None
+        return (*(() if self._own_power is None else self._own_power.power_clocks), 1.0)
 
     def power(self, runs: Runs, watts: Floats | None) -> PowerScale:
         """The line in the power of the physics as moved: one for all of ``runs``, or of each of them.
 
-        ``watts`` (clocks, n): of the physics at all `power_clocks`, where there are such.
+        ``watts`` (clocks, n): of the physics at all `power_clocks`, under `power_limit_w`, where there are such.
         """
-        if watts is not None and self.own is not None:
-            return self.own.power_scale(runs, watts)
-        return self._settled[2].power
+        of_evidence = self._settled[2].power
+        if watts is None or self.power_limit_w is None:
+            return of_evidence
+        scale = of_evidence if self._own_power is None else self._own_power.power_scale(runs, watts[:-1])
+        return scale.within(self.power_limit_w, watts[-1])
+
+    def as_measured(self, job: Job) -> Job:
+        """The job under the power limit that its power was measured under, whatever its own, where there is such."""
+        limit_w = self.power_limit_w
+        if limit_w is None or job.cluster.power_limit_w == limit_w:
+            return job
+        return replace(job, cluster=replace(job.cluster, power_limit_w=limit_w))
 
     @property
     def moves_physics(self) -> bool:

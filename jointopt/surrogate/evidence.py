@@ -139,6 +139,12 @@ class Evidence:
         """The scale of predicted power."""
         return power_scale(self.log_power_ratio, self.static_share, self.static_w)
 
+    @functools.cached_property
+    def power_limit_w(self) -> float | None:
+        """The highest limit in W that runs were measured under; None where nothing is known of their power."""
+        limits = [work.job.cluster.power_limit_w for priced in self.priced for work in priced.works]
+        return max(limits) if limits and self.power.log_sd is not None else None
+
     def memory_posterior(self, framework: str = "") -> MemoryPosterior:
         """The memory model after these runs, of one framework's profile."""
         return MemoryPosterior(self.memory, framework)

@@ -11,6 +11,7 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.drawn import Drawn
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
@@ -136,18 +137,30 @@ class JobModel:
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily)
+        log_time, drawn = self._moves_under_limits(layouts)
+        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily, drawn=drawn)
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
-        if self._correction is None or not self._correction.moves_time:
-            power = self.evidence.power
-            same = memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0)
-            ones = np.ones(len(layouts["pp"]))
-            return physics if same else physics.corrected(ones, memory, power.factor, power.offset_w)
-        bare, of = without_limits(layouts)  # what was learned is of the layout, whatever its limit
+        if log_time is None and drawn is None and memory == 1.0:
+            return physics
+        time_factor = np.ones(len(layouts["pp"])) if log_time is None else np.exp(log_time)
+        power = (1.0, 0.0) if drawn is None else (drawn.factor, drawn.offset_w)
+        return physics.corrected(time_factor, memory, *power)
+
+    def _moves_under_limits(self, layouts: Columns) -> tuple[Floats | None, Drawn | None]:
+        """Log of the factor on time (L,) and measured power of layouts, whatever their limits; None where neither is.
+
+        What was learned is of the layout under the limit that runs were measured under.
+        """
+        correction, power, limit_w = self._correction, self.evidence.power, self.evidence.power_limit_w
+        if correction is None or not correction.moves_time:
+            factor, offset_w = (np.full(len(layouts["pp"]), value) for value in (power.factor, power.offset_w))
+            return None, None if limit_w is None else Drawn(factor, offset_w, limit_w)
+        bare, of = without_limits(layouts)
         log_time, factor, offset_w = self._moves(bare)[:, of]
-        return physics.corrected(np.exp(log_time), memory, factor, offset_w)
+        limit_w = correction.power_limit_w
+        return log_time, None if limit_w is None else Drawn(factor, offset_w, limit_w)
 
     def log_time_factor(self, layouts: Columns) -> Floats:
         """Mean of log(time / physics) of every layout (n,), the physics as moved; zeros where nothing is corrected."""
@@ -163,7 +176,7 @@ class JobModel:
         order = np.lexsort((layouts["vpp"], layouts["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
             at = order[start : start + _CHUNK]
-            physics, every = CostModel(self._moved, _rows(layouts, at)), np.arange(len(at))
+            physics, every = CostModel(correction.as_measured(self._moved), _rows(layouts, at)), np.arange(len(at))
             runs = self._runs(physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
             power = correction.power(runs, _watts(correction, physics, every))
             out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
@@ -202,7 +215,8 @@ class JobModel:
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""
-        physics = CostModel(self._moved, {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)})
+        layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
+        physics = CostModel(self._moved, layouts, drawn=self._moves_under_limits(layouts)[1])
         clocks = clocks_reached(physics, columns["stage_clock_mhz"])
         return {name: values for name, values in columns.items() if name != POWER_LIMIT} | {"stage_clock_mhz": clocks}
 

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import MOST_GPU_POWER_W, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
+from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.own_kernel import learn_alone
@@ -83,7 +84,8 @@ class OwnRuns:
     ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width.
     ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
     runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
-    says why). ``response``: how kernels follow the clock, None: as in the physics.
+    says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
+    the runs were under, None: a version that knew of none learned from them.
     """
 
     source: str
@@ -99,6 +101,14 @@ class OwnRuns:
     response: LearnedResponse | None = None
     off_below: float = 0.0
     clock_remark: str = ""
+    power_limit_w: float | None = None
+
+    @property
+    def measured_limit_w(self) -> float:
+        """The limit in W that power was measured under: that of the GPU as it is sold where it is not known."""
+        gpu = known_gpu(Source.parse(self.source).gpu)
+        sold_w = gpu.tdp_w if gpu is not None and gpu.tdp_w else MOST_GPU_POWER_W
+        return sold_w if self.power_limit_w is None else self.power_limit_w
 
     @property
     def measured_clocks(self) -> MeasuredClocks:

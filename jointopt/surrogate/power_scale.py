@@ -6,7 +6,7 @@ rest: P = dynamic·(P_physics − static) + resting·static, a line in the power
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,15 @@ class PowerScale:
     def over(self, power_w: Floats) -> Floats:
         """Corrected over predicted power, (n,), of GPUs predicted to draw ``power_w``."""
         return np.asarray(self.factor + self.offset_w / power_w)
+
+    def within(self, limit_w: float, highest_w: Floats) -> PowerScale:
+        """The scale with no plan's power above ``limit_w``: of what the physics says at the highest clock, (n,).
+
+        Runs were measured under that limit, which no board exceeds in the mean, so that what is above it is the error
+        of a line.
+        """
+        over = np.minimum(limit_w / (self.over(highest_w) * highest_w), 1.0)
+        return self if (over >= 1.0).all() else replace(self, factor=over * self.factor, offset_w=over * self.offset_w)
 
 
 def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w: float = 0.0) -> PowerScale:
