@@ -9,7 +9,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cooling import position_temperatures_c, power_limit_w
-from jointopt.physics.makespan import StageTimes
+from jointopt.physics.makespan import StageTimes, least_makespan_s
 
 if TYPE_CHECKING:
     from jointopt.physics.cost_model import CostModel
@@ -57,8 +57,20 @@ def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
     """Power (n, pp) of layouts ``index`` while kernels run, of that of the physics, whatever the limit."""
     scale = physics.heat_scale
     if scale.factor is None or scale.offset_w is None:
-        return _as_mean(physics, index, burst_w)
+        drawn = physics.drawn
+        if drawn is None:
+            return _as_mean(physics, index, burst_w)
+        return np.asarray(drawn.line[0, index, None] * burst_w + drawn.line[1, index, None])
     return np.asarray(scale.factor[index, None] * burst_w + scale.offset_w[index, None])
+
+
+def layout_burst_w(physics: CostModel, share: float) -> Floats:
+    """Power (L,) in W of the hottest GPU of layouts while kernels run at a share of the top clock, by the physics."""
+    index, out = np.arange(len(physics.layouts["pp"])), np.empty(len(physics.layouts["pp"]))
+    for g, at, rows, depth in physics.parts(index):
+        t = physics.times(g, rows, np.full((len(at), depth), share * physics.top_mhz), least_makespan_s)
+        out[at] = physics.burst_w(g, rows, t).max(axis=1)
+    return out
 
 
 def temperature_c(physics: CostModel, index: Ints, t: StageTimes) -> Floats:

@@ -17,7 +17,7 @@ from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
-from jointopt.surrogate.evidence import Evidence
+from jointopt.surrogate.evidence import Evidence, as_it_is
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
@@ -29,6 +29,7 @@ from jointopt.surrogate.intervals import (
     within_power_limit,
 )
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.measured_limits import at_limit
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
@@ -97,11 +98,13 @@ class Correction:
 
     @functools.cached_property
     def _priced(self) -> Evidence:
-        """The evidence by `recipe_class`."""
+        """The evidence by `recipe_class`, runs under power limits by what was measured of power."""
         jobs = [work.job for part in self.evidence.priced for work in part.works]
-        if all(self.of_class(job) is job for job in jobs):
-            return self.evidence
-        return self.evidence.under(self.of_class) or self.evidence
+        evidence = self.evidence
+        if any(self.of_class(job) is not job for job in jobs):
+            evidence = evidence.under(self.of_class) or evidence
+        own = self.surrogate.own_of(self.source)
+        return evidence if own is not None and own.knows_power else evidence.under_measured_power()
 
     @functools.cached_property
     def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
@@ -123,9 +126,14 @@ class Correction:
         return None if own is None or own.response is None else own.response.response
 
     def _under_own_response(self) -> Evidence:
-        if self._response is None:
+        own = self.surrogate.own_of(self.source)
+        if own is None:
             return self._priced
-        return self._priced.under(self._response.on) or self._priced
+        power = own.measured_power
+        of_limits = power is not None and any((part.limits_w != power.limit_w).any() for part in self._priced.priced)
+        if self._response is None and not of_limits:
+            return self._priced
+        return self._priced.under(as_it_is if self._response is None else self._response.on, power) or self._priced
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
@@ -200,10 +208,7 @@ class Correction:
 
     def as_measured(self, job: Job) -> Job:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""
-        limit_w = self.power_limit_w
-        if limit_w is None or job.cluster.power_limit_w == limit_w:
-            return job
-        return replace(job, cluster=replace(job.cluster, power_limit_w=limit_w))
+        return at_limit(job, self.power_limit_w)
 
     @property
     def moves_physics(self) -> bool:

@@ -21,6 +21,7 @@ from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.measured_clocks import MeasuredClocks
+from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
@@ -114,6 +115,11 @@ class OwnRuns:
     def measured_clocks(self) -> MeasuredClocks:
         """Clocks at which the runs say something of time."""
         return MeasuredClocks(*self.clocks, self.off_below)
+
+    @property
+    def measured_power(self) -> MeasuredPower | None:
+        """Power by factors alone, by which runs under other limits are priced; None where it was not learned."""
+        return MeasuredPower(self.power, self.measured_limit_w) if self.knows_power else None
 
     def process(self, shared: Kernel, runs: Runs, residual: Floats) -> Posterior:
         """The process after runs of the source; ``shared``: the kernel of all sources."""
