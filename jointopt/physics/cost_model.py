@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
 from jointopt.physics.cooling import cooler, kernel_limits_w, stages_in_exhaust
 from jointopt.physics.drawn import Drawn, limit_left_w
-from jointopt.physics.heat import HeatScale, heat
+from jointopt.physics.heat import HeatScale, by_mean_power, heat
 from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth
 from jointopt.physics.limits import bounded, broken_bounds
@@ -51,7 +51,8 @@ class CostModel:
         self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None,
         *, lazily: bool = False, common: pc.Common | None = None, drawn: Drawn | None = None,
     ) -> None:  # fmt: skip
-        self.job, self._peak_bytes, self.drawn, self.heat_scale = job, peak_bytes, drawn, HeatScale()
+        self.job, self._peak_bytes, self.drawn = job, peak_bytes, drawn
+        self.heat_scale: Callable[[Ints], HeatScale] = by_mean_power
         self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
@@ -115,16 +116,17 @@ class CostModel:
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: Floats | float = 1.0,
-        power_offset_w: Floats | float = 0.0, heat_scale: HeatScale | None = None,
+        power_offset_w: Floats | float = 0.0, heat_scale: Callable[[Ints], HeatScale] = by_mean_power,
     ) -> CostModel:  # fmt: skip
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
         multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``:
-        both of each layout (L,), or one of all. ``heat_scale``: measured peaks and temperature.
+        both of each layout (L,), or one of all. ``heat_scale``: measured peaks and temperature,
+        of the layouts that it is asked for.
         """
         out = copy.copy(self)
-        out.heat_scale = heat_scale or self.heat_scale
+        out.heat_scale = heat_scale
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
         out.memory_factor, shape = memory_factor, out.time_factor.shape
         out.power_factor, out.power_offset_w = (np.full(shape, value) for value in (power_factor, power_offset_w))

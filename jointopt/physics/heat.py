@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,31 @@ HEAT = ("peak_power_w", "temperature_c")
 
 @dataclass(frozen=True)
 class HeatScale:
-    """Measured peak power as ``factor`` (L,) times that of the physics and ``offset_w`` (L,), None: not measured.
+    """Factor on what the physics says of layouts, and what is beside it, (2, n): as measured, None: not measured.
 
-    ``rise`` (L,): measured temperature above the air over that of the physics, None: not measured.
+    ``peak``: of peak power, in W; ``rise``: of the temperature over the inlet air, in K.
     """
 
-    factor: Floats | None = None
-    offset_w: Floats | None = None
+    peak: Floats | None = None
     rise: Floats | None = None
+
+
+def by_mean_power(index: Ints) -> HeatScale:
+    """Nothing was measured of peaks and temperature of layouts ``index``: what they are follows mean power."""
+    return HeatScale()
+
+
+def unscaled(index: Ints) -> HeatScale:
+    """The scale that changes nothing, whatever is known of mean power."""
+    same = np.stack([np.ones(len(index)), np.zeros(len(index))])
+    return HeatScale(same, same)
+
+
+def by_physics_alone(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    """`heat` of plans without what was measured of power, peaks or temperature."""
+    alone = copy.copy(physics)
+    alone.heat_scale = unscaled
+    return heat(alone, index, stage_clock_mhz)
 
 
 def heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
@@ -44,10 +62,10 @@ def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
 
     Where mean power alone was measured, by that, and no more than the limit allows.
     """
-    g, scale = int(physics.group_of[index[0]]), physics.heat_scale
+    g = int(physics.group_of[index[0]])
     burst_w = physics.burst_w(g, physics.row_of[index], t)
     found_w = as_peaks(physics, index, burst_w)
-    if scale.factor is not None:
+    if physics.heat_scale(index).peak is not None:
         return found_w
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, index, physics.groups[g].depth)
     return np.minimum(found_w, np.maximum(limit_w, burst_w))
@@ -55,13 +73,12 @@ def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
 
 def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
     """Power (n, pp) of layouts ``index`` while kernels run, of that of the physics, whatever the limit."""
-    scale = physics.heat_scale
-    if scale.factor is None or scale.offset_w is None:
-        drawn = physics.drawn
-        if drawn is None:
-            return _as_mean(physics, index, burst_w)
-        return np.asarray(drawn.line[0, index, None] * burst_w + drawn.line[1, index, None])
-    return np.asarray(scale.factor[index, None] * burst_w + scale.offset_w[index, None])
+    line = physics.heat_scale(index).peak
+    if line is None and physics.drawn is None:
+        return _as_mean(physics, index, burst_w)
+    if line is None:
+        line = physics.drawn.line[:, index]
+    return np.asarray(line[0][:, None] * burst_w + line[1][:, None])
 
 
 def layout_burst_w(physics: CostModel, share: float) -> Floats:
@@ -95,10 +112,10 @@ def _as_mean(physics: CostModel, index: Ints, watts: Floats) -> Floats:
 def _heating_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
     """Mean power (n, pp) that heats GPUs: as measured, but that of the physics where its temperature is corrected."""
     mean_w = physics.cold_power_w(int(physics.group_of[index[0]]), physics.row_of[index], t)
-    return mean_w if physics.heat_scale.rise is not None else _as_mean(physics, index, mean_w)
+    return mean_w if physics.heat_scale(index).rise is not None else _as_mean(physics, index, mean_w)
 
 
 def _measured_c(physics: CostModel, index: Ints, celsius: Floats) -> Floats:
     """Temperatures (n, pp) with their rise over the air as it was measured."""
-    rise, air_c = physics.heat_scale.rise, physics.job.cluster.inlet_temperature_c
-    return celsius if rise is None else np.asarray(air_c + rise[index, None] * (celsius - air_c))
+    rise, air_c = physics.heat_scale(index).rise, physics.job.cluster.inlet_temperature_c
+    return celsius if rise is None else air_c + rise[0][:, None] * (celsius - air_c) + rise[1][:, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
+from jointopt.physics.heat import HeatScale, by_mean_power
 from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
@@ -28,6 +29,7 @@ from jointopt.surrogate.intervals import (
     with_time_interval,
     within_power_limit,
 )
+from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.measured_limits import at_limit
 from jointopt.surrogate.power_scale import PowerScale
@@ -205,6 +207,13 @@ class Correction:
             return of_evidence
         scale = of_evidence if self._own_power is None else self._own_power.power_scale(runs, watts[:-1])
         return scale.within(self.power_limit_w, watts[-1])
+
+    def heat(self, job: Job, layouts: Columns) -> Callable[[Ints], HeatScale]:
+        """Peak power and temperature of ``layouts`` of a job as moved, by the source's own runs."""
+        own = self.own
+        if own is None or not own.heat:
+            return by_mean_power
+        return LearnedHeat(self.as_measured(job), layouts, self.source, own.heat, own.power_clocks)
 
     def as_measured(self, job: Job) -> Job:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""

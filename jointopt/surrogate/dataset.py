@@ -21,8 +21,9 @@ from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
-from jointopt.surrogate.features import runs_of, watts_at
+from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.measured_limits import MeasuredPower, drawn_by, within_limits
+from jointopt.surrogate.own_targets import PEAK
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
@@ -92,7 +93,7 @@ class Priced:
         """The plans of each work on the job that ``change`` makes of its; ``power``: as for `under`."""
         works = np.unique(self.work).tolist()
         found = (self.works[work].take(self.place[self.work == work]) for work in works)
-        return [PricedPlans.of(replace(work, job=change(work.job)), power) for work in found]
+        return [PricedPlans.of(replace(work, job=change(work.job)), power, heat=PEAK in self.physics) for work in found]
 
     @property
     def in_order(self) -> Ints:
@@ -132,21 +133,26 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
     return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
 
 
-def price(table: pd.DataFrame, cluster: Cluster | None = None, machine: Machine | None = None) -> Priced:
+def price(
+    table: pd.DataFrame, cluster: Cluster | None = None, machine: Machine | None = None, *, heat: bool = False
+) -> Priced:
     """Predictions of the physics and features of every row that can be priced; TableError where none can.
 
     ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
-    the usual ones of the row's GPU. ``machine``: measured figures of its nodes.
+    the usual ones of the row's GPU. ``machine``: measured figures of its nodes. ``heat``: with peak power and
+    temperature over the air.
     """
     found, reasons = workloads(table)
-    priced = price_workloads(table, [work.on(machine) for work in found], cluster)
+    priced = price_workloads(table, [work.on(machine) for work in found], cluster, heat=heat)
     if not len(priced.rows):
         reasons |= priced.reasons
         raise TableError(f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     return replace(priced, reasons=reasons | priced.reasons)
 
 
-def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None) -> Priced:
+def price_workloads(
+    table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None, *, heat: bool = False
+) -> Priced:
     """`price` of the rows of some workloads of ``table``; ``reasons`` says which of them cannot be priced."""
     texts = SourceTexts.of(table)
     reasons: dict[int, str] = {}
@@ -155,7 +161,7 @@ def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Clu
     runs: list[Runs] = []
     for work in steps(found if cluster is None else [_on(cluster, work) for work in found], "pricing jobs of runs"):
         try:
-            plans = PricedPlans.of(work)
+            plans = PricedPlans.of(work, heat=heat)
         except JointOptError as error:
             reasons |= dict.fromkeys(work.rows.tolist(), str(error))
             continue
@@ -197,8 +203,8 @@ class PricedPlans:
     values: Columns
 
     @classmethod
-    def of(cls, work: Workload, power: MeasuredPower | None = None) -> PricedPlans:
-        """Price layouts once, plans once, rows not at all; ``power``: by which limits hold."""
+    def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
+        """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: with `heat_of`."""
         layout = row_codes(work.plans[name] for name in LAYOUT_COLUMNS)
         clocks = work.stage_clock_mhz
         alike = ((clocks == clocks[:, :1]) | np.isnan(clocks)).all()
@@ -206,7 +212,9 @@ class PricedPlans:
         at, first = _first_rows(plan), _first_rows(layout)
         layouts = {name: values[first] for name, values in work.plans.items()}
         physics = CostModel(work.job, layouts, drawn=power and power.drawn(work.job, layouts))
-        return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
+        values = physics.evaluate(layout[at], clocks[at])
+        values |= heat_of(physics, layout[at], clocks[at]) if heat else {}
+        return cls(work.take(at), plan, physics, layout[at], values)
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""

@@ -12,6 +12,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, I
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.drawn import Drawn
+from jointopt.physics.heat import by_mean_power
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
@@ -148,7 +149,8 @@ class JobModel:
             return physics
         time_factor = np.ones(len(layouts["pp"])) if log_time is None else np.exp(log_time)
         power = power if drawn is None else within_limits(power, physics)
-        return physics.corrected(time_factor, memory, power.factor, power.offset_w)
+        heat = by_mean_power if self._correction is None else self._correction.heat(self._moved, physics.layouts)
+        return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
 
     def _moves_under_limits(self, layouts: Columns) -> tuple[Floats | None, PowerScale, Drawn | None]:
         """Log of the factor on time (L,), scale of mean power, and of what kernels draw; None where nothing is known.

@@ -80,6 +80,10 @@ def _priced_again(
     found = replace(
         some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + power,
         static_share=some.static_share * np.exp(power),
+        heat={
+            name: (ratio + np.log(values / again.physics[name]), again.physics[name])
+            for name, (ratio, values) in some.heat.items()
+        },
     )  # fmt: skip
     return found, again, moved
 
@@ -99,7 +103,8 @@ def measured(data: TrainingSet, rows: Ints) -> Measured:
     gpu = known.works[int(known.work[rows[0]])].job.cluster.gpu
     static_w = gpu.power.static_w if gpu.power else np.nan
     share = static_w / known.physics["avg_power_w"][rows]
-    return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w)
+    heat = {name: (ratio[rows], known.physics[name][rows]) for name, ratio in data.heat.items()}
+    return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w, heat)
 
 
 def with_own(surrogate: Surrogate, data: TrainingSet, found: Sequence[LearnedOwn]) -> Surrogate:

@@ -28,6 +28,7 @@ from jointopt.surrogate.held_out import (
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 from jointopt.surrogate.one_class import learned_classes
+from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn
@@ -82,6 +83,7 @@ class TrainingSet:
     unknown_residual: Floats
     use: tuple[Use, ...] = ()  # by source, in the order of their names
     log_power: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), (n,), NaN: not measured
+    heat: Mapping[str, Floats] = field(default_factory=dict)  # the same of peak power and temperature over the air
 
     def of(self, names: set[str]) -> Ints:
         """Positions of the runs of the sources of these names."""
@@ -102,7 +104,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     timed = timed_runs(table)
     if timed.empty:
         raise TableError("No row has status ok and an iteration_time_s; training needs runs that were timed.")
-    known = price(timed)
+    known = price(timed, heat=measures_heat(timed))
     unknown = (
         known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))
     )  # other sources are what it is learned for
@@ -122,7 +124,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     )  # software by its name all the same
     return TrainingSet(
         origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses),
-        power_log_ratio(timed, known),
+        power_log_ratio(timed, known), heat_log_ratios(timed, known),
     )  # fmt: skip
 
 
