@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from jointopt.surrogate.intervals import (
     add_intervals,
     physics_errors,
     supported,
+    with_heat_intervals,
     with_new_interval,
     with_power_interval,
     with_time_interval,
@@ -215,6 +216,11 @@ class Correction:
             return by_mean_power
         return LearnedHeat(self.as_measured(job), layouts, self.source, own.heat, own.power_clocks)
 
+    @property
+    def _heat_half_widths(self) -> dict[str, float]:
+        targets = {} if self.own is None else self.own.heat
+        return {name: half for name, target in targets.items() if (half := target.scale.half_width) is not None}
+
     def as_measured(self, job: Job) -> Job:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""
         return at_limit(job, self.power_limit_w)
@@ -265,7 +271,7 @@ class Correction:
         return [
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
-                self.power(runs, of_physics), self._measured_clocks, conditioned.new(runs),
+                self.power(runs, of_physics), self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -282,6 +288,7 @@ class Move:
     evidence: Evidence
     power: PowerScale
     measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the source
+    heat_half_width: Mapping[str, float] = field(default_factory=dict)  # 90 %, of logarithms, by `heat_names`
     new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
 
     def scaled(self, columns: Columns) -> Columns:
@@ -301,4 +308,4 @@ class Move:
             out = with_new_interval(job, out, self.new, self.measured)
         else:
             out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured)
-        return out | {"in_domain": self.inside & supports}
+        return with_heat_intervals(job, out, self.heat_half_width) | {"in_domain": self.inside & supports}

@@ -22,8 +22,8 @@ from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.measured_limits import MeasuredPower, drawn_by, within_limits
-from jointopt.surrogate.own_targets import PEAK
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
@@ -204,7 +204,7 @@ class PricedPlans:
 
     @classmethod
     def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
-        """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: with `heat_of`."""
+        """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: that too."""
         layout = row_codes(work.plans[name] for name in LAYOUT_COLUMNS)
         clocks = work.stage_clock_mhz
         alike = ((clocks == clocks[:, :1]) | np.isnan(clocks)).all()
@@ -221,7 +221,7 @@ class PricedPlans:
         return None if shares is None else watts_at(self.physics, self.layout, shares)
 
     def under_limit(self, job: Job, power: PowerScale, limit_w: float) -> tuple[PricedPlans, PowerScale]:
-        """The same plans on ``job``, of another power limit, and ``power`` (n,) under that, measured under ``limit_w``."""
+        """The same plans on ``job``, of another limit, and ``power`` (n,) under that, measured under ``limit_w``."""
         first = _first_rows(self.layout)
         factor, offset_w = (np.broadcast_to(v, len(self.layout))[first] for v in (power.factor, power.offset_w))
         of_layouts = replace(power, factor=factor, offset_w=offset_w)

@@ -11,7 +11,7 @@ from jointopt.physics.heat import by_physics_alone
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.surrogate.own_targets import PEAK, RISE
+from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.residual_gp import Runs
 
 

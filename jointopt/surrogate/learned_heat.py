@@ -12,7 +12,8 @@ from jointopt.physics.heat import HeatScale
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.features import heat_of, runs_of
-from jointopt.surrogate.own_targets import PEAK, RISE, OwnTarget
+from jointopt.surrogate.heat_names import PEAK, RISE
+from jointopt.surrogate.own_targets import OwnTarget
 
 _KINDS = (PEAK, RISE)
 

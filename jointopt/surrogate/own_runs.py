@@ -20,10 +20,11 @@ from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.own_kernel import learn_alone
-from jointopt.surrogate.own_targets import NAMES, PEAK, OwnTarget, line_clocks
+from jointopt.surrogate.own_targets import OwnTarget, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
 from jointopt.surrogate.residual_gp import Kernel, Runs
@@ -86,7 +87,7 @@ class OwnRuns:
     runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
     says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
     the runs were under, None: a version that knew of none learned from them. ``heat``: peak power, and temperature over
-    the air, where they were measured often enough, by `own_targets.COLUMNS`.
+    the air, where they were measured often enough, by `heat_names`.
     """
 
     source: str
@@ -134,6 +135,11 @@ class OwnRuns:
         return self.power.log_sd is not None
 
     @property
+    def mixes(self) -> dict[str, Mix]:
+        """The trees of every quantity, by what card and files call it."""
+        return {"time": self.time, "power": self.power_mix} | {name: one.mix for name, one in self.heat.items()}
+
+    @property
     def power_clocks(self) -> tuple[float, ...]:
         """Shares of the top clock at which the learned power is read: over all that were measured."""
         return line_clocks(self.clocks)
@@ -155,10 +161,10 @@ class OwnRuns:
         e = self.errors
         parts = [_weights(self.time, "kernel relearned" if self.kernel else "shared kernel")]
         parts.append(f"time {e['process']:.1%} -> {e['time']:.1%} (physics {e['physics']:.1%})")
-        for name, target in {"power": self._of_power, **{NAMES[of]: one for of, one in self.heat.items()}}.items():
+        for name, target in {"power": self._of_power, **{HEAT_NAMES[of]: one for of, one in self.heat.items()}}.items():
             if name in e:
-                parts.append(f"{name} {e[f'{name} process']:.1%} -> {e[name]:.1%} (physics {e[f'{name} physics']:.1%}; ")
-                parts[-1] += f"{_weights(target.mix, 'factors')})"
+                before = f"(physics {e[f'{name} physics']:.1%}; {_weights(target.mix, 'factors')})"
+                parts.append(f"{name} {e[f'{name} process']:.1%} -> {e[name]:.1%} {before}")
         parts += [] if self.response is None else [self.response.to_text()]
         parts += [self.clock_remark] * bool(self.clock_remark)
         return f"{Source.parse(self.source).to_text()}: on {self.held_out} left out: {', '.join(parts)}"
@@ -206,9 +212,8 @@ class Measured:
     def take(self, rows: Ints) -> Measured:
         """The runs at those positions."""
         heat = {name: (ratio[rows], values[rows]) for name, (ratio, values) in self.heat.items()}
-        return Measured(
-            self.runs.take(rows), self.residual[rows], self.log_power[rows], self.static_share[rows], self.static_w, heat
-        )
+        of_power = self.log_power[rows], self.static_share[rows], self.static_w
+        return Measured(self.runs.take(rows), self.residual[rows], *of_power, heat)
 
 
 def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
@@ -353,7 +358,7 @@ def _with_heat(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, di
         if len(rows) >= LEAST_RUNS:
             static_w = measured.static_w if name == PEAK else np.nan  # a line through nothing of a temperature
             some = replace(measured.take(rows), static_share=static_w / values[rows], static_w=static_w)
-            heat[name], more = _target_of(NAMES[name], some, log_ratio[rows], seed, values[rows])
+            heat[name], more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
             errors |= more
     return replace(own, heat=heat), errors
 

@@ -1,8 +1,8 @@
-"""What a source's runs teach of power, peak power and temperature: a line in what the physics says, trees on its rest."""
+"""What runs teach of power, peak power and temperature: a line in what the physics says, and trees on its rest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from jointopt.core.schema import Floats
 from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs
 
@@ -18,18 +19,13 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
     from jointopt.surrogate.own_runs import Mix
 
-# Peak power and temperature as they are learned, by their name among predictions: the latter over the inlet air, which
-# is what power heats. Then the column of tables, and what lines and cards call it.
-PEAK, RISE = "peak_power_w", "temperature_rise_k"
-COLUMNS: Mapping[str, str] = {PEAK: "peak_power_w", RISE: "temperature_c"}
-NAMES: Mapping[str, str] = {PEAK: "peak power", RISE: "temperature above the air"}
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 
 
 @dataclass(frozen=True)
 class OwnTarget:
-    """A quantity of which runs were measured: ``scale`` on what the physics says, and ``mix`` with trees on its rest."""
+    """A quantity that runs were measured of: ``scale`` on what the physics says, ``mix`` with trees on its rest."""
 
     scale: PowerScale
     mix: Mix
@@ -39,7 +35,7 @@ class OwnTarget:
         return self.mix(np.log(self.scale.over(values)), runs)
 
     def line(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> PowerScale:
-        """A line in what the physics says for the layout of each of ``runs`` (n,), as learned at shares of the top clock.
+        """A line in what the physics says for the layout of each of ``runs`` (n,), learned at shares of the top clock.
 
         ``values`` (clocks, n): of the physics there. A line of least relative squares, so that what the search is
         promised of energy at other clocks holds.
@@ -70,7 +66,7 @@ def _at_clock(runs: Runs, share: float) -> Runs:
 
 def measures_heat(table: pd.DataFrame) -> bool:
     """Whether a table has peak power or temperature of any run."""
-    return any(name in table and bool(table[name].notna().any()) for name in COLUMNS.values())
+    return any(name in table and bool(table[name].notna().any()) for name in HEAT_COLUMNS.values())
 
 
 def heat_log_ratios(table: pd.DataFrame, priced: Priced) -> dict[str, Floats]:
@@ -83,7 +79,8 @@ def heat_log_ratios(table: pd.DataFrame, priced: Priced) -> dict[str, Floats]:
         return {}
     ended, blank = table["status"].to_numpy(str) == "ok", np.full(len(table), np.nan)
     air_c = np.array([work.job.cluster.inlet_temperature_c for work in priced.works])[priced.work]
-    cells = {n: np.where(ended, np.asarray(table.get(c, blank), float), np.nan)[priced.rows] for n, c in COLUMNS.items()}
+    columns = {name: np.asarray(table.get(column, blank), float) for name, column in HEAT_COLUMNS.items()}
+    cells = {name: np.where(ended, values, np.nan)[priced.rows] for name, values in columns.items()}
     cells[RISE] = cells[RISE] - air_c
     return {
         name: np.log(np.where(values > 0.0, values, np.nan) / np.maximum(priced.physics[name], 1e-9))

@@ -211,14 +211,15 @@ def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Ans
         runs = [found.runs(correction.source) for _, found in priced]
         moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
         held = [_under_own_limit(f, p, m, correction) for (p, f), m in zip(priced, moves, strict=True)]
-        priced, moves = [(part, found) for (part, _), (found, _) in zip(priced, held, strict=True)], [m for _, m in held]
+        priced, moves = (
+            [(part, found) for (part, _), (found, _) in zip(priced, held, strict=True)],
+            [m for _, m in held],
+        )
     pairs = zip(priced, moves, strict=True)
     return refused + [_Answer(part, _columns(found, move), found.plan_of_row) for (part, found), move in pairs]
 
 
-def _under_own_limit(
-    found: PricedPlans, part: Part, move: Move, correction: Correction
-) -> tuple[PricedPlans, Move]:
+def _under_own_limit(found: PricedPlans, part: Part, move: Move, correction: Correction) -> tuple[PricedPlans, Move]:
     """Plans and their correction under the power limit of their rows, where power was measured under another."""
     job, limit_w = correction.moved(part.work.job), correction.power_limit_w
     if limit_w is None or job.cluster.power_limit_w == limit_w:
