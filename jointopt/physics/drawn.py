@@ -55,7 +55,8 @@ class Drawn:
         met_w = np.minimum((limit_w - offset_w) / factor, self._met_in_the_mean_w(limit_w, rows))
         below, above = np.minimum(met_w, self.limit_w), np.minimum(np.maximum(met_w, self.limit_w), limit_w)
         least_w = idle_w + LEAST_ROOM * max(self.limit_w - idle_w, 0.0)
-        return np.maximum(np.where(limit_w < self.limit_w, below, above), np.minimum(limit_w, least_w))
+        left_w: Floats = np.maximum(np.where(limit_w < self.limit_w, below, above), np.minimum(limit_w, least_w))
+        return left_w
 
     def _met_in_the_mean_w(self, limit_w: Floats, rows: Ints) -> Floats:
         """Power of kernels by the physics at the clock at which mean power meets limits; infinite where it never does.

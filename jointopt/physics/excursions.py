@@ -63,7 +63,7 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     leaks_w = physics.cooler.peak_leakage_w(
         physics.cold_power_w(g, rows, physics.times(g, rows, clock)), physics.in_exhaust(g, rows)
     )
-    return as_peaks(physics, np.array([index]), free_w + leaks_w)[0]
+    return np.asarray(as_peaks(physics, np.array([index]), free_w + leaks_w)[0])
 
 
 def _leads(line: Timeline, rank: int) -> tuple[float, float]:

@@ -74,9 +74,9 @@ def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
 def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
     """Power (n, pp) of layouts ``index`` while kernels run, of that of the physics, whatever the limit."""
     line = physics.heat_scale(index).peak
-    if line is None and physics.drawn is None:
-        return _as_mean(physics, index, burst_w)
     if line is None:
+        if physics.drawn is None:
+            return _as_mean(physics, index, burst_w)
         line = physics.drawn.line[:, index]
     return np.asarray(line[0][:, None] * burst_w + line[1][:, None])
 

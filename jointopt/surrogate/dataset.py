@@ -211,7 +211,7 @@ class PricedPlans:
         plan = row_codes([layout, *(clocks.T[:1] if alike else clocks.T)])
         at, first = _first_rows(plan), _first_rows(layout)
         layouts = {name: values[first] for name, values in work.plans.items()}
-        physics = CostModel(work.job, layouts, drawn=power and power.drawn(work.job, layouts))
+        physics = CostModel(work.job, layouts, drawn=None if power is None else power.drawn(work.job, layouts))
         values = physics.evaluate(layout[at], clocks[at])
         values |= heat_of(physics, layout[at], clocks[at]) if heat else {}
         return cls(work.take(at), plan, physics, layout[at], values)

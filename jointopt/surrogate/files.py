@@ -240,7 +240,7 @@ def _check_values(surrogate: Surrogate) -> None:
         positive += [own.width, *own.clocks, own.measured_limit_w]
         scales = (own.power, *(target.scale for target in own.heat.values()))
         positive += [value for scale in scales for value in (float(scale.factor), scale.log_sd or 1.0)]
-        if not all(abs(scale.offset_w) < _MOST_OFFSET_W for scale in scales):
+        if not all(abs(float(scale.offset_w)) < _MOST_OFFSET_W for scale in scales):
             raise ValueError("an offset of power or temperature is not finite")
         positive += [] if own.kernel is None else [*own.kernel.values]
         if not 0.0 <= own.off_below < np.inf:

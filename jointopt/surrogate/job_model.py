@@ -145,7 +145,7 @@ class JobModel:
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
-        if log_time is None and drawn is None and memory == 1.0:
+        if log_time is None and memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0):
             return physics
         time_factor = np.ones(len(layouts["pp"])) if log_time is None else np.exp(log_time)
         power = power if drawn is None else within_limits(power, physics)
@@ -159,8 +159,8 @@ class JobModel:
         """
         correction, power, limit_w = self._correction, self.evidence.power, self.evidence.power_limit_w
         if correction is None or not correction.moves_time:
-            measured = None if limit_w is None else MeasuredPower(power, limit_w)
-            return None, power, measured and measured.drawn(self._moved, layouts)
+            drawn = None if limit_w is None else MeasuredPower(power, limit_w).drawn(self._moved, layouts)
+            return None, power, drawn
         bare, of = without_limits(layouts)
         limit_w = correction.power_limit_w
         limited = limit_w is not None and other_limits(self._moved, layouts, limit_w)

@@ -76,10 +76,10 @@ def _priced_again(
     ``power``: by which limits hold.
     """
     again = priced.under(change, power)
-    moved, power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))
+    moved, of_power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))
     found = replace(
-        some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + power,
-        static_share=some.static_share * np.exp(power),
+        some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + of_power,
+        static_share=some.static_share * np.exp(of_power),
         heat={
             name: (ratio + np.log(values / again.physics[name]), again.physics[name])
             for name, (ratio, values) in some.heat.items()
