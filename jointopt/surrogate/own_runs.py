@@ -226,7 +226,7 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
     singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
     near, _ = _crossed_process(found, shared, measured, singly, seed)
-    names = tuple(sorted(name for name in runs.features if name != CLOCK))
+    names = tuple(name for name in runs.names if name != CLOCK)
     mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
     errors["time"] = _error(mixed - residual, fold)
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()

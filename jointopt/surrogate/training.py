@@ -162,7 +162,7 @@ def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
 
 def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: float | None = None) -> Surrogate:
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
-    names = tuple(sorted(data.known.runs.features))
+    names = data.known.runs.names
     best = _best_strength(data, rows, names, seed) if strength is None else strength
     trees = Trees.of(_booster(data, rows, names, best, seed))
     return Surrogate(kernel, trees, names, *_supporting(data, rows, seed))
@@ -357,7 +357,7 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     """As `train`, of runs of one source: what they teach of it, around the kernel of ``base``."""
     found = learn_every_own(data, base.kernel, seed)
     everything = np.arange(len(data.source)).astype(np.int64)
-    names = tuple(sorted(data.known.runs.features))
+    names = data.known.runs.names
     surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
     surrogate = with_own(surrogate, data, found)
     origin = str(data.source[0])
