@@ -1,4 +1,4 @@
-"""What GPUs were measured to draw beside what the physics says, and what a power limit leaves them then."""
+"""Power that GPUs were measured to draw where the physics has it otherwise, and what a limit leaves them then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Drawn:
 
     @classmethod
     def of_cells(cls, limit_w: float, cells: Floats) -> Drawn:
-        """What GPUs draw, by `cells`."""
+        """The object of those `cells`."""
         mean_w, burst_w = np.split(cells[2:], 2)
         return cls(limit_w, cells[:2], mean_w, burst_w)
 

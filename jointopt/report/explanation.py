@@ -13,6 +13,7 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
+from jointopt.report.heat import heat_words
 from jointopt.report.plans import (
     TIGHT,
     basis_lines,
@@ -276,16 +277,6 @@ def _recipe(job: Job) -> str:
     return "" if job.training.software == job.training.framework.name else f", {job.training.software}"
 
 
-def _heat_words(found: Explanation) -> str:
-    """Peak power and temperature of the hottest GPU with their intervals, where these were learned."""
-    words = ""
-    for name, unit in (("peak_power_w", "W at the peak"), ("temperature_c", "°C")):
-        if ends := found.intervals.get(name):
-            highest = max(getattr(stage, name) or 0.0 for stage in found.stages)
-            words += f"{highest:.0f} {unit} ({ends[0]:.0f} to {ends[1]:.0f}), "
-    return words
-
-
 def _totals(found: Explanation) -> list[str]:
     """Job, plan, totals with their 90 % intervals, and whether it can be run."""
     job, cluster, plan = found.job, found.job.cluster, found.plan
@@ -298,7 +289,8 @@ def _totals(found: Explanation) -> list[str]:
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
             totals.append(f"{table.result(name, value)}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
-    memory = f"{_heat_words(found)}{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
+    heat = heat_words(found.intervals, found.stages)
+    memory = f"{heat}{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
     why = "; ".join(found.doubts) or beyond(found.surrogate)
     known = "" if found.in_domain else f" Its interval is wider: {why}."
     lines = [

@@ -1,4 +1,4 @@
-"""What power limits leave to GPUs whose power was measured: the physics' `Drawn` of what was learned."""
+"""Power limits of GPUs whose power was measured: the physics' `Drawn` of what was learned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MeasuredPower:
     limit_w: float
 
     def drawn(self, job: Job, layouts: Columns) -> Drawn | None:
-        """What GPUs draw that run ``layouts`` on ``job``; None where the limit of all is the measured one."""
+        """Power of GPUs that run ``layouts`` on ``job``; None where the limit of all is the measured one."""
         if not other_limits(job, layouts, self.limit_w):
             return None
         bare = {name: values for name, values in layouts.items() if name != POWER_LIMIT}
@@ -34,7 +34,7 @@ class MeasuredPower:
 
 
 def drawn_by(physics: CostModel, power: PowerScale, limit_w: float) -> Drawn:
-    """What layouts of ``physics`` draw by ``power``, one of all or of each (L,); both are under ``limit_w``.
+    """Power that layouts of ``physics`` draw by ``power``, one of all or of each (L,); both are under ``limit_w``.
 
     Kernels that the limit holds in the physics and on the board draw as much in both, however far off the mean is.
     """

@@ -1,4 +1,4 @@
-"""What runs teach of power, peak power and temperature: a line in what the physics says, and trees on its rest."""
+"""Power, peak power and temperature as runs teach them: a line in what the physics says, and trees on its rest."""
 
 from __future__ import annotations
 
