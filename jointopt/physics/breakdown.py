@@ -12,9 +12,11 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics import costs as pc
-from jointopt.physics.cooling import electrical_limit_w, position_temperatures_c, power_limit_w
+from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.drawn import limit_left_w
+from jointopt.physics.heat import peak_w, stage_positions_c, temperature_c
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
 
@@ -47,7 +49,7 @@ class Breakdown:
 def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakdown:
     """Take apart layout row ``index`` at one clock per stage (pp,) in MHz; what corrects totals corrects parts."""
     stretch, factor = float(physics.time_factor[index]), float(physics.power_factor[index])
-    g, rows = int(physics.group_of[index]), physics.row_of[[index]]
+    g, rows, at = int(physics.group_of[index]), physics.row_of[[index]], np.array([index])
     costs = physics.groups[g]
     queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: costs.depth]
     t = physics.times(g, rows, queried_mhz[None, :])
@@ -63,13 +65,13 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
     total = float(t.total_s[0])
     scale = replicas * stretch * factor
-    limit_w = power_limit_w(physics.job.cluster, physics.layouts, np.array([index]), len(busy))
+    limit_w = power_limit_w(physics.job.cluster, physics.layouts, at, len(busy))
     limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
     left_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
-    hot = left_w < electrical_limit_w(limit_w, physics.cooler) * (1.0 - 1e-9)
+    met_w = electrical_limit_w(limit_left_w(physics, at, len(busy)), physics.cooler)
+    hot = left_w < np.broadcast_to(met_w, (1, len(busy)))[0] * (1.0 - 1e-9)
     exhaust = physics.in_exhaust(g, rows)[0]
     why = np.where(hot & exhaust, "temperature", "power_limit")
-    cold_w = physics.cold_power_w(g, rows, t)[0]
     return Breakdown(
         time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
         energy_j={k: float(v.sum() * scale) for k, v in parts.items()},
@@ -85,9 +87,9 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
         },
         gpus_per_stage=replicas, stage_memory_bytes=stage_memory,
         stage_power_w=factor * per_rank / total,
-        stage_peak_power_w=physics.burst_w(g, rows, t)[0], stage_power_limit_w=limit_w,
-        stage_temperature_c=physics.cooler.temperature_c(cold_w, exhaust),
-        stage_position_c=position_temperatures_c(physics.job.cluster, physics.cooler, cold_w, replicas),
+        stage_peak_power_w=peak_w(physics, at, t)[0], stage_power_limit_w=limit_w,
+        stage_temperature_c=temperature_c(physics, at, t)[0],
+        stage_position_c=stage_positions_c(physics, at, t),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,9 @@ from jointopt.core.units import GIB
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
-from jointopt.physics.cooling import cooler, kernel_limits_w, power_limit_w, stages_in_exhaust
+from jointopt.physics.cooling import cooler, kernel_limits_w, stages_in_exhaust
+from jointopt.physics.drawn import Drawn, limit_left_w
+from jointopt.physics.heat import HeatScale, by_mean_power, heat
 from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth
 from jointopt.physics.limits import bounded, broken_bounds
@@ -31,7 +33,6 @@ from jointopt.spec.job import Job
 from jointopt.spec.kernels import KernelConstants
 
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
-HEAT = ("peak_power_w", "temperature_c")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
 _WARMINGS = 3  # rounds in which hot GPUs' clocks and the rest that these leave settle, each from the cool side
 _CELLS = 32_768  # plans x stages evaluated in one pass: each array then takes 256 KiB of the cache
@@ -43,13 +44,15 @@ class CostModel:
     ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
     the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
     which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with
-    models of other jobs, all of whose layouts are priced at once."""
+    models of other jobs, all of whose layouts are priced at once. ``drawn``: measured power, by which power limits
+    then hold."""
 
     def __init__(
         self, job: Job, layouts: Columns, constants: KernelConstants | None = None, peak_bytes: Floats | None = None,
-        *, lazily: bool = False, common: pc.Common | None = None,
+        *, lazily: bool = False, common: pc.Common | None = None, drawn: Drawn | None = None,
     ) -> None:  # fmt: skip
-        self.job, self._peak_bytes = job, peak_bytes
+        self.job, self._peak_bytes, self.drawn = job, peak_bytes, drawn
+        self.heat_scale: Callable[[Ints], HeatScale] = by_mean_power
         self.layouts = layouts = completed(job, layouts)
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
@@ -90,7 +93,7 @@ class CostModel:
             self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
             laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
             costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
-            limit_w, g = power_limit_w(self.job.cluster, self.layouts, rows, costs.depth), len(self.groups)
+            limit_w, g = limit_left_w(self, rows, costs.depth), len(self.groups)
             own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
             self._hold(g, costs, kernel_limits_w(*own))
             for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
@@ -113,15 +116,17 @@ class CostModel:
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: Floats | float = 1.0,
-        power_offset_w: Floats | float = 0.0,
+        power_offset_w: Floats | float = 0.0, heat_scale: Callable[[Ints], HeatScale] = by_mean_power,
     ) -> CostModel:  # fmt: skip
         """The same physics with the time of each layout multiplied by ``time_factor`` (L,), and so its energy.
 
         One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
         multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``:
-        both of each layout (L,), or one of all.
+        both of each layout (L,), or one of all. ``heat_scale``: measured peaks and temperature,
+        of the layouts that it is asked for.
         """
         out = copy.copy(self)
+        out.heat_scale = heat_scale
         out.time_factor = np.asarray(time_factor, dtype=np.float64)
         out.memory_factor, shape = memory_factor, out.time_factor.shape
         out.power_factor, out.power_offset_w = (np.full(shape, value) for value in (power_factor, power_offset_w))
@@ -357,13 +362,7 @@ class CostModel:
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
-        out = {name: np.empty(len(index)) for name in HEAT}
-        for g, at, rows, depth in self.parts(index):
-            t = self.times(g, rows, stage_clock_mhz[at, :depth])
-            celsius = self.cooler.temperature_c(self.cold_power_w(g, rows, t), self.in_exhaust(g, rows))
-            out["temperature_c"][at] = celsius.max(axis=1)
-            out["peak_power_w"][at] = self.burst_w(g, rows, t).max(axis=1)
-        return out
+        return heat(self, index, stage_clock_mhz)
 
     def burst_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""

@@ -21,6 +21,7 @@ from jointopt.physics.makespan import Makespan, Pipelines, least_makespan_s
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
+OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which say more of power than of time
 CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
 STEP = 0.1  # of a logarithm, for finite differences
 
@@ -72,13 +73,22 @@ def _sizes(job: Job, logs: Columns) -> Columns:
 
 
 def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
-    """Shares of the predicted time by part, (n,) each, named ``share_<part>``; they need no clock sweep."""
-    out = {f"share_{name}": np.zeros(len(index)) for name in SHARES}
+    """Shares of the predicted time by part, (n,) each, named ``share_<part>``, and `OCCUPANCY`; without clock sweep.
+
+    ``occupancy``: share of the time that kernels of passes run, ``efficiency``: of the peak of bf16 (else fp16) that
+    their operations reach meanwhile; means over stages.
+    """
+    out = {name: np.zeros(len(index)) for name in (*(f"share_{part}" for part in SHARES), *OCCUPANCY)}
+    tflops = physics.job.cluster.gpu.peak_tflops
+    peak = 1e12 * tflops.get("bf16", tflops.get("fp16", 1.0))
     for g, at, rows, depth in physics.parts(index):
         t = physics.times(g, rows, stage_clock_mhz[at, :depth], least_makespan_s)
         for name, seconds in time_parts(physics.groups[g], rows, t).items():
             if name in SHARES:
                 out[f"share_{name}"][at] = seconds / t.total_s
+        batches, flops = physics.groups[g].num_micro_batches[rows], physics.groups[g].flops[rows]
+        out["occupancy"][at] = batches * t.kernel_s.mean(axis=1) / t.total_s
+        out["efficiency"][at] = (flops / np.maximum(t.kernel_s, 1e-12)).mean(axis=1) / peak
     return out
 
 

@@ -10,6 +10,7 @@ from jointopt.core.schema import Floats
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.clock_law import busy_power_w, lead_s, scaled_time_s
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.heat import as_peaks
 from jointopt.physics.power_swing import MOST_PASSES
 from jointopt.physics.timeline import Timeline, timeline
 
@@ -62,7 +63,7 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     leaks_w = physics.cooler.peak_leakage_w(
         physics.cold_power_w(g, rows, physics.times(g, rows, clock)), physics.in_exhaust(g, rows)
     )
-    return np.asarray((free_w + leaks_w)[0])
+    return np.asarray(as_peaks(physics, np.array([index]), free_w + leaks_w)[0])
 
 
 def _leads(line: Timeline, rank: int) -> tuple[float, float]:

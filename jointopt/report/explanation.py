@@ -13,6 +13,7 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
+from jointopt.report.heat import between, heat_words, warming_words
 from jointopt.report.layouts import Rank
 from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, rate_words, site_table
 from jointopt.report.table import TextColumn
@@ -182,13 +183,9 @@ def swing_words(swing: Mapping[str, float]) -> str:
     """A sentence on power within an iteration; blank where none is known."""
     if not swing:
         return ""
-    of_all = _between(*(table.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")))
-    of_gpu = _between(*(f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak")))
+    of_all = between(*(table.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")))
+    of_gpu = between(*(f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak")))
     return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
-
-
-def _between(low: str, high: str) -> str:
-    return table.span(low, high, " to ")
 
 
 def excursion_words(found: Mapping[str, float]) -> str:
@@ -197,16 +194,6 @@ def excursion_words(found: Mapping[str, float]) -> str:
         return ""
     above, after = found["peak_w"] - found["limit_w"], f"{1e3 * found['lasts_s']:.0f} ms after a pause"
     return f"For up to {after} a GPU draws up to {found['peak_w']:.0f} W, {above:.0f} above its limit."
-
-
-def warming_words(found: Mapping[str, float]) -> str:
-    """A sentence on temperature within an iteration; blank where it is not known."""
-    if not found:
-        return ""
-    swing = _between(f"{found['trough_c']:.1f}", f"{found['peak_c']:.1f}")
-    words = f"The hottest GPU is at {swing} °C within an iteration, some {found['settles_s']:.0f} s after the start"
-    late = f"; without pauses it would throttle after {found['throttles_s']:.0f} s" if "throttles_s" in found else ""
-    return f"{words}{late}."
 
 
 def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
@@ -266,7 +253,8 @@ def _totals(found: Explanation) -> list[str]:
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
             totals.append(f"{table.result(name, value)}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
-    memory = f"{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
+    heat = heat_words(found.intervals, found.stages)
+    memory = f"{heat}{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
     why = "; ".join(found.doubts) or beyond(found.surrogate)
     known = "" if found.in_domain else f" Its interval is wider: {why}."
     lines = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
+from jointopt.physics.heat import HeatScale, by_mean_power
 from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
-from jointopt.surrogate.evidence import Evidence
+from jointopt.surrogate.evidence import Evidence, as_it_is
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
@@ -26,12 +27,15 @@ from jointopt.surrogate.intervals import (
     narrower,
     physics_errors,
     supported,
+    with_heat_intervals,
     with_new_interval,
     with_power_interval,
     with_time_interval,
     within_power_limit,
 )
+from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.measured_limits import at_limit
 from jointopt.surrogate.network_doubt import network_half_width, slope_of
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
@@ -101,11 +105,13 @@ class Correction:
 
     @functools.cached_property
     def _priced(self) -> Evidence:
-        """The evidence by `recipe_class`."""
+        """The evidence by `recipe_class`, runs under power limits by what was measured of power."""
         jobs = [work.job for part in self.evidence.priced for work in part.works]
-        if all(self.of_class(job) is job for job in jobs):
-            return self.evidence
-        return self.evidence.under(self.of_class) or self.evidence
+        evidence = self.evidence
+        if any(self.of_class(job) is not job for job in jobs):
+            evidence = evidence.under(self.of_class) or evidence
+        own = self.surrogate.own_of(self.source)
+        return evidence if own is not None and own.knows_power else evidence.under_measured_power()
 
     @functools.cached_property
     def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
@@ -127,9 +133,14 @@ class Correction:
         return None if own is None or own.response is None else own.response.response
 
     def _under_own_response(self) -> Evidence:
-        if self._response is None:
+        own = self.surrogate.own_of(self.source)
+        if own is None:
             return self._priced
-        return self._priced.under(self._response.on) or self._priced
+        power = own.measured_power
+        of_limits = power is not None and any((part.limits_w != power.limit_w).any() for part in self._priced.priced)
+        if self._response is None and not of_limits:
+            return self._priced
+        return self._priced.under(as_it_is if self._response is None else self._response.on, power) or self._priced
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
@@ -175,19 +186,48 @@ class Correction:
         return float(np.log(with_it / without))
 
     @property
+    def _own_power(self) -> OwnRuns | None:
+        return self.own if self.own is not None and self.own.knows_power else None
+
+    @property
+    def power_limit_w(self) -> float | None:
+        """The limit in W that power was measured under, and times with it; None where nothing is known of power."""
+        own = self._own_power
+        return self._settled[2].power_limit_w if own is None else own.measured_limit_w
+
+    @property
     def power_clocks(self) -> tuple[float, ...] | None:
-        """Shares of the top clock at which `power` asks for the physics' power; None where it does not."""
-        own = self.own
-        return own.power_clocks if own is not None and own.knows_power else None
+        """Shares of the top clock at which `power` asks for the physics' power, the last one 1; None: it does not."""
+        if self.power_limit_w is None:
+            return None
+        return (*(() if self._own_power is None else self._own_power.power_clocks), 1.0)
 
     def power(self, runs: Runs, watts: Floats | None) -> PowerScale:
         """The line in the power of the physics as moved: one for all of ``runs``, or of each of them.
 
-        ``watts`` (clocks, n): of the physics at all `power_clocks`, where there are such.
+        ``watts`` (clocks, n): of the physics at all `power_clocks`, under `power_limit_w`, where there are such.
         """
-        if watts is not None and self.own is not None:
-            return self.own.power_scale(runs, watts)
-        return self._settled[2].power
+        of_evidence = self._settled[2].power
+        if watts is None or self.power_limit_w is None:
+            return of_evidence
+        scale = of_evidence if self._own_power is None else self._own_power.power_scale(runs, watts[:-1])
+        return scale.within(self.power_limit_w, watts[-1])
+
+    def heat(self, job: Job, layouts: Columns) -> Callable[[Ints], HeatScale]:
+        """Peak power and temperature of ``layouts`` of a job as moved, by the source's own runs."""
+        own = self.own
+        if own is None or not own.heat:
+            return by_mean_power
+        return LearnedHeat(self.as_measured(job), layouts, self.source, own.heat, own.power_clocks)
+
+    @property
+    def _heat_half_widths(self) -> dict[str, float]:
+        targets = {} if self.own is None else self.own.heat
+        return {name: half for name, target in targets.items() if (half := target.scale.half_width) is not None}
+
+    def as_measured(self, job: Job) -> Job:
+        """The job under the power limit that its power was measured under, whatever its own, where there is such."""
+        return at_limit(job, self.power_limit_w)
 
     @property
     def moves_physics(self) -> bool:
@@ -249,7 +289,7 @@ class Correction:
         return [
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
-                self.power(runs, of_physics), self._measured_clocks, conditioned.new(runs),
+                self.power(runs, of_physics), self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
                 conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
             )
             for runs, of_physics, mean, half, inside in pieces
@@ -267,6 +307,7 @@ class Move:
     evidence: Evidence
     power: PowerScale
     measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the source
+    heat_half_width: Mapping[str, float] = field(default_factory=dict)  # 90 %, of logarithms, by `heat_names`
     new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
     at_most: tuple[Floats, Floats] | None = None  # the same, where runs are known and lie within these
     network_slope: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
@@ -291,4 +332,4 @@ class Move:
             out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
         if of_new is not None:
             out = of_new if self.new is not None else narrower(out, of_new)
-        return out | {"in_domain": self.inside & supports}
+        return with_heat_intervals(job, out, self.heat_half_width) | {"in_domain": self.inside & supports}

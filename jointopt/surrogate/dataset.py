@@ -21,7 +21,10 @@ from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
-from jointopt.surrogate.features import runs_of, watts_at
+from jointopt.surrogate.features import heat_of, runs_of, watts_at
+from jointopt.surrogate.heat_names import PEAK
+from jointopt.surrogate.measured_limits import MeasuredPower, drawn_by, within_limits
+from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 
 
@@ -42,6 +45,7 @@ class Priced:
     work: Ints
     place: Ints
     reasons: dict[int, str]  # rows that cannot be priced, and why
+    power: MeasuredPower | None = None  # by which power limits hold, None: by the physics
 
     def take(self, at: Ints) -> Priced:
         """The rows at positions ``at`` of these, in that order."""
@@ -60,22 +64,36 @@ class Priced:
         """The same rows as the physics prices them with its constants moved ``by`` so much, as `describe.moved`."""
         return self.under(lambda job: moved(job, by)) if by.any() else self
 
-    def under(self, change: Callable[[Job], Job]) -> Priced:
-        """The same rows as the physics prices them on the jobs that ``change`` makes of theirs."""
+    def under(self, change: Callable[[Job], Job], power: MeasuredPower | None = None) -> Priced:
+        """The same rows as the physics prices them on the jobs that ``change`` makes of theirs.
+
+        Power limits hold by the ``power`` that was measured, as they now do.
+        """
         if not len(self.rows):
             return self
-        parts = self.plans_under(change)
+        power = power or self.power
+        parts = self.plans_under(change, power)
         runs = together([plans.runs("").take(plans.plan_of_row) for plans in parts]).take(self.in_order)
         values = [{name: column[plans.plan_of_row] for name, column in plans.values.items()} for plans in parts]
         physics = {name: np.concatenate([part[name] for part in values])[self.in_order] for name in self.physics}
         works = tuple(replace(work, job=change(work.job)) for work in self.works)
-        return replace(self, runs=replace(runs, source=self.runs.source), physics=physics, works=works)
+        return replace(self, runs=replace(runs, source=self.runs.source), physics=physics, works=works, power=power)
 
-    def plans_under(self, change: Callable[[Job], Job]) -> list[PricedPlans]:
-        """The plans of each work on the job that ``change`` makes of its."""
+    @property
+    def limits_w(self) -> Floats:
+        """The power limit of each row's GPUs, (n,)."""
+        return np.array([work.job.cluster.power_limit_w for work in self.works])[self.work]
+
+    @property
+    def limit_w(self) -> float:
+        """The highest of `limits_w`, 0 of no rows."""
+        return float(self.limits_w.max(initial=0.0))
+
+    def plans_under(self, change: Callable[[Job], Job], power: MeasuredPower | None = None) -> list[PricedPlans]:
+        """The plans of each work on the job that ``change`` makes of its; ``power``: as for `under`."""
         works = np.unique(self.work).tolist()
         found = (self.works[work].take(self.place[self.work == work]) for work in works)
-        return [PricedPlans.of(replace(work, job=change(work.job))) for work in found]
+        return [PricedPlans.of(replace(work, job=change(work.job)), power, heat=PEAK in self.physics) for work in found]
 
     @property
     def in_order(self) -> Ints:
@@ -115,21 +133,26 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
     return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
 
 
-def price(table: pd.DataFrame, cluster: Cluster | None = None, machine: Machine | None = None) -> Priced:
+def price(
+    table: pd.DataFrame, cluster: Cluster | None = None, machine: Machine | None = None, *, heat: bool = False
+) -> Priced:
     """Predictions of the physics and features of every row that can be priced; TableError where none can.
 
     ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
-    the usual ones of the row's GPU. ``machine``: measured figures of its nodes.
+    the usual ones of the row's GPU. ``machine``: measured figures of its nodes. ``heat``: with peak power and
+    temperature over the air.
     """
     found, reasons = workloads(table)
-    priced = price_workloads(table, [work.on(machine) for work in found], cluster)
+    priced = price_workloads(table, [work.on(machine) for work in found], cluster, heat=heat)
     if not len(priced.rows):
         reasons |= priced.reasons
         raise TableError(f"No row of the table can be priced; row {min(reasons) + 1}: {reasons[min(reasons)]}")
     return replace(priced, reasons=reasons | priced.reasons)
 
 
-def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None) -> Priced:
+def price_workloads(
+    table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None, *, heat: bool = False
+) -> Priced:
     """`price` of the rows of some workloads of ``table``; ``reasons`` says which of them cannot be priced."""
     texts = SourceTexts.of(table)
     reasons: dict[int, str] = {}
@@ -138,7 +161,7 @@ def price_workloads(table: pd.DataFrame, found: Sequence[Workload], cluster: Clu
     runs: list[Runs] = []
     for work in steps(found if cluster is None else [_on(cluster, work) for work in found], "pricing jobs of runs"):
         try:
-            plans = PricedPlans.of(work)
+            plans = PricedPlans.of(work, heat=heat)
         except JointOptError as error:
             reasons |= dict.fromkeys(work.rows.tolist(), str(error))
             continue
@@ -180,20 +203,34 @@ class PricedPlans:
     values: Columns
 
     @classmethod
-    def of(cls, work: Workload) -> PricedPlans:
-        """Price layouts once, plans once, rows not at all."""
+    def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
+        """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: that too."""
         layout = row_codes(work.plans[name] for name in LAYOUT_COLUMNS)
         clocks = work.stage_clock_mhz
         alike = ((clocks == clocks[:, :1]) | np.isnan(clocks)).all()
         plan = row_codes([layout, *(clocks.T[:1] if alike else clocks.T)])
         at, first = _first_rows(plan), _first_rows(layout)
         layouts = {name: values[first] for name, values in work.plans.items()}
-        physics = CostModel(work.job, layouts)
-        return cls(work.take(at), plan, physics, layout[at], physics.evaluate(layout[at], clocks[at]))
+        physics = CostModel(work.job, layouts, drawn=None if power is None else power.drawn(work.job, layouts))
+        values = physics.evaluate(layout[at], clocks[at])
+        values |= heat_of(physics, layout[at], clocks[at]) if heat else {}
+        return cls(work.take(at), plan, physics, layout[at], values)
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""
         return None if shares is None else watts_at(self.physics, self.layout, shares)
+
+    def under_limit(self, job: Job, power: PowerScale, limit_w: float) -> tuple[PricedPlans, PowerScale]:
+        """The same plans on ``job``, of another limit, and ``power`` (n,) under that, measured under ``limit_w``."""
+        first = _first_rows(self.layout)
+        factor, offset_w = (np.broadcast_to(v, len(self.layout))[first] for v in (power.factor, power.offset_w))
+        of_layouts = replace(power, factor=factor, offset_w=offset_w)
+        physics = CostModel(job, self.physics.layouts, drawn=drawn_by(self.physics, of_layouts, limit_w))
+        values = physics.evaluate(self.layout, self.plans.stage_clock_mhz)
+        held = within_limits(of_layouts, physics)
+        of_plans = (np.broadcast_to(v, len(factor))[self.layout] for v in (held.factor, held.offset_w))
+        there = replace(self, plans=replace(self.plans, job=job), physics=physics, values=values)
+        return there, PowerScale(next(of_plans), power.log_sd, next(of_plans))
 
     def runs(self, source: str) -> Runs:
         """The plans as runs of the source of that key."""

@@ -15,8 +15,9 @@ from jointopt.physics.describe import moved
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
-from jointopt.surrogate.power_scale import PowerScale, power_scale
+from jointopt.surrogate.power_scale import PowerScale, power_scale, scale_at_limit
 from jointopt.surrogate.residual_gp import Runs, kinship, together
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
 
 LEARNED_FROM = ("ok", "oom")  # of the statuses of runs
+
+
+def as_it_is(job: Job) -> Job:
+    """The job."""
+    return job
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,14 @@ class Evidence:
         """This evidence by a physics whose constants are moved ``by`` so much; None: runs cannot be priced anew."""
         return self.under(lambda job: moved(job, by)) if by.any() else self
 
-    def under(self, change: Callable[[Job], Job]) -> Evidence | None:
-        """This evidence by the physics of the jobs that ``change`` makes; None: runs cannot be priced anew."""
+    def under(self, change: Callable[[Job], Job] = as_it_is, power: MeasuredPower | None = None) -> Evidence | None:
+        """This evidence by the physics of the jobs that ``change`` makes; None: runs cannot be priced anew.
+
+        ``power``: by which limits hold, None: by the physics.
+        """
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
-        again = tuple(priced.under(change) for priced in self.priced)
+        again = tuple(priced.under(change, power) for priced in self.priced)
         time_s, power_w = (_log_ratio(self.priced, again, name) for name in ("iteration_time_s", "avg_power_w"))
         return replace(
             self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
@@ -138,6 +147,22 @@ class Evidence:
     def power(self) -> PowerScale:
         """The scale of predicted power."""
         return power_scale(self.log_power_ratio, self.static_share, self.static_w)
+
+    @functools.cached_property
+    def power_limit_w(self) -> float | None:
+        """The highest limit in W that runs were measured under; None where nothing is known of their power."""
+        return max((part.limit_w for part in self.priced), default=None) if self.power.log_sd is not None else None
+
+    def under_measured_power(self) -> Evidence:
+        """This evidence with runs under lower limits than the highest priced at the clocks that measured power leaves.
+
+        By the power of those under the highest, as `jointopt.physics.drawn.Drawn` has it of plans.
+        """
+        limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self.priced)])
+        if len(limits_w) != len(self.log_power_ratio) or not len(limits_w) or (limits_w == limits_w.max()).all():
+            return self
+        scale = scale_at_limit(self.log_power_ratio, self.static_share, self.static_w, limits_w)
+        return self if scale.log_sd is None else self.under(power=MeasuredPower(scale, float(limits_w.max()))) or self
 
     def memory_posterior(self, framework: str = "") -> MemoryPosterior:
         """The memory model after these runs, of one framework's profile."""

@@ -7,11 +7,13 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import sensitivities, shape_columns, share_columns
+from jointopt.physics.heat import by_physics_alone
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.residual_gp import Runs
 
 
@@ -48,6 +50,12 @@ def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Flo
     depth = physics.layouts["pp"][layout]
     clocks = (uniform_stage_clocks(depth, share * physics.top_mhz) for share in shares)
     return np.stack([physics.evaluate(layout, mhz, least_makespan_s)["avg_power_w"] for mhz in clocks])
+
+
+def heat_of(physics: CostModel, layout: Ints, stage_clock_mhz: Floats) -> Columns:
+    """Peak power and temperature over the inlet air (n,) of plans by the physics alone, of the hottest stage."""
+    found = by_physics_alone(physics, layout, stage_clock_mhz)
+    return {PEAK: found["peak_power_w"], RISE: found["temperature_c"] - physics.job.cluster.inlet_temperature_c}
 
 
 def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str) -> Runs:

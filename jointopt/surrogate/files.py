@@ -17,10 +17,12 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
+from jointopt.surrogate.heat_names import HEAT_NAMES
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
+from jointopt.surrogate.own_targets import OwnTarget
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs
 from jointopt.surrogate.trees import Trees
@@ -32,6 +34,7 @@ OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they 
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
 # a form that could not be checked, and nothing of a source's own
 FORMAT = 6
+_MOST_OFFSET_W = 1e6
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 DAMAGED = (
@@ -75,17 +78,30 @@ def save(surrogate: Surrogate, folder: Path) -> None:
 def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     """A card's entry on a source's own runs, whose trees are written into ``folder``."""
     kept: dict[str, Any] = {
-        name: getattr(own, name) for name in ("source", "width", "held_out", "off_below", "clock_remark")
+        name: getattr(own, name)
+        for name in ("source", "width", "held_out", "off_below", "clock_remark", "power_limit_w")
     }
     for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
-        booster = mix.trees and mix.trees.save(folder / OWN_TREES.format(number, of))
-        kept[name] = {"weight": mix.weight, "beyond": mix.beyond, "names": list(mix.names), "booster": booster}
+        kept[name] = _of_mix(mix, folder / OWN_TREES.format(number, of))
+    kept["heat"] = {
+        name: {
+            "scale": dataclasses.asdict(target.scale),
+            "mix": _of_mix(target.mix, folder / OWN_TREES.format(number, name)),
+        }
+        for name, target in own.heat.items()
+    }
     kept["kernel"] = None if own.kernel is None else dataclasses.asdict(own.kernel)
     power = dataclasses.asdict(own.power)
     return kept | {
         "response": own.response and dataclasses.asdict(own.response), "power": power, "clocks": list(own.clocks),
         "errors": dict(own.errors), "importance": dict(own.importance),
     }  # fmt: skip
+
+
+def _of_mix(mix: Mix, path: Path) -> dict[str, Any]:
+    """A card's entry on trees beside something else, which are written to ``path``."""
+    booster = mix.trees and mix.trees.save(path)
+    return {"weight": mix.weight, "beyond": mix.beyond, "names": list(mix.names), "booster": booster}
 
 
 def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
@@ -95,17 +111,34 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         for name, of in (("time", "time"), ("power_mix", "power"))
     }
     low, high = map(float, values["clocks"])
-    log_sd = values["power"]["log_sd"]
-    factors = (float(values["power"][name]) for name in ("factor", "offset_w"))
-    factor, offset_w = factors
+    limit_w = values.get("power_limit_w")
+    heat = {
+        name: OwnTarget(_scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]))
+        for name, target in _heat(values).items()
+    }
     return OwnRuns(
         source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
-        width=float(values["width"]), power=PowerScale(factor, None if log_sd is None else float(log_sd), offset_w),
-        clocks=(low, high), errors={str(name): float(error) for name, error in values["errors"].items()},
+        width=float(values["width"]), power=_scale(values["power"]), clocks=(low, high), heat=heat,
+        power_limit_w=None if limit_w is None else float(limit_w),
+        errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
         importance={str(name): float(size) for name, size in values["importance"].items()},
     )  # fmt: skip
+
+
+def _heat(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A card's peak power and temperature; none by a version that learned neither. ValueError for another quantity."""
+    heat: Mapping[str, Any] = values.get("heat", {})
+    if unknown := set(heat) - set(HEAT_NAMES):
+        raise ValueError(f"it has learned of {', '.join(sorted(unknown))}, expected {' or '.join(HEAT_NAMES)}")
+    return heat
+
+
+def _scale(values: Mapping[str, Any]) -> PowerScale:
+    log_sd = values["log_sd"]
+    factor, offset_w = (float(values[name]) for name in ("factor", "offset_w"))
+    return PowerScale(factor, None if log_sd is None else float(log_sd), offset_w)
 
 
 def _mix(path: Path, values: dict[str, Any]) -> Mix:
@@ -190,8 +223,8 @@ def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:
     """ValueError where a file that the surrogate reads has no hash in the card, or one has changed."""
     read = [SUPPORT, *([TREES] if model["booster"] is not None else [])]
     for number, own in enumerate(model["own"]):
-        for name, of in (("time", "time"), ("power_mix", "power")):
-            read += [OWN_TREES.format(number, of)] if own[name]["booster"] is not None else []
+        mixes = {"time": own["time"], "power": own["power_mix"]} | {n: t["mix"] for n, t in _heat(own).items()}
+        read += [OWN_TREES.format(number, of) for of, mix in mixes.items() if mix["booster"] is not None]
     without = next((name for name in read if name not in model["sha256"]), None)
     if without:
         raise ValueError(f"its card has no hash of {without}")
@@ -220,11 +253,15 @@ def _check_values(surrogate: Surrogate) -> None:
     kernel = surrogate.kernel
     positive = [*_flat(dataclasses.astuple(surrogate.widths)), *kernel.values]
     for own in surrogate.own:
-        positive += [own.width, *own.clocks, float(own.power.factor), own.power.log_sd or 1.0]
+        positive += [own.width, *own.clocks, own.measured_limit_w]
+        scales = (own.power, *(target.scale for target in own.heat.values()))
+        positive += [value for scale in scales for value in (float(scale.factor), scale.log_sd or 1.0)]
+        if not all(abs(float(scale.offset_w)) < _MOST_OFFSET_W for scale in scales):
+            raise ValueError("an offset of power or temperature is not finite")
         positive += [] if own.kernel is None else [*own.kernel.values]
         if not 0.0 <= own.off_below < np.inf:
             raise ValueError("an error below the top clock is no positive number")
-        if not all(0.0 <= mix.weight <= 1.0 for mix in (own.time, own.power_mix)):
+        if not all(0.0 <= mix.weight <= 1.0 for mix in own.mixes.values()):
             raise ValueError("a weight of trees is not between 0 and 1")
     if not all(1e-9 < value < 1e9 for value in positive):
         raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
@@ -263,7 +300,7 @@ def _check_sizes(surrogate: Surrogate) -> None:
         kernel = own.kernel or surrogate.kernel
         sizes[f"constants of {own.source}"] = {constants, len(kernel.constants)}
         sizes |= {f"{name} of {own.source}": set(numbers) for name, numbers in kernel.sizes.items()}
-        for of, mix in (("time", own.time), ("power", own.power_mix)):
+        for of, mix in own.mixes.items():
             if mix.trees is not None:
                 sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)

@@ -12,6 +12,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Fl
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.catalog.scaling import recipes_of
 from jointopt.spec.job import Job
+from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.network_doubt import NETWORK_DOUBT
 
@@ -226,6 +227,22 @@ def with_power_interval(columns: Columns, half_width: float) -> Columns:
     """``columns`` of `add_intervals` with the interval of power replaced by one of measured power, in logarithms."""
     power = columns["avg_power_w"]
     return columns | {"avg_power_w_low": power * np.exp(-half_width), "avg_power_w_high": power * np.exp(half_width)}
+
+
+def with_heat_intervals(job: Job, columns: Columns, half_width: Mapping[str, float]) -> Columns:
+    """``columns`` with 90 % intervals of peak power and temperature, where these are there and were learned.
+
+    ``half_width``: of the logarithm of peak power, and of the temperature's rise over the inlet air, by their names.
+    """
+    out, zero = dict(columns), {PEAK: 0.0, RISE: job.cluster.inlet_temperature_c}
+    for name, half in half_width.items():
+        if (column := HEAT_COLUMNS[name]) in columns:
+            above = columns[column] - zero[name]
+            out |= {
+                f"{column}_low": zero[name] + above * np.exp(-half),
+                f"{column}_high": zero[name] + above * np.exp(half),
+            }
+    return out
 
 
 def with_time_interval(

@@ -11,6 +11,8 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.drawn import Drawn
+from jointopt.physics.heat import by_mean_power
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.spec.calibration import Calibration, calibrated
@@ -23,9 +25,11 @@ from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import add_intervals, doubts, within_power_limit
+from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
 from jointopt.surrogate.one_class import of_learned_class, of_one_class
+from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
 
@@ -137,37 +141,58 @@ class JobModel:
         ``peak_bytes`` (L,): memory of the layouts by the physics alone, where it is known already. ``lazily``: as for
         `CostModel`.
         """
-        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily)
+        log_time, power, drawn = self._moves_under_limits(layouts)
+        physics = CostModel(self._moved, layouts, peak_bytes=peak_bytes, lazily=lazily, drawn=drawn)
         memory = self.memory.factor
         if self.job.constraints.memory_fraction is None:  # a stated bound is one on the prediction
             physics.memory_reach = memory * self.memory.reach
-        if self._correction is None or not self._correction.moves_time:
-            power = self.evidence.power
-            same = memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0)
-            ones = np.ones(len(layouts["pp"]))
-            return physics if same else physics.corrected(ones, memory, power.factor, power.offset_w)
-        bare, of = without_limits(layouts)  # what was learned is of the layout, whatever its limit
-        log_time, factor, offset_w = self._moves(bare)[:, of]
-        return physics.corrected(np.exp(log_time), memory, factor, offset_w)
+        if log_time is None and memory == 1.0 and (power.factor, power.offset_w) == (1.0, 0.0):
+            return physics
+        time_factor = np.ones(len(layouts["pp"])) if log_time is None else np.exp(log_time)
+        power = power if drawn is None else within_limits(power, physics)
+        heat = by_mean_power if self._correction is None else self._correction.heat(self._moved, physics.layouts)
+        return physics.corrected(time_factor, memory, power.factor, power.offset_w, heat)
+
+    def _moves_under_limits(self, layouts: Columns) -> tuple[Floats | None, PowerScale, Drawn | None]:
+        """Log of the factor on time (L,), scale of mean power, and of what kernels draw; None where nothing is known.
+
+        What was learned is of the layout under the limit that runs were measured under, whatever its own.
+        """
+        correction, power, limit_w = self._correction, self.evidence.power, self.evidence.power_limit_w
+        if correction is None or not correction.moves_time:
+            drawn = None if limit_w is None else MeasuredPower(power, limit_w).drawn(self._moved, layouts)
+            return None, power, drawn
+        bare, of = without_limits(layouts)
+        limit_w = correction.power_limit_w
+        limited = limit_w is not None and other_limits(self._moved, layouts, limit_w)
+        log_time, factor, offset_w, *cells = self._moves(bare, limited=limited)[:, of]
+        drawn = Drawn.of_cells(limit_w, np.stack(cells)) if limit_w is not None and limited else None
+        return log_time, PowerScale(factor, None, offset_w), drawn
 
     def log_time_factor(self, layouts: Columns) -> Floats:
         """Mean of log(time / physics) of every layout (n,), the physics as moved; zeros where nothing is corrected."""
         return np.asarray(self._moves(layouts)[0])
 
-    def _moves(self, layouts: Columns) -> Floats:
-        """Log of the factor on time, factor on power and watts beside it, (3, n), of every layout."""
+    def _moves(self, layouts: Columns, *, limited: bool = False) -> Floats:
+        """Log of the factor on time, factor on power and watts beside it, (3, n), of every layout.
+
+        ``limited``: then `Drawn.cells`, for plans under other limits than power was measured under.
+        """
         count = len(layouts["pp"])
-        out = np.stack([np.zeros(count), np.ones(count), np.zeros(count)])
+        out = np.zeros((3 + limited * (2 + 2 * len(CLOCKS)), count))
+        out[1] = 1.0
         if (correction := self._correction) is None:
             return out
         # those of one depth and number of chunks in a row: all that follows works on such at once
         order = np.lexsort((layouts["vpp"], layouts["pp"])).astype(np.int64)
         for start in range(0, count, _CHUNK):
             at = order[start : start + _CHUNK]
-            physics, every = CostModel(self._moved, _rows(layouts, at)), np.arange(len(at))
+            physics, every = CostModel(correction.as_measured(self._moved), _rows(layouts, at)), np.arange(len(at))
             runs = self._runs(physics, uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz), every)
             power = correction.power(runs, _watts(correction, physics, every))
             out[0, at], out[1, at], out[2, at] = correction.log_factor(runs), power.factor, power.offset_w
+            if limited and (limit_w := correction.power_limit_w) is not None:
+                out[3:, at] = drawn_by(physics, power, limit_w).cells
         return out
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
@@ -217,7 +242,8 @@ class JobModel:
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""
-        physics = CostModel(self._moved, {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)})
+        layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
+        physics = CostModel(self._moved, layouts, drawn=self._moves_under_limits(layouts)[2])
         clocks = clocks_reached(physics, columns["stage_clock_mhz"])
         return {name: values for name, values in columns.items() if name != POWER_LIMIT} | {"stage_clock_mhz": clocks}
 

@@ -229,7 +229,7 @@ def _few_repeats(runs: Runs, residual: Floats) -> tuple[Runs, Floats]:
     """
     if len(residual) < 2:
         return runs, residual
-    inputs = np.hstack([runs.sensitivity, runs.matrix(sorted(runs.features))]).round(9) + 0.0
+    inputs = np.hstack([runs.sensitivity, runs.matrix(runs.names)]).round(9) + 0.0
     keys = [row.tobytes() + group.encode() for row, group in zip(inputs, runs.group.tolist(), strict=True)]
     of_plan: dict[bytes, dict[float, int]] = {}
     for i, key in enumerate(keys):

@@ -15,12 +15,16 @@ import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import MOST_GPU_POWER_W, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
+from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks
+from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.own_kernel import learn_alone
+from jointopt.surrogate.own_targets import OwnTarget, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
 from jointopt.surrogate.residual_gp import Kernel, Runs
@@ -37,8 +41,6 @@ WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
 COVERAGE = 0.9
-LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
-LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 SENSITIVITY = "sensitivity to "
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
 # Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
@@ -83,7 +85,9 @@ class OwnRuns:
     ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width.
     ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
     runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
-    says why). ``response``: how kernels follow the clock, None: as in the physics.
+    says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
+    the runs were under, None: a version that knew of none learned from them. ``heat``: peak power, and temperature over
+    the air, where they were measured often enough, by `heat_names`.
     """
 
     source: str
@@ -99,11 +103,25 @@ class OwnRuns:
     response: LearnedResponse | None = None
     off_below: float = 0.0
     clock_remark: str = ""
+    power_limit_w: float | None = None
+    heat: Mapping[str, OwnTarget] = field(default_factory=dict)
+
+    @property
+    def measured_limit_w(self) -> float:
+        """The limit in W that power was measured under: that of the GPU as it is sold where it is not known."""
+        gpu = known_gpu(Source.parse(self.source).gpu)
+        sold_w = gpu.tdp_w if gpu is not None and gpu.tdp_w else MOST_GPU_POWER_W
+        return sold_w if self.power_limit_w is None else self.power_limit_w
 
     @property
     def measured_clocks(self) -> MeasuredClocks:
         """Clocks at which the runs say something of time."""
         return MeasuredClocks(*self.clocks, self.off_below)
+
+    @property
+    def measured_power(self) -> MeasuredPower | None:
+        """Power by factors alone, by which runs under other limits are priced; None where it was not learned."""
+        return MeasuredPower(self.power, self.measured_limit_w) if self.knows_power else None
 
     def process(self, shared: Kernel, runs: Runs, residual: Floats) -> Posterior:
         """The process after runs of the source; ``shared``: the kernel of all sources."""
@@ -117,43 +135,36 @@ class OwnRuns:
         return self.power.log_sd is not None
 
     @property
+    def mixes(self) -> dict[str, Mix]:
+        """The trees of every quantity, by what card and files call it."""
+        return {"time": self.time, "power": self.power_mix} | {name: one.mix for name, one in self.heat.items()}
+
+    @property
     def power_clocks(self) -> tuple[float, ...]:
         """Shares of the top clock at which the learned power is read: over all that were measured."""
-        low, high = self.clocks
-        return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
+        return line_clocks(self.clocks)
+
+    @property
+    def _of_power(self) -> OwnTarget:
+        return OwnTarget(self.power, self.power_mix)
 
     def log_power(self, runs: Runs, watts: Floats) -> Floats:
         """log(measured / predicted) average power (n,) of ``runs``, which the physics has at ``watts`` (n,)."""
-        return self.power_mix(np.log(self.power.over(watts)), runs)
+        return self._of_power.log_ratio(runs, watts)
 
     def power_scale(self, runs: Runs, watts: Floats) -> PowerScale:
-        """A line in the power of the physics for the layout of each of ``runs`` (n,), as learned at `power_clocks`.
-
-        ``watts`` (clocks, n): power of the physics there. A line of least relative squares, so that what the search is
-        promised of energy at other clocks holds.
-        """
-        found = np.stack([
-            w * np.exp(self.log_power(_at_clock(runs, clock), w))
-            for w, clock in zip(watts, self.power_clocks, strict=True)
-        ])  # fmt: skip
-        weight = 1.0 / found**2
-        mean_w, mean = ((weight * values).sum(axis=0) / weight.sum(axis=0) for values in (watts, found))
-        spread = (weight * (watts - mean_w) ** 2).sum(axis=0)
-        level = mean / mean_w
-        apart = spread > (LEAST_APART * mean_w) ** 2 * weight.sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = (weight * (watts - mean_w) * (found - mean)).sum(axis=0) / spread
-        slope = np.where(apart, np.clip(slope, LEAST_SLOPE * level, level), level)  # neither falls, nor below nothing
-        return PowerScale(slope, self.power.log_sd, mean - slope * mean_w)
+        """`OwnTarget.line` of power for the layout of each of ``runs`` (n,), from ``watts`` at `power_clocks`."""
+        return self._of_power.line(runs, watts, self.power_clocks)
 
     def to_text(self) -> str:
         """One line: what counts how much, and errors on what was left out without and with it."""
         e = self.errors
         parts = [_weights(self.time, "kernel relearned" if self.kernel else "shared kernel")]
         parts.append(f"time {e['process']:.1%} -> {e['time']:.1%} (physics {e['physics']:.1%})")
-        if "power" in e:
-            parts.append(f"power {e['power process']:.1%} -> {e['power']:.1%} (physics {e['power physics']:.1%}; ")
-            parts[-1] += f"{_weights(self.power_mix, 'factors')})"
+        for name, target in {"power": self._of_power, **{HEAT_NAMES[of]: one for of, one in self.heat.items()}}.items():
+            if name in e:
+                before = f"(physics {e[f'{name} physics']:.1%}; {_weights(target.mix, 'factors')})"
+                parts.append(f"{name} {e[f'{name} process']:.1%} -> {e[name]:.1%} {before}")
         parts += [] if self.response is None else [self.response.to_text()]
         parts += [self.clock_remark] * bool(self.clock_remark)
         return f"{Source.parse(self.source).to_text()}: on {self.held_out} left out: {', '.join(parts)}"
@@ -163,10 +174,6 @@ def _weights(mix: Mix, process: str) -> str:
     if not mix.weight:
         return f"{process} 1.0, trees 0"
     return f"{process} {1.0 if mix.beyond else 1.0 - mix.weight:g}, trees {mix.weight:g}" + " of the rest" * mix.beyond
-
-
-def _at_clock(runs: Runs, share: float) -> Runs:
-    return replace(runs, features=dict(runs.features) | {CLOCK: np.full(len(runs), share)})
 
 
 def inputs(runs: Runs, names: Sequence[str]) -> Floats:
@@ -196,6 +203,7 @@ class Measured:
     log_power: Floats
     static_share: Floats  # of the physics' power, in what a GPU draws whatever runs
     static_w: float
+    heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and what the physics says
 
     def with_power(self) -> Measured:
         """Those whose power was measured."""
@@ -203,9 +211,9 @@ class Measured:
 
     def take(self, rows: Ints) -> Measured:
         """The runs at those positions."""
-        return Measured(
-            self.runs.take(rows), self.residual[rows], self.log_power[rows], self.static_share[rows], self.static_w
-        )
+        heat = {name: (ratio[rows], values[rows]) for name, (ratio, values) in self.heat.items()}
+        of_power = self.log_power[rows], self.static_share[rows], self.static_w
+        return Measured(self.runs.take(rows), self.residual[rows], *of_power, heat)
 
 
 def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
@@ -218,7 +226,7 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
     singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
     near, _ = _crossed_process(found, shared, measured, singly, seed)
-    names = tuple(sorted(name for name in runs.features if name != CLOCK))
+    names = tuple(name for name in runs.names if name != CLOCK)
     mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
     errors["time"] = _error(mixed - residual, fold)
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
@@ -226,6 +234,8 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     if len((of_power := measured.with_power()).residual) >= LEAST_RUNS:
         found, more = _with_power(found, of_power, seed)
         errors |= more
+    found, more = _with_heat(found, measured, seed)
+    errors |= more
     errors = {name: round(value, 4) for name, value in errors.items()}
     found = replace(found, errors=errors, importance=_importance(found.time, runs))
     return found, mixed, Z_90 * found.width * deviation
@@ -336,17 +346,40 @@ def _conformal(log_ratio: Floats, deviation: Floats) -> float:
 
 def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
     """``own`` with power learned from runs that have it, and the held-out errors of that."""
-    runs, log_power, share, static_w = measured.runs, measured.log_power, measured.static_share, measured.static_w
+    power, errors = _target_of("power", measured, measured.log_power, seed)
+    return replace(own, power=power.scale, power_mix=power.mix), errors
+
+
+def _with_heat(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
+    """``own`` with peak power and temperature learned where enough runs have them, and the held-out errors of that."""
+    heat, errors = {}, dict[str, float]()
+    for name, (log_ratio, values) in measured.heat.items():
+        rows = np.flatnonzero(np.isfinite(log_ratio) & np.isfinite(values)).astype(np.int64)
+        if len(rows) >= LEAST_RUNS:
+            static_w = measured.static_w if name == PEAK else np.nan  # a line through nothing of a temperature
+            some = replace(measured.take(rows), static_share=static_w / values[rows], static_w=static_w)
+            heat[name], more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
+            errors |= more
+    return replace(own, heat=heat), errors
+
+
+def _target_of(
+    name: str, measured: Measured, log_ratio: Floats, seed: int, values: Floats | None = None
+) -> tuple[OwnTarget, dict[str, float]]:
+    """A quantity learned from runs with log(measured / physics) ``log_ratio`` (n,) of it, and its held-out errors.
+
+    ``values`` (n,): the physics' own, by default those of power.
+    """
+    runs, share, static_w = measured.runs, measured.static_share, measured.static_w
     fold, _ = folds_by_model(runs, seed)
-    physics_w = static_w / share
+    of_physics = static_w / share if values is None else values
 
     def scaled(fit: Ints, at: Ints) -> Floats:
-        return np.log(power_scale(log_power[fit], share[fit], static_w).over(physics_w[at]))
+        return np.log(power_scale(log_ratio[fit], share[fit], static_w).over(of_physics[at]))
 
     line = _crossed(fold, scaled)
-    mix, mixed = learn_mix(runs, log_power, line, line, fold, tuple(sorted(runs.features)), seed)
-    errors = {"power physics": -log_power, "power process": line - log_power, "power": mixed - log_power}
-    spread = float(np.quantile(np.abs(errors["power"]), COVERAGE)) / Z_90
-    scale = replace(power_scale(log_power, share, static_w), log_sd=spread)
-    found = replace(own, power=scale, power_mix=mix)
-    return found, {name: _error(value, fold) for name, value in errors.items()}
+    mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed)
+    errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
+    spread = float(np.quantile(np.abs(errors[name]), COVERAGE)) / Z_90
+    scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
+    return OwnTarget(scale, mix), {key: _error(value, fold) for key, value in errors.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,18 @@ import numpy as np
 
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
+from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import learn_response
+from jointopt.surrogate.evidence import as_it_is
+from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, folds_by_model, learn_own, supporting
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
+from jointopt.surrogate.power_scale import scale_at_limit
 from jointopt.surrogate.residual_gp import Kernel, Runs, together
 
 if TYPE_CHECKING:
+    from jointopt.surrogate.dataset import Priced
     from jointopt.surrogate.training import TrainingSet
 
 
@@ -50,19 +55,46 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = measured(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
-    response = sweep.response
-    moved = 0.0 * some.residual
+    response, again, moved = sweep.response, priced, 0.0 * some.residual
     if response is not None:
-        again = priced.under(response.response.on)
-        moved, power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))
-        some = replace(
-            some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + power,
-            static_share=some.static_share * np.exp(power),
-        )  # fmt: skip
+        some, again, moved = _priced_again(some, priced, response.response.on)
+    if (power := _power_at_limit(some, again)) is not None:
+        some, again, by_limits = _priced_again(some, again, as_it_is, power)
+        moved = moved + by_limits
     own, mean, half_width = learn_own(key, some, shared, seed)
     own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
+    own = replace(own, power_limit_w=priced.limit_w)
     own = own if sweep.holds else replace(own, clocks=(1.0, 1.0))
     return LearnedOwn(own, rows, mean - moved, half_width, some.runs, some.residual)
+
+
+def _priced_again(
+    some: Measured, priced: Priced, change: Callable[[Job], Job], power: MeasuredPower | None = None
+) -> tuple[Measured, Priced, Floats]:
+    """Runs and their pricing on the jobs that ``change`` makes of theirs, and log(time before / time after) (n,).
+
+    ``power``: by which limits hold.
+    """
+    again = priced.under(change, power)
+    moved, of_power = (np.log(priced.physics[n] / again.physics[n]) for n in ("iteration_time_s", "avg_power_w"))
+    found = replace(
+        some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + of_power,
+        static_share=some.static_share * np.exp(of_power),
+        heat={
+            name: (ratio + np.log(values / again.physics[name]), again.physics[name])
+            for name, (ratio, values) in some.heat.items()
+        },
+    )  # fmt: skip
+    return found, again, moved
+
+
+def _power_at_limit(some: Measured, priced: Priced) -> MeasuredPower | None:
+    """Power of runs under the source's highest limit, by which those under others are priced; None without such."""
+    limits_w = priced.limits_w
+    if (limits_w == priced.limit_w).all():
+        return None
+    scale = scale_at_limit(some.log_power, some.static_share, some.static_w, limits_w)
+    return None if scale.log_sd is None else MeasuredPower(scale, priced.limit_w)
 
 
 def measured(data: TrainingSet, rows: Ints) -> Measured:
@@ -71,7 +103,8 @@ def measured(data: TrainingSet, rows: Ints) -> Measured:
     gpu = known.works[int(known.work[rows[0]])].job.cluster.gpu
     static_w = gpu.power.static_w if gpu.power else np.nan
     share = static_w / known.physics["avg_power_w"][rows]
-    return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w)
+    heat = {name: (ratio[rows], known.physics[name][rows]) for name, ratio in data.heat.items()}
+    return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w, heat)
 
 
 def with_own(surrogate: Surrogate, data: TrainingSet, found: Sequence[LearnedOwn]) -> Surrogate:

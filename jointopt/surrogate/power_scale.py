@@ -6,7 +6,7 @@ rest: P = dynamic·(P_physics − static) + resting·static, a line in the power
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,14 @@ class PowerScale:
         """Corrected over predicted power, (n,), of GPUs predicted to draw ``power_w``."""
         return np.asarray(self.factor + self.offset_w / power_w)
 
+    def within(self, limit_w: Floats | float, highest_w: Floats) -> PowerScale:
+        """The scale with no plan's power above ``limit_w``: of what the physics says at the highest clock, (n,).
+
+        No board exceeds its limit in the mean, so that what is above it is the error of a line.
+        """
+        over = np.minimum(limit_w / (self.over(highest_w) * highest_w), 1.0)
+        return self if (over >= 1.0).all() else replace(self, factor=over * self.factor, offset_w=over * self.offset_w)
+
 
 def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w: float = 0.0) -> PowerScale:
     """The scale after runs with log(measured / predicted power) ``log_ratio`` (n,), NaN where it was not measured.
@@ -63,6 +71,12 @@ def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w:
         return PowerScale(_one(ratio), left)
     dynamic, resting = _two(ratio, share)
     return PowerScale(dynamic, left, (resting - dynamic) * static_w)
+
+
+def scale_at_limit(log_ratio: Floats, static_share: Floats, static_w: float, limit_w: Floats) -> PowerScale:
+    """`power_scale` of the runs under the highest of their limits, (n,): others say what the limit leaves, not more."""
+    at = limit_w == limit_w.max()
+    return power_scale(log_ratio[at], static_share[at], static_w)
 
 
 def _trust(log_ratio: Floats) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.describe import CONSTANTS, OCCUPANCY
 
 # by name, not from the schema: a stored surrogate has a length for each of these, in this order
 CLASSES: Mapping[str, tuple[str, ...]] = {
@@ -53,6 +53,11 @@ class Runs:
         features = {name: values[rows] for name, values in self.features.items()}
         return Runs(self.sensitivity[rows], features, self.source[rows], self.group[rows])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Features that time is learned from, in order: all but those that say more of power."""
+        return tuple(sorted(name for name in self.features if name not in OCCUPANCY))
+
     def matrix(self, names: Sequence[str]) -> Floats:
         """Features (n, len(names)); a run that lacks one has 0."""
         zero = np.zeros(len(self))
@@ -64,7 +69,7 @@ class Runs:
         By two random projections, whose sums are those of any two equal rows: to sort all columns takes seconds.
         """
         key, rng = np.zeros(len(self), dtype=np.complex128), np.random.default_rng(0)
-        for values in (*(self.features[name] for name in sorted(self.features) if name != but), *self.sensitivity.T):
+        for values in (*(self.features[name] for name in self.names if name != but), *self.sensitivity.T):
             key += values * complex(*rng.standard_normal(2))
         _, first, of = np.unique(key, return_index=True, return_inverse=True)
         return first, of

@@ -29,6 +29,7 @@ from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 from jointopt.surrogate.one_class import learned_classes
+from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn
@@ -38,12 +39,11 @@ from jointopt.surrogate.trees import Trees
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
-MOST_SUPPORT = 500  # runs kept per source
+LEAST_ROWS, MOST_SUPPORT = 20, 500  # runs that are learned from at all, and that are kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
 PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False))
 FEW = (("few", True), ("unseen_few", False))
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
-LEAST_ROWS = 20
 BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
 MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
 
@@ -83,6 +83,7 @@ class TrainingSet:
     unknown_residual: Floats
     use: tuple[Use, ...] = ()  # by source, in the order of their names
     log_power: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics), (n,), NaN: not measured
+    heat: Mapping[str, Floats] = field(default_factory=dict)  # the same of peak power and temperature over the air
     fingerprints: Fingerprints = field(default_factory=lambda: np.empty(0, np.uint64))  # of the runs' rows, (n,)
 
     def of(self, names: set[str]) -> Ints:
@@ -104,7 +105,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     timed = timed_runs(table)
     if timed.empty:
         raise TableError("No row has status ok and an iteration_time_s; training needs runs that were timed.")
-    known = price(timed)
+    known = price(timed, heat=measures_heat(timed))
     unknown = (
         known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))
     )  # other sources are what it is learned for
@@ -124,7 +125,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     )  # software by its name all the same
     return TrainingSet(
         origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses),
-        power_log_ratio(timed, known), fingerprints(known.works, time_s)[rows],
+        power_log_ratio(timed, known), heat_log_ratios(timed, known), fingerprints(known.works, time_s)[rows],
     )  # fmt: skip
 
 
@@ -162,7 +163,7 @@ def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
 
 def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: float | None = None) -> Surrogate:
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
-    names = tuple(sorted(data.known.runs.features))
+    names = data.known.runs.names
     best = _best_strength(data, rows, names, seed) if strength is None else strength
     trees = Trees.of(_booster(data, rows, names, best, seed))
     return Surrogate(kernel, trees, names, *_supporting(data, rows, seed))
@@ -357,7 +358,7 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     """As `train`, of runs of one source: what they teach of it, around the kernel of ``base``."""
     found = learn_every_own(data, base.kernel, seed)
     everything = np.arange(len(data.source)).astype(np.int64)
-    names = tuple(sorted(data.known.runs.features))
+    names = data.known.runs.names
     surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
     surrogate = with_own(surrogate, data, found)
     origin = str(data.source[0])

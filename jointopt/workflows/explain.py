@@ -14,6 +14,7 @@ from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.casts import cast_times_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import excursion
+from jointopt.physics.heat import HEAT
 from jointopt.physics.hierarchy import energy_by_level
 from jointopt.physics.messages import messages
 from jointopt.physics.phases import phases
@@ -83,7 +84,8 @@ def explain(
         temperature_swing={} if broken else _warming(physics, clocks[0], parts),
         throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
-        intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0])) for name in RESULTS},
+        intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0]))
+                   for name in (*RESULTS, *HEAT) if f"{name}_low" in answer},
         in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),

@@ -202,7 +202,7 @@ def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Ans
     priced: list[tuple[Part, PricedPlans]] = []
     refused: list[_Answer] = []
     for part in batch:
-        job = part.work.job if correction is None else correction.moved(part.work.job)
+        job = part.work.job if correction is None else correction.as_measured(correction.moved(part.work.job))
         try:
             priced.append((part, PricedPlans.of(replace(part.work, job=job))))
         except JointOptError as error:
@@ -211,8 +211,22 @@ def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Ans
     if correction is not None and priced:
         runs = [found.runs(correction.source) for _, found in priced]
         moves = correction.moves(runs, [found.watts(correction.power_clocks) for _, found in priced])
+        held = [_under_own_limit(f, p, m, correction) for (p, f), m in zip(priced, moves, strict=True)]
+        priced, moves = (
+            [(part, found) for (part, _), (found, _) in zip(priced, held, strict=True)],
+            [m for _, m in held],
+        )
     pairs = zip(priced, moves, strict=True)
     return refused + [_Answer(part, _columns(found, move), found.plan_of_row) for (part, found), move in pairs]
+
+
+def _under_own_limit(found: PricedPlans, part: Part, move: Move, correction: Correction) -> tuple[PricedPlans, Move]:
+    """Plans and their correction under the power limit of their rows, where power was measured under another."""
+    job, limit_w = correction.moved(part.work.job), correction.power_limit_w
+    if limit_w is None or job.cluster.power_limit_w == limit_w:
+        return found, move
+    there, power = found.under_limit(job, move.power, limit_w)
+    return there, replace(move, power=power)
 
 
 def _columns(priced: PricedPlans, move: Move | None) -> Columns:

@@ -79,7 +79,7 @@ def answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[str, 
     log_physics_s = cluster.log_time_s - residual
     kept = supporting(fit)
     process = condition(kernel, runs.take(kept), residual[kept]).mean(new)
-    names = tuple(sorted(runs.features))
+    names = runs.names
     own_process, both = own_answers(cluster, fit, at, kernel) if len(fit) >= LEAST_RUNS else (process, process)
     return {
         "physics": np.zeros(len(at)),

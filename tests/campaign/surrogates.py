@@ -19,9 +19,11 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Mix, OwnRuns
+from jointopt.surrogate.own_targets import OwnTarget
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.trees import Trees
 
@@ -40,7 +42,7 @@ def good() -> Path:
     assert default is not None
     own = OwnRuns(
         SOURCE, default.kernel, _mix(default, 0), 1.2, PowerScale(1.1, 0.05, 3.0), _mix(default, 1), (0.6, 1.0),
-        {"time": 0.02, "process": 0.03}, "groups",
+        {"time": 0.02, "process": 0.03}, "groups", heat={PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0))},
     )  # fmt: skip
     save(replace(_small(default), own=(own,)), folder)
     return folder
@@ -95,5 +97,5 @@ def _predictions(folder: Path) -> object:
 
 
 def _trees(surrogate: Surrogate) -> list[Trees]:
-    mixes = [mix.trees for own in surrogate.own for mix in (own.time, own.power_mix)]
+    mixes = [mix.trees for own in surrogate.own for mix in own.mixes.values()]
     return [trees for trees in (surrogate.trees, *mixes) if trees is not None]

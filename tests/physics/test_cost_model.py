@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Floats
 from jointopt.physics.breakdown import breakdown
-from jointopt.physics.cost_model import HEAT, PREDICTIONS, CostModel
+from jointopt.physics.cost_model import PREDICTIONS, CostModel
+from jointopt.physics.heat import HEAT
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Constraints, Job
 from jointopt.spec.model import Model

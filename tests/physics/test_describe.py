@@ -10,6 +10,7 @@ import pytest
 from jointopt.physics import describe
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
+from jointopt.physics.makespan import least_makespan_s
 from jointopt.spec.framework import Framework
 
 # constants whose step is a slower machine or a costlier habit; overlaps hide time, or cost it
@@ -121,10 +122,23 @@ def test_shares_are_parts_of_one(shipped_physics, one_clock):
     physics = shipped_physics(0)
     index = np.arange(len(physics.layouts["pp"]))
     shares = share_columns(physics, index, one_clock(physics, 1410.0))
-    together = sum(shares.values())
+    together = sum(values for name, values in shares.items() if name.startswith("share_"))
     assert all((values >= -1e-9).all() for values in shares.values())
     assert (together <= 1 + 1e-9).all()
     assert (together > 0.5).all()
+
+
+def test_occupancy_is_the_time_of_kernels_and_efficiency_what_they_reach_of_the_peak(shipped_physics, one_clock):
+    physics = shipped_physics(0)
+    index, clocks = np.arange(len(physics.layouts["pp"])), one_clock(physics, 1410.0)
+    found = share_columns(physics, index, clocks)
+    for at in (0, len(index) - 1):
+        g, row, pp = int(physics.group_of[at]), physics.row_of[[at]], int(physics.layouts["pp"][at])
+        costs, t = physics.groups[g], physics.times(g, row, clocks[[at], :pp], least_makespan_s)
+        running_s = float(costs.num_micro_batches[row[0]]) * t.kernel_s[0]
+        reached = float(costs.num_micro_batches[row[0]]) * np.broadcast_to(costs.flops[row[0]], pp) / running_s
+        assert found["occupancy"][at] == pytest.approx(running_s.mean() / t.total_s[0])
+        assert found["efficiency"][at] == pytest.approx(reached.mean() / 312e12)  # an A100's bf16
 
 
 def test_shape_tells_the_plan_and_no_name(shipped_physics, one_clock):

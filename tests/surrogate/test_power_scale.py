@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import huber
 
-from jointopt.surrogate.power_scale import RUN_SD, SOURCE_SD, _two, _two_are_better, power_scale
+from jointopt.surrogate.power_scale import RUN_SD, SOURCE_SD, PowerScale, _two, _two_are_better, power_scale
 
 
 def test_nothing_measured_moves_nothing() -> None:
@@ -61,3 +61,12 @@ def test_two_factors_are_better_where_loads_differ_and_not_where_they_do_not() -
     assert _two_are_better(np.log(1.2 - 0.5 * share), share)  # 1.2 of what runs, 0.7 of what rests
     assert _two_are_better(np.log(0.8 + 0.6 * share), share)
     assert not _two_are_better(np.full(20, 0.2), share)
+
+
+def test_no_plan_draws_more_than_its_limit_in_the_mean_and_those_below_stay() -> None:
+    scale, watts = PowerScale(1.2, 0.05, 20.0), np.array([400.0, 600.0])  # 500 and 740 W
+    held = scale.within(700.0, watts)
+    np.testing.assert_allclose(held.over(watts) * watts, [500.0, 700.0])
+    assert held.log_sd == 0.05
+    assert scale.within(800.0, watts) is scale
+    np.testing.assert_allclose(scale.within(np.array([250.0, 740.0]), watts).factor, [0.6, 1.2])

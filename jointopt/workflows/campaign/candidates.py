@@ -11,7 +11,8 @@ import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Columns, Floats, Ints, outside
-from jointopt.physics.cost_model import HEAT, CostModel
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.heat import HEAT
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.search.pareto import front_order, non_dominated, spread
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu

@@ -157,7 +157,7 @@ def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
 def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
     """Features, power limit (by row) and predictions of each run as a key: equal for runs of one plan of one job."""
     runs, physics = priced.runs, priced.physics
-    seen = [runs.matrix(sorted(runs.features))[at]]
+    seen = [runs.matrix(runs.names)[at]]
     seen.append(np.nan_to_num(limit_w[priced.rows[at], None]))
     seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
     rounded = np.round(np.hstack(seen), _SAME) + 0.0  # no negative zeros

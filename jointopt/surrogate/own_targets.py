@@ -1,0 +1,88 @@
+"""Power, peak power and temperature as runs teach them: a line in what the physics says, and trees on its rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.schema import Floats
+from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
+from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.residual_gp import Runs
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.dataset import Priced
+    from jointopt.surrogate.own_runs import Mix
+
+LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
+LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
+
+
+@dataclass(frozen=True)
+class OwnTarget:
+    """A quantity that runs were measured of: ``scale`` on what the physics says, ``mix`` with trees on its rest."""
+
+    scale: PowerScale
+    mix: Mix
+
+    def log_ratio(self, runs: Runs, values: Floats) -> Floats:
+        """log(measured / predicted) (n,) of ``runs``, which the physics has at ``values`` (n,)."""
+        return self.mix(np.log(self.scale.over(values)), runs)
+
+    def line(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> PowerScale:
+        """A line in what the physics says for the layout of each of ``runs`` (n,), learned at shares of the top clock.
+
+        ``values`` (clocks, n): of the physics there. A line of least relative squares, so that what the search is
+        promised of energy at other clocks holds.
+        """
+        found = np.stack([
+            v * np.exp(self.log_ratio(_at_clock(runs, clock), v)) for v, clock in zip(values, clocks, strict=True)
+        ])  # fmt: skip
+        weight = 1.0 / found**2
+        mean_of_physics, mean = ((weight * v).sum(axis=0) / weight.sum(axis=0) for v in (values, found))
+        spread = (weight * (values - mean_of_physics) ** 2).sum(axis=0)
+        level = mean / mean_of_physics
+        apart = spread > (LEAST_APART * mean_of_physics) ** 2 * weight.sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = (weight * (values - mean_of_physics) * (found - mean)).sum(axis=0) / spread
+        slope = np.where(apart, np.clip(slope, LEAST_SLOPE * level, level), level)  # neither falls, nor below nothing
+        return PowerScale(slope, self.scale.log_sd, mean - slope * mean_of_physics)
+
+
+def line_clocks(clocks: tuple[float, float]) -> tuple[float, ...]:
+    """Shares of the top clock at which what was learned is read: over all that were measured, from the lowest on."""
+    low, high = clocks
+    return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
+
+
+def _at_clock(runs: Runs, share: float) -> Runs:
+    return replace(runs, features=dict(runs.features) | {CLOCK: np.full(len(runs), share)})
+
+
+def measures_heat(table: pd.DataFrame) -> bool:
+    """Whether a table has peak power or temperature of any run."""
+    return any(name in table and bool(table[name].notna().any()) for name in HEAT_COLUMNS.values())
+
+
+def heat_log_ratios(table: pd.DataFrame, priced: Priced) -> dict[str, Floats]:
+    """log(measured / predicted) peak power and temperature over the air, (n,) each in the order of ``priced.rows``.
+
+    NaN where a run has none or did not end well; ``table`` as `with_results` reads it. Nothing where ``priced`` has
+    none of the physics.
+    """
+    if PEAK not in priced.physics:
+        return {}
+    ended, blank = table["status"].to_numpy(str) == "ok", np.full(len(table), np.nan)
+    air_c = np.array([work.job.cluster.inlet_temperature_c for work in priced.works])[priced.work]
+    columns = {name: np.asarray(table.get(column, blank), float) for name, column in HEAT_COLUMNS.items()}
+    cells = {name: np.where(ended, values, np.nan)[priced.rows] for name, values in columns.items()}
+    cells[RISE] = cells[RISE] - air_c
+    return {
+        name: np.log(np.where(values > 0.0, values, np.nan) / np.maximum(priced.physics[name], 1e-9))
+        for name, values in cells.items()
+    }

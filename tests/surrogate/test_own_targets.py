@@ -1,0 +1,247 @@
+"""Peak power and temperature are learned as mean power is, kept with a surrogate, and used by every verb."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
+from jointopt.core.units import Z_90
+from jointopt.physics.heat import by_physics_alone
+from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.plans.parse import parse_plan
+from jointopt.surrogate import own_runs
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.dataset import price, with_results
+from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.heat_names import PEAK, RISE
+from jointopt.surrogate.intervals import with_heat_intervals
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
+from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, measures_heat
+from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.training import training_set
+from jointopt.workflows.explain import explain
+from jointopt.workflows.propose import propose
+from tests.surrogate.test_job_model import measured_runs
+from tests.surrogate.test_own_runs import KERNEL, STATIC_W, noise, runs, steps
+
+PLAN, AIR_C = "dp=4 tp=2 micro_batch_size=4 clock_mhz=1410", 22.5
+
+
+@functools.cache
+def job() -> Job:
+    return shipped_job("opt-350m-2x4-a100")
+
+
+def learned(mix: Mix | None = None, **heat: PowerScale) -> Surrogate:
+    """The shipped surrogate as if many runs of the job's cluster had told of its peaks and temperature."""
+    cluster, default = job().cluster, load_surrogate("default")
+    assert default is not None
+    source = str(Source("mine", job().training.framework.name, cluster.gpu.id, cluster.gpus_per_node))
+    targets = {name: OwnTarget(scale, mix or Mix()) for name, scale in heat.items()}
+    return replace(default, own=(OwnRuns(source, clocks=(0.6, 1.0), heat=targets),))
+
+
+def heat_of(surrogate: Surrogate | None) -> dict[str, float]:
+    parsed = parse_plan(PLAN, job())
+    found = JobModel(job(), surrogate).cost_model(parsed.layouts).heat(np.zeros(1, np.int64), parsed.stage_clock_mhz)
+    return {name: float(value[0]) for name, value in found.items()}
+
+
+def test_the_line_of_peaks_and_of_the_rise_over_the_air_moves_what_the_physics_says() -> None:
+    bare = heat_of(None)
+    found = heat_of(learned(peak_power_w=PowerScale(1.1, 0.03), temperature_rise_k=PowerScale(0.9, 0.05)))
+    assert found["peak_power_w"] == pytest.approx(1.1 * bare["peak_power_w"])
+    assert found["temperature_c"] == pytest.approx(AIR_C + 0.9 * (bare["temperature_c"] - AIR_C))
+    assert heat_of(learned()) == pytest.approx(bare, rel=1e-12)
+
+
+def test_peaks_and_temperature_follow_mean_power_where_they_were_not_measured() -> None:
+    own = replace(learned().own[0], power=PowerScale(1.1, 0.05))
+    bare, found = heat_of(None), heat_of(replace(learned(), own=(own,)))
+    assert found["peak_power_w"] == pytest.approx(1.1 * bare["peak_power_w"])
+    # a GPU that leaks heats itself by more: within the leakage of what it draws more
+    assert found["temperature_c"] - AIR_C == pytest.approx(1.1 * (bare["temperature_c"] - AIR_C), rel=0.05)
+
+
+def test_explain_and_propose_give_learned_peaks_with_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = JobModel(job(), learned(peak_power_w=PowerScale(1.1, 0.03), temperature_rise_k=PowerScale(0.9, 0.05)))
+    told, bare = explain(own, PLAN), explain(JobModel(job()), PLAN)
+    peak_w = max(stage.peak_power_w or 0.0 for stage in told.stages)
+    assert peak_w == pytest.approx(1.1 * max(stage.peak_power_w or 0.0 for stage in bare.stages))
+    assert told.intervals["peak_power_w"] == pytest.approx([peak_w * np.exp(s * 0.03 * Z_90) for s in (-1, 1)])
+    assert f"{peak_w:.0f} W at the peak (" in told.text()
+    assert "at the peak" not in bare.text()
+    front = propose(own, trials=0).front
+    assert (front["peak_power_w_low"] < front["peak_power_w"]).all()
+    assert (front["temperature_c"] < front["temperature_c_high"]).all()
+
+
+def test_intervals_of_heat_are_factors_on_peaks_and_on_what_is_above_the_air() -> None:
+    columns = {"peak_power_w": np.array([400.0]), "temperature_c": np.array([62.5])}
+    found = with_heat_intervals(job(), columns, {PEAK: np.log(1.1), RISE: np.log(1.25)})
+    assert found["peak_power_w_low"] == pytest.approx([400.0 / 1.1])
+    assert found["peak_power_w_high"] == pytest.approx([440.0])
+    assert found["temperature_c_low"] == pytest.approx([AIR_C + 32.0])
+    assert found["temperature_c_high"] == pytest.approx([AIR_C + 50.0])
+    assert with_heat_intervals(job(), {"pp": np.ones(1)}, {PEAK: 0.1}).keys() == {"pp"}
+
+
+def test_measured_peaks_and_temperatures_are_read_over_the_physics_and_the_air() -> None:
+    table = measured_runs(job(), 1.0).reset_index(drop=True)
+    bare = price(with_results(table), heat=True)
+    peak_w, rise_k = (np.empty(len(table)) for _ in range(2))
+    peak_w[bare.rows], rise_k[bare.rows] = bare.physics[PEAK], bare.physics[RISE]
+    full = table.assign(peak_power_w=1.2 * peak_w, temperature_c=AIR_C + 0.8 * rise_k)
+    full.loc[0, ["peak_power_w", "temperature_c"]] = [np.nan, AIR_C - 1.0]  # cooler than the air: of another inlet
+    full.loc[1, "status"] = "failed"
+    found = heat_log_ratios(with_results(full), bare)
+    sound = ~np.isin(bare.rows, [0, 1])
+    for name, ratio in ((PEAK, 1.2), (RISE, 0.8)):
+        assert found[name][sound] == pytest.approx(np.log(ratio))
+        assert np.isnan(found[name][~sound]).all()
+    assert heat_log_ratios(full, price(with_results(table))) == {}
+    assert [measures_heat(one) for one in (full, table)] == [True, False]
+
+
+def test_tables_with_peaks_and_temperatures_are_priced_with_them() -> None:
+    table = measured_runs(job(), 1.0)
+    data = training_set(table.assign(peak_power_w=300.0, temperature_c=50.0, source="mine"), 1e9)
+    assert np.exp(data.heat[PEAK]) * data.known.physics[PEAK] == pytest.approx(300.0)
+    assert np.exp(data.heat[RISE]) * data.known.physics[RISE] == pytest.approx(50.0 - AIR_C)
+    assert training_set(table, 1e9).heat == {}
+
+
+@functools.cache
+def own_of_steps() -> OwnRuns:
+    """Learned from runs whose peaks are a line with steps, and whose temperature was measured in too few."""
+    some = runs(120)
+    values = np.random.default_rng(5).uniform(200.0, 600.0, 120)
+    peaks = np.log(1.15) + 0.8 * steps(some) + noise(120, 6)
+    rare = np.where(np.arange(120) < 40, np.log(0.9), np.nan)
+    blank = np.full(120, np.nan)
+    heat = {PEAK: (peaks, values), RISE: (rare, values / 10.0)}
+    measured = Measured(some, noise(120), blank, np.full(120, 0.25), STATIC_W, heat)
+    return own_runs.learn_own("lab|megatron-lm|h100-sxm5-80gb|8", measured, KERNEL)[0]
+
+
+def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on() -> None:
+    own = own_of_steps()
+    assert list(own.heat) == [PEAK]
+    assert not own.knows_power
+    assert own.errors["peak power"] < 0.8 * own.errors["peak power process"] < own.errors["peak power physics"]
+    line = f"peak power {own.errors['peak power process']:.1%} -> {own.errors['peak power']:.1%} (physics "
+    assert line in own.to_text()
+    assert "temperature" not in own.to_text()
+    assert own.heat[PEAK].scale.log_sd == pytest.approx(0.03, rel=0.6)
+
+
+@functools.cache
+def with_steps() -> Surrogate:
+    return Surrogate(KERNEL, None, (), runs(3), np.zeros(3), own=(replace(own_of_steps(), power_limit_w=650.0),))
+
+
+def test_what_was_learned_of_heat_is_kept_with_hashes(tmp_path: Path) -> None:
+    save(with_steps(), tmp_path / "mine")
+    read, own = load(tmp_path / "mine").own[0], with_steps().own[0]
+    new, values = runs(30, 7), np.linspace(200.0, 600.0, 30)
+    found, kept = (one.heat[PEAK].log_ratio(new, values) for one in (read, own))
+    np.testing.assert_allclose(found, kept, atol=1e-6)
+    assert (read.heat[PEAK].scale, read.power_limit_w) == (own.heat[PEAK].scale, 650.0)
+    trees = tmp_path / "mine" / "own-0-peak_power_w.json"
+    trees.write_text(trees.read_text().replace("1", "2", 1))
+    with pytest.raises(TableError, match="has changed since it was written"):
+        load(tmp_path / "mine")
+
+
+def _without_hash(model: dict[str, Any]) -> None:
+    del model["sha256"]["own-0-peak_power_w.json"]
+
+
+def _of_another_name(model: dict[str, Any]) -> None:
+    model["own"][0]["heat"]["fan_speed"] = model["own"][0]["heat"].pop(PEAK)
+
+
+def _infinite(model: dict[str, Any]) -> None:
+    model["own"][0]["heat"][PEAK]["scale"]["offset_w"] = float("inf")
+
+
+def _too_heavy(model: dict[str, Any]) -> None:
+    model["own"][0]["heat"][PEAK]["mix"]["weight"] = 1.5
+
+
+def _of_no_limit(model: dict[str, Any]) -> None:
+    model["own"][0]["power_limit_w"] = -1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_without_hash, "no hash of own-0-peak_power_w.json"), (_of_another_name, "learned of fan_speed"),
+        (_infinite, "offset of power or temperature"), (_too_heavy, "weight of trees"), (_of_no_limit, "between 1e-9"),
+    ],
+)  # fmt: skip
+def test_a_card_that_no_training_wrote_is_refused(
+    change: Callable[[dict[str, Any]], None], why: str, tmp_path: Path
+) -> None:
+    save(with_steps(), tmp_path / "mine")
+    card = json.loads((tmp_path / "mine" / CARD).read_text())
+    change(card["model"])
+    (tmp_path / "mine" / CARD).write_text(json.dumps(card))
+    with pytest.raises(TableError, match=why):
+        load(tmp_path / "mine")
+
+
+def test_a_card_from_before_heat_was_learned_knows_none_and_takes_the_limit_that_the_gpu_is_sold_with(
+    tmp_path: Path,
+) -> None:
+    save(with_steps(), tmp_path / "mine")
+    card = json.loads((tmp_path / "mine" / CARD).read_text())
+    del card["model"]["own"][0]["heat"], card["model"]["own"][0]["power_limit_w"]
+    (tmp_path / "mine" / CARD).write_text(json.dumps(card))
+    own = load(tmp_path / "mine").own[0]
+    assert (own.heat, own.power_limit_w, own.measured_limit_w) == ({}, None, 700.0)
+
+
+def test_peaks_of_the_physics_alone_know_nothing_of_what_was_learned() -> None:
+    parsed = parse_plan(PLAN, job())
+    index = np.zeros(1, np.int64)
+    physics = JobModel(job(), learned(peak_power_w=PowerScale(1.3, 0.03))).cost_model(parsed.layouts)
+    alone = by_physics_alone(physics, index, parsed.stage_clock_mhz)["peak_power_w"]
+    assert alone == pytest.approx(heat_of(None)["peak_power_w"])
+    assert physics.heat(index, parsed.stage_clock_mhz)["peak_power_w"] == pytest.approx(1.3 * alone)
+
+
+def test_runs_under_lower_limits_are_priced_by_the_power_of_those_under_the_highest() -> None:
+    from jointopt.surrogate.own_training import learn_source
+
+    table = pd.concat([measured_runs(job(), 1.0)] * 10, ignore_index=True)
+    whole = price(with_results(table))
+    watts = np.empty(len(table))
+    watts[whole.rows] = 1.2 * whole.physics["avg_power_w"]
+    limited = table.assign(avg_power_w=150.0, power_limit_w=150.0, iteration_time_s=table.iteration_time_s * 1.5)
+    both = pd.concat([table.assign(avg_power_w=watts, power_limit_w=400.0), limited], ignore_index=True)
+    data = training_set(both.assign(source="mine"), 1e9)
+    found = learn_source(str(data.known.runs.source[0]), data, np.arange(len(data.source)), shared_kernel())
+    slow = data.known.limits_w == 150.0
+    assert found.own.power_limit_w == 400.0
+    assert (found.residual[slow] < data.known_residual[slow] - 0.02).all()  # the physics is slower there now
+    np.testing.assert_allclose(found.residual[~slow], data.known_residual[~slow])
+
+
+def shared_kernel() -> Any:
+    default = load_surrogate("default")
+    assert default is not None
+    return default.kernel
