@@ -4,12 +4,13 @@
     .venv/bin/python tests/bench/bench_peers.py [--write] [--draws N] [DATA_FOLDER]
 
 llm-analysis (github.com/cli99/llm-analysis, 0.2.2) counts the flops of a plan and divides by a share of the GPU's peak
-that its user states; its README gives 0.5 ("literature reports up to 0.5 for large scale model training"), which is what
-every run gets here. The peak is the GPU's in our catalogue, of fp8 twice that. Bubbles, messages between nodes and
-updates of weights are not in its time, and its feed-forward part is always 4 hidden sizes wide without a gate. Runs that
-it has no words for are left out: a dtype other than of 16 or 8 bits, context parallelism, a batch that its micro-batches
-do not divide. *3 runs*, *10 runs*: times one constant, the median of so many runs of each kind of GPU; draws and rows
-are those of bench_leaderboard.py. ``--write`` replaces peers.csv beside this program, which the leaderboard shows.
+that its user states. Its README names 0.5, "up to" which literature reports for training, and every run gets that. The
+peak is the GPU's in our catalogue, of fp8 twice that. Bubbles, messages between nodes and updates of weights are not in
+its time, and its feed-forward part is always 4 hidden sizes wide without a gate. Runs that it has no words for are left
+out: a dtype of other than 16 or 8 bits, context parallelism, a batch that its micro-batches do not divide.
+
+*3 runs*, *10 runs*: times one constant, the median of so many runs of each kind of GPU; rows and draws are those of
+bench_leaderboard.py, which shows peers.csv beside this program. ``--write`` replaces that file.
 """
 
 from __future__ import annotations
@@ -105,19 +106,17 @@ def published() -> str:
         figures = {"raw": entry["raw"], "3 runs": entry.get("three"), "memory": entry.get("memory")}
         shown = {name: _shown(value) for name, value in figures.items()}
         profiled = "yes" if entry["profiled"] else "no"
-        lines.append({"tool": entry["tool"], "profiled": profiled, **shown, "rows": entry["rows"]})
-        lines[-1]["by"] = entry["source"]
+        lines.append({"tool": entry["tool"], "profiled": profiled, **shown, "rows": entry["rows"], "by": entry["by"]})
     table = pd.DataFrame(lines)
-    widths = {name: max(len(name), *table[name].str.len()) for name in ("rows", "by")}
-    left = {name: lambda text, width=width: text.ljust(width) for name, width in widths.items()}
+    left = {name: f"{{:<{table[name].str.len().max()}}}".format for name in ("rows", "by")}
     return str(table.to_string(index=False, formatters=left))
 
 
 def beside(ours: dict[str, pd.DataFrame]) -> str:
     """llm-analysis on every source beside ours under the profiles that ``ours`` has, as far as those were judged."""
-    found = pd.read_csv(RECORDED, index_col="source").drop(index="mean")
+    found = pd.read_csv(RECORDED, index_col="source")
     names = ["raw", *(f"{count} runs" for count in COUNTS)]
-    table = found[["rows", "left out", *names]].rename(columns={name: f"llm-analysis {name}" for name in names})
+    table = found[["rows", "left out", *names]].rename(columns={name: f"peer {name}" for name in names})
     for profile, scored in ours.items():
         scored = scored.set_axis(scored.index.str.rstrip("*")).reindex(table.index)
         table = table.join(scored.reindex(columns=names).add_prefix(f"{profile} "))
@@ -131,7 +130,7 @@ def _shown(value: object) -> str:
     """A share, or a range of two, in percent; blank for none."""
     if value is None or value != value:
         return ""
-    return "-".join(f"{100 * float(part):.3g}" for part in str(value).split("-")) + "%"
+    return "-".join(f"{100 * float(part):.1f}" for part in str(value).split("-")) + "%"
 
 
 def main() -> None:
@@ -148,9 +147,9 @@ def main() -> None:
 
     logger.setLevel("CRITICAL")
     found = pd.DataFrame({name: scores(rows, given.draws) for name, rows in tables(given.folder).items()}).T
-    found.loc["mean"] = found.mean()
     found = found.round(4).astype({"rows": int, "left out": int}).rename_axis("source").reset_index()
     print(f"llm-analysis {version('llm-analysis')}\n{found.to_string(index=False)}")
+    print(found.drop(columns=["source", "rows", "left out"]).mean().round(4).to_string())
     if given.write:
         found.to_csv(RECORDED, index=False)
 
