@@ -82,11 +82,33 @@ def test_the_simulator_s_pipeline_of_equal_stages_has_the_bubble_of_1f1b(
 def test_learning_curves_have_every_learner_and_a_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from jointopt.studies.learning import learn
 
-    learn.main(["--rows", "60", "--seeds", "1", "--truths", "T", "--plot", str(tmp_path / "curves.png")])
+    given = ["--rows", "60", "--seeds", "1", "--truths", "T", "--made-up-only", "--plot", str(tmp_path / "curves.png")]
+    learn.main(given)
     lines = capsys.readouterr().out.splitlines()
     assert all(name in lines[1] for name in learn.LEARNERS)
     assert {line.split()[0] for line in lines[2:]} == {"T"}
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert list(pd.read_csv(tmp_path / "curves.csv")["rows"]) == [60, 60]
+
+
+def test_the_curves_of_learning_go_to_ten_thousand_runs_and_are_those_of_the_readme() -> None:
+    found = pd.read_csv(STUDIES / "learning" / "curves.csv")
+    readme = (STUDIES / "learning" / "README.md").read_text(encoding="utf-8")
+    assert set(found["truth"]) == {"T", "S", "nanotron"}
+    assert found["rows"].max() == 10_000
+    for row in found.to_dict("records"):
+        assert f"| {row['rows']:,} | {row['physics']:.1f} | {row['trees on raw columns']:.1f} |" in readme
+
+
+def test_without_the_recorded_runs_the_study_of_learning_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from jointopt.studies.learning import learn
+
+    monkeypatch.setattr(learn, "RECORDED", tmp_path / "none.csv")
+    monkeypatch.setattr(learn, "curves", lambda name, *_: pd.DataFrame({"truth": [name]}))
+    learn.main(["--rows", "10", "--truths", "T"])
+    assert "No recorded cluster: there is no" in capsys.readouterr().err
 
 
 @pytest.fixture

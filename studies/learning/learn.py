@@ -1,11 +1,14 @@
 """Learning curves of what a cluster's own runs teach, on clusters whose truth is known: see README.md.
 
-python studies/learning/learn.py [--rows 30 100 300] [--seeds 2] [--clocks] [--table nanotron.csv] [--plot curves.png]
+python -m jointopt.studies.learning.learn [--rows 30 100 300] [--seeds 2] [--clocks] [--table TABLE.csv] [--plot PNG]
+
+Without --table, nanotron's recorded runs are the real cluster where ../shared/data beside the repository has them.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,9 @@ from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.residual_gp import Kernel, default_kernel
 from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, training_set
 
-HELD_OUT_MODELS = 3
+ROWS = (30, 100, 300, 1000, 3000, 10_000)
+RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "layouts_nanotron_ultrascale.csv"
+MOST_HELD_OUT = 3  # models, and of few models a third
 RAW = ("dp", "tp", "pp", "cp", "vpp", "micro_batch_size", "zero_stage", "num_gpus", "seq_length", "global_batch_size")
 LEARNERS = ("physics", "trees on raw columns", "process", "own process", "trees on residual", "both, by weight")
 
@@ -54,10 +59,11 @@ class Cluster:
 
 
 def splits(cluster: Cluster, count: int, seeds: int) -> Iterator[tuple[str, Ints, Ints]]:
-    """(kind, train, test): three models left out, or runs drawn at random."""
+    """(kind, train, test): a third of the models left out but at most three, or runs drawn at random."""
+    models = np.unique(cluster.model)
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        held = rng.choice(np.unique(cluster.model), HELD_OUT_MODELS, replace=False)
+        held = rng.choice(models, max(1, min(MOST_HELD_OUT, len(models) // 3)), replace=False)
         test = np.isin(cluster.model, held)
         yield "unseen models", rng.permutation(np.flatnonzero(~test))[:count], np.flatnonzero(test)
         order = rng.permutation(len(cluster))
@@ -108,10 +114,15 @@ def shared_kernel() -> Kernel:
 
 
 def curves(name: str, cluster: Cluster, counts: Sequence[int], seeds: int) -> pd.DataFrame:
-    """Median errors in percent: a row per truth, rows learned from and kind of runs left out."""
+    """Median errors in percent: a row per truth, rows learned from and kind of runs left out.
+
+    A recorded cluster has fewer runs than the largest counts ask for: its curves end where they run out.
+    """
     kernel, found = shared_kernel(), []
     for count in counts:
         for kind, fit, at in splits(cluster, count, seeds):
+            if len(fit) < count or not len(at):
+                continue
             truth = cluster.data.known_residual[at]
             error = {
                 k: 100 * np.median(np.abs(np.expm1(v - truth))) for k, v in answers(cluster, fit, at, kernel).items()
@@ -139,50 +150,64 @@ def one_model_at_a_time(cluster: Cluster) -> pd.DataFrame:
 
 
 def plot(table: pd.DataFrame, path: Path) -> None:
-    """Errors over rows, a panel per truth and kind of runs left out."""
+    """Errors over rows, a column of panels per truth and a row per kind of runs left out."""
     import matplotlib.pyplot as plt
 
-    panels = list(table.groupby(["truth", "left out"]))
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), sharey=True, layout="constrained")
-    for axis, ((truth, kind), rows) in zip(np.atleast_1d(axes), panels, strict=True):
-        for name in LEARNERS:
-            axis.loglog(rows["rows"], rows[name], marker="o", markersize=4, label=name)
-        axis.set(title=f"{truth}, {kind}", xlabel="runs learned from")
-        axis.set_xticks(rows["rows"].unique(), [f"{n:,}" for n in rows["rows"].unique()], minor=False)
-        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"], minor=False)
-        axis.grid(alpha=0.3)
-    np.atleast_1d(axes)[0].set_ylabel("median error of time, %")
-    np.atleast_1d(axes)[-1].legend(fontsize=8, loc="center right")
+    truths_, kinds = table["truth"].unique(), sorted(table["left out"].unique(), reverse=True)
+    size = (3.8 * len(truths_), 3.1 * len(kinds))
+    figure, axes = plt.subplots(
+        len(kinds), len(truths_), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for column, truth in enumerate(truths_):
+        for row, kind in enumerate(kinds):
+            axis, rows = axes[row, column], table[(table["truth"] == truth) & (table["left out"] == kind)]
+            for name in LEARNERS:
+                axis.loglog(rows["rows"], rows[name], marker="o", markersize=4, label=name)
+            axis.set(title=f"{truth}, {kind}", xlabel="runs learned from")
+            axis.set_xticks(rows["rows"].unique(), [f"{n:,}" for n in rows["rows"].unique()], minor=False)
+            axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"], minor=False)
+            axis.grid(alpha=0.3)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("median error of time, %")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
     figure.savefig(path, dpi=110)
 
 
+def clusters(names: Sequence[str], rows: int, recorded: Path | None, *, clocks: bool) -> Iterator[tuple[str, Cluster]]:
+    """(name, cluster): made-up ones of so many rows, and the recorded one where there is such."""
+    for name in names:
+        yield name, Cluster.of(truths.table(name, rows, seed=11, clocks=clocks))
+    if recorded is not None:
+        yield recorded.stem.removeprefix("layouts_").split("_")[0], Cluster.of(pd.read_csv(recorded))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables and write the plot."""
+    """Print the tables, write the plot and its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[30, 100, 300, 1000])
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--truths", nargs="*", default=["T", "S"])
     parser.add_argument("--clocks", action="store_true", help="runs at clocks of all kinds, with power")
-    parser.add_argument("--table", type=Path, help="measured runs of one cluster: each model predicted from the others")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--table", type=Path, help="measured runs of one cluster instead of nanotron's")
+    parser.add_argument("--made-up-only", action="store_true", help="no recorded cluster")
+    parser.add_argument("--plot", type=Path, help="a PNG; its figures are written beside it as CSV")
     given = parser.parse_args(arguments)
+    recorded = None if given.made_up_only or given.clocks else given.table or RECORDED
+    if recorded == RECORDED and not RECORDED.is_file():
+        print(f"No recorded cluster: there is no {RECORDED}; --table names another.", file=sys.stderr)
+        recorded = None
     with threadpool_limits(1, user_api="blas"):
-        parts = [
-            curves(
-                name,
-                Cluster.of(truths.table(name, 2 * max(given.rows), seed=11, clocks=given.clocks)),
-                given.rows,
-                given.seeds,
-            )
-            for name in given.truths
-        ]
-        if parts:
-            table = pd.concat(parts, ignore_index=True)
-            print("\n" + table.round(2).to_string(index=False))
-            if given.plot:
-                plot(table, given.plot)
-        if given.table:
-            print(one_model_at_a_time(Cluster.of(pd.read_csv(given.table))).round(2).to_string(index=False))
+        parts, each = [], None
+        for name, cluster in clusters(given.truths, 2 * max(given.rows), recorded, clocks=given.clocks):
+            parts.append(curves(name, cluster, given.rows, given.seeds))
+            each = one_model_at_a_time(cluster) if name not in given.truths else None
+        table = pd.concat(parts, ignore_index=True)
+        print("\n" + table.round(2).to_string(index=False))
+        if given.plot:
+            plot(table, given.plot)
+            table.round(2).to_csv(given.plot.with_suffix(".csv"), index=False)
+        if each is not None:
+            print(f"\neach model from the others\n{each.round(2).to_string(index=False)}")
 
 
 if __name__ == "__main__":

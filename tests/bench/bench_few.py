@@ -9,16 +9,20 @@ Hyperparameters are learned without the source, and no run of it is remembered. 
 which was fitted to these same runs but for aleph_layouts, fms_fsdp and nvidia_nemo_docs; *generic* the one of a
 framework that no profile describes. A source of software that is known on a cluster that is not lies between the two.
 
-- raw: nothing measured; constant: one factor, the median of what was given of the same GPU and software;
+- raw: nothing measured; constant: the raw prediction times one factor, the median of measured over predicted of what
+  was given of the same GPU and software; geometric: the same, the geometric mean;
 - after 3, after 10: the surrogate; covered, width: share of judged times inside its 90 % interval, and mean half-width;
+- worse than one constant: after less constant (and less geometric), with the standard error of that mean over draws in
+  brackets, ! where it is more than twice that above zero; the last line counts these;
 - ``--slower-network``: every run as if the network between nodes were slower by that factor than the physics is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,10 +42,15 @@ from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
 
 PROFILES = ("own", "generic")
 COUNTS = (3, 10)
+CONSTANTS_OF: Mapping[str, Callable[[Floats], float]] = {"constant": np.median, "geometric": np.mean}
 COLUMNS = [
-    "raw", "constant 3", "after 3", "constant 10", "after 10", "covered 0", "width 0", "covered 3", "width 3",
+    "raw", "constant 3", "geometric 3", "after 3", "constant 10", "geometric 10", "after 10", "covered 0", "width 0",
+    "covered 3", "width 3",
     "covered 10", "width 10",
 ]  # fmt: skip
+
+
+NONE = pd.Series(dtype=float)
 
 
 @dataclass(frozen=True)
@@ -66,15 +75,21 @@ class Recorded:
 
 def read(folder: Path, profile: str) -> dict[str, Recorded]:
     """Every table of the folder as the physics prices it under that profile."""
-    out = {}
-    for path in sorted(folder.glob("layouts_*.csv")):
-        name = path.stem.removeprefix("layouts_")
-        table = timed_runs(clean(name, pd.read_csv(path))).assign(source=name)
-        priced = price(table if profile == "own" else table.assign(framework=""))
-        if profile != "own":
-            priced = replace(priced, runs=replace(priced.runs, source=_labels(table)[priced.rows]))
-        out[name] = Recorded(table, priced)
-    return out
+    paths = {path.stem.removeprefix("layouts_"): path for path in sorted(folder.glob("layouts_*.csv"))}
+    return {name: recorded(timed(name, pd.read_csv(path)), profile) for name, path in paths.items()}
+
+
+def timed(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """The timed rows of a source that are judged."""
+    return timed_runs(clean(name, table.reset_index(drop=True))).assign(source=name)
+
+
+def recorded(table: pd.DataFrame, profile: str) -> Recorded:
+    """Timed rows as the physics prices them under that profile."""
+    priced = price(table if profile == "own" else table.assign(framework=""))
+    if profile != "own":
+        priced = replace(priced, runs=replace(priced.runs, source=_labels(table)[priced.rows]))
+    return Recorded(table, priced)
 
 
 def _labels(table: pd.DataFrame) -> np.ndarray:
@@ -110,37 +125,46 @@ def predicted(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Int
     return mean, half
 
 
-def constant(recorded: Recorded, given: Ints, judged: Ints) -> Floats:
-    """Log of the time of judged rows by one factor per source, the median of those given."""
+def constant(recorded: Recorded, given: Ints, judged: Ints, middle: Callable[[Floats], float] = np.median) -> Floats:
+    """Log of the time of judged rows by one factor per source, the ``middle`` of those given."""
     physics = np.log(recorded.priced.physics["iteration_time_s"])
     off, source = recorded.log_time - physics, recorded.priced.runs.source
     out = physics[judged].copy()
     for name in np.unique(source[given]):
-        out[source[judged] == name] += np.median(off[given[source[given] == name]])
+        out[source[judged] == name] += middle(off[given[source[given] == name]])
     return out
+
+
+def splits(recorded: Recorded, draws: int) -> Iterator[tuple[int, tuple[Ints, Ints]]]:
+    """(runs of each kind of GPU, (given, judged)) of every count and draw for which there are runs enough."""
+    gpu = recorded.table["gpu"].iloc[recorded.priced.rows].reset_index(drop=True)
+    for count, draw in itertools.product(COUNTS, range(draws)):
+        if (split := drawn(gpu, count, draw)) is not None:
+            yield count, split
+
+
+def after_and_constant(surrogate: Surrogate, recorded: Recorded, given: Ints, judged: Ints) -> tuple[float, float]:
+    """Errors of the judged rows after the given ones, and by one constant that was fitted to these."""
+    truth, by_constant = recorded.log_time[judged], constant(recorded, given, judged)
+    return error(predicted(surrogate, recorded, given, judged)[0], truth), error(by_constant, truth)
 
 
 def scores(surrogate: Surrogate, recorded: Recorded, draws: int) -> Iterator[dict[str, float]]:
     """Figures of one source, one line per draw."""
-    gpu, measured = recorded.table["gpu"].iloc[recorded.priced.rows].reset_index(drop=True), recorded.log_time
+    measured = recorded.log_time
     every = np.arange(len(measured))
     mean, half = predicted(surrogate, recorded, every[:0], every)
-    yield {"raw": _error(mean, measured), **_intervals(0, mean, half, measured)}
-    for count in COUNTS:
-        for draw in range(draws):
-            split = drawn(gpu, count, draw)
-            if split is None:
-                break
-            given, judged = split
-            truth = measured[judged]
-            mean, half = predicted(surrogate, recorded, given, judged)
-            yield {
-                f"after {count}": _error(mean, truth), **_intervals(count, mean, half, truth),
-                f"constant {count}": _error(constant(recorded, given, judged), truth),
-            }  # fmt: skip
+    yield {"raw": error(mean, measured), **_intervals(0, mean, half, measured)}
+    for count, (given, judged) in splits(recorded, draws):
+        truth = measured[judged]
+        mean, half = predicted(surrogate, recorded, given, judged)
+        by = {f"{n} {count}": constant(recorded, given, judged, f) for n, f in CONSTANTS_OF.items()}
+        line = {name: error(values, truth) for name, values in by.items()}
+        yield line | {f"after {count}": error(mean, truth), **_intervals(count, mean, half, truth)}
 
 
-def _error(mean: Floats, truth: Floats) -> float:
+def error(mean: Floats, truth: Floats) -> float:
+    """Median error of times whose logarithms are ``mean`` and should be ``truth``."""
     return float(np.median(np.abs(np.expm1(mean - truth))))
 
 
@@ -164,15 +188,34 @@ def judged(folder: Path, draws: int, slower: float) -> str:
     assert shipped is not None
     tables = {profile: read(folder, profile) for profile in PROFILES}
     data = training_set(pd.concat([tables["own"][name].table for name in shipped.card["data"]], ignore_index=True))
-    lines: dict[str, dict[str, pd.Series]] = {profile: {} for profile in PROFILES}
+    lines: dict[str, dict[str, pd.DataFrame]] = {profile: {} for profile in PROFILES}
     for name in tables["own"]:
         surrogate = without(data, name)
         for profile in PROFILES:
             recorded = tables[profile][name]
             recorded = recorded if slower == 1.0 else recorded.slowed(slower)
-            lines[profile][name] = pd.DataFrame(list(scores(surrogate, recorded, draws))).mean()
+            lines[profile][name] = pd.DataFrame(list(scores(surrogate, recorded, draws)))
         print(f"judged {name}", file=sys.stderr, flush=True)
-    return "\n\n".join(f"{profile} profile\n{_table(pd.DataFrame(lines[profile]).T)}" for profile in PROFILES)
+    return "\n\n".join(
+        f"{profile} profile\n{_table(pd.DataFrame({name: found.mean() for name, found in lines[profile].items()}).T)}"
+        f"\n\nworse than one constant, in points\n{_never_worse(lines[profile])}"
+        for profile in PROFILES
+    )
+
+
+def _never_worse(lines: dict[str, pd.DataFrame]) -> str:
+    shown: dict[str, dict[str, str]] = {}
+    worse = compared = 0
+    for count, of in itertools.product(COUNTS, CONSTANTS_OF):
+        for source, found in lines.items():
+            difference = (found.get(f"after {count}", NONE) - found.get(f"{of} {count}", NONE)).dropna()
+            if len(difference) < 2:
+                continue
+            mean, error_of_mean = difference.mean(), difference.std() / np.sqrt(len(difference))
+            worse, compared = worse + int(mean > 2.0 * error_of_mean), compared + 1
+            mark = "!" if mean > 2.0 * error_of_mean else ""
+            shown.setdefault(f"{of} {count}", {})[source] = f"{100 * mean:+.2f} ({100 * error_of_mean:.2f}){mark}"
+    return f"{pd.DataFrame(shown).fillna('').to_string()}\n{worse} of {compared} by more than twice the standard error"
 
 
 def _table(found: pd.DataFrame) -> str:

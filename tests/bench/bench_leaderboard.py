@@ -14,6 +14,9 @@ that is not lies between the two tables.
 - differences: pairs of runs of one group; off: 90 % quantile of how far the log of the ratio of their times is off;
   twins: the same of measured times alone, of pairs that are equal in every column of the plan and the job;
 - called OOM: share of the runs that ran and are predicted not to fit.
+
+Peers stand below: what others publish or were measured at (peers.yaml), and llm-analysis on these rows as
+bench_peers.py measured it (peers.csv), beside ours.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import numpy as np
 import pandas as pd
 from bench_accuracy import ROOT, clean
 from bench_few import drawn
+from bench_peers import beside, published
 from scipy.stats import kendalltau
 from threadpoolctl import threadpool_limits
 
@@ -192,9 +196,11 @@ def board(folder: Path, names: list[str], draws: int) -> str:
         lines["own"][f"{name}{'*' * (name in NOT_FITTED)}"] = judged(surrogate, every[name], draws)
         lines["generic"][name] = judged(surrogate, every[name].assign(framework=""), draws)
         print(f"judged {name}", file=sys.stderr, flush=True)
-    parts = [f"{profile} profile\n{_text(pd.DataFrame(found).T)}" for profile, found in lines.items()]
-    moe = experts(folder)
-    return "\n\n".join([*parts, f"mixtures of experts, shipped surrogate\n{moe.round(3).to_string(index=False)}"])
+    judged_by = {profile: pd.DataFrame(found).T for profile, found in lines.items()}
+    parts = [f"{profile} profile\n{_text(found)}" for profile, found in judged_by.items()]
+    moe = f"mixtures of experts, shipped surrogate\n{experts(folder).round(3).to_string(index=False)}"
+    peers = f"peers: as published or measured before\n{published()}\n\npeers: llm-analysis on these rows\n"
+    return "\n\n".join([*parts, moe, peers + beside(judged_by)])
 
 
 def _text(found: pd.DataFrame) -> str:

@@ -91,6 +91,35 @@ def test_ten_runs_on_a_network_of_a_sixth_show_the_step_that_is_nearest_to_it(ru
     assert network_of(runs(SLOW)[:10]) == 2.0
 
 
+def against_constant(table: pd.DataFrame, count: int, draws: int) -> Floats:
+    """Median error after so many runs less that by one constant (their median ratio), (draws,), at 5 % of noise."""
+    priced, out = price(table), []
+    log_physics = np.log(priced.physics["iteration_time_s"])
+    for draw in range(draws):
+        rng = np.random.default_rng(draw)
+        noisy = table.assign(
+            iteration_time_s=table["iteration_time_s"] * np.exp(0.05 * rng.standard_normal(len(table)))
+        )
+        truth = np.log(noisy["iteration_time_s"].to_numpy()[priced.rows])
+        given, judged = np.split(rng.permutation(len(truth)), [count])
+        ((source, evidence),) = evidence_by_source(noisy, priced.take(given), "few").items()
+        correction = Correction(load_surrogate("default"), source, True, evidence)
+        there = priced.take(judged).moved(correction.by)
+        after = np.log(there.physics["iteration_time_s"]) + correction.log_factor(there.runs)
+        constant = log_physics[judged] + np.median((truth - log_physics)[given])
+        out.append(np.subtract(*(np.median(np.abs(np.expm1(by - truth[judged]))) for by in (after, constant))))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("count", [3, 10])
+@pytest.mark.parametrize("cluster", ["slower throughout", "a network of a sixth"])
+def test_a_few_runs_are_never_worse_than_one_constant(runs, cluster, count):
+    """By more than half a point and twice the standard error over draws: where a constant is the truth, it wins."""
+    found = against_constant(runs(factor=1.45) if cluster == "slower throughout" else runs(SLOW), count, 5)
+    assert found.mean() < 0.005 + 2.0 * found.std(ddof=1) / np.sqrt(len(found))
+    assert cluster == "slower throughout" or found.mean() < -0.01
+
+
 def test_recorded_runs_of_which_one_is_far_off_leave_the_others_no_worse_than_none():
     """They were taken for a network of a thirteenth: the others were then 48 % off, without any run 14 %."""
     recorded = pd.read_csv(Path(__file__).parents[1] / "data" / "recorded_runs.csv")
