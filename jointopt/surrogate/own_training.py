@@ -10,9 +10,19 @@ import numpy as np
 
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.clock_response import learn_response
+from jointopt.surrogate.clock_response import CLOCK, learn_response
+from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, folds_by_model, learn_own, supporting
+from jointopt.surrogate.own_runs import (
+    LEAST_LEFT_OUT,
+    LEAST_RUNS,
+    Measured,
+    OwnRuns,
+    folds_by_model,
+    judge_shared,
+    learn_own,
+    supporting,
+)
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, together
 
@@ -50,6 +60,9 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = measured(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
+    if sweep.off_below and (np.count_nonzero(top := some.runs.features[CLOCK] >= BELOW)) >= LEAST_LEFT_OUT:
+        kept = np.flatnonzero(top).astype(np.int64)
+        rows, some, priced = rows[kept], some.take(kept), priced.take(kept)
     response = sweep.response
     moved = 0.0 * some.residual
     if response is not None:
@@ -59,7 +72,8 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
             some, runs=again.runs, residual=some.residual + moved, log_power=some.log_power + power,
             static_share=some.static_share * np.exp(power),
         )  # fmt: skip
-    own, mean, half_width = learn_own(key, some, shared, seed)
+    learned = learn_own if len(rows) >= LEAST_RUNS else judge_shared
+    own, mean, half_width = learned(key, some, shared, seed)
     own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
     own = own if sweep.holds else replace(own, clocks=(1.0, 1.0))
     return LearnedOwn(own, rows, mean - moved, half_width, some.runs, some.residual)
