@@ -204,8 +204,7 @@ def differing_costs(
     lay, groups, trained = laid.lay, laid.groups, laid.trained
     layers = lay.layers
     layer = layer or layer_costs(job, hw, lay)
-    kinds = with_recompute(job, hw, lay, layer)
-    work = work_per_stage(job, lay, layer, kinds)
+    work = work_per_stage(job, lay, layer, kinds := with_recompute(job, hw, lay, layer))
     per_layer = layer_traffic(job, hw, lay, groups, layer)
     exposed = {name: over_stages(lay, one) for name, one in per_layer.items()}
     if lay.offloads_activations.any():

@@ -77,8 +77,8 @@ class TorchrunProgram(Program):
 
     def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
         """The memory of the fullest rank that has printed it."""
-        told = [float(gib) for gib in _TOLD_GIB.findall(log)]
-        return {"peak_memory_gib": max(told)} if told else {}
+        of_ranks = [float(gib) for gib in _TOLD_GIB.findall(log)]
+        return {"peak_memory_gib": max(of_ranks)} if of_ranks else {}
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
         """The task of the trainer: model, plan, iterations."""
