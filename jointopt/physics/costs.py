@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,6 +164,7 @@ class Laid:
     groups: dict[str, Group]
     parameters: Parameters
     trained: Parameters  # of them, those that get gradients
+    gradients: list[tuple[object, tuple[Floats, ...]]] = field(default_factory=list, init=False)
 
     @classmethod
     def of(cls, job: Job, layouts: Columns) -> Laid:
@@ -172,6 +173,16 @@ class Laid:
         groups = placement(layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
         held = stage_parameters(job, lay, lay.layers)
         return cls(lay, kind, groups, held, trained_parameters(job, lay, held))
+
+    def gradient_traffic(self, job: Job, hw: traffic.Hardware) -> tuple[Floats, ...]:
+        """`traffic.gradient_traffic`, worked out once for all jobs whose links are those of the first."""
+        rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
+        if self.gradients and self.gradients[0][0] == rates:
+            return self.gradients[0][1]
+        found = traffic.gradient_traffic(job, hw, self.lay, self.groups, self.parameters, self.trained)
+        if not self.gradients:
+            self.gradients.append((rates, found))
+        return found
 
 
 def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
@@ -193,14 +204,14 @@ def differing_costs(
     lay, groups, trained = laid.lay, laid.groups, laid.trained
     layers = lay.layers
     layer = layer or layer_costs(job, hw, lay)
-    work = work_per_stage(job, hw, lay, layer)
+    work = work_per_stage(job, lay, layer, kinds := with_recompute(job, hw, lay, layer))
     per_layer = layer_traffic(job, hw, lay, groups, layer)
     exposed = {name: over_stages(lay, one) for name, one in per_layer.items()}
     if lay.offloads_activations.any():
         exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     overlap = np.maximum(profile.pp_overlap, np.where(lay.vpp > 1, profile.interleaved_pp_overlap, 0.0))
-    reduce_s, reduce_j, gather_s, gather_j = traffic.gradient_traffic(job, hw, lay, groups, laid.parameters, trained)
+    reduce_s, reduce_j, gather_s, gather_j = laid.gradient_traffic(job, hw)
     step_s, step_bytes = _optimizer_step(job, hw, lay, layers, trained)
     if lay.offloads_optimizer.any():
         on_host = lay.offloads_optimizer[:, None]
@@ -214,7 +225,7 @@ def differing_costs(
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
         layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
-        units_s=_units_s(job, hw, lay, layer, per_layer), num_micro_batches=lay.micro_batches,
+        units_s=_units_s(job, layer, kinds, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + host / 3.0,
@@ -231,17 +242,14 @@ def differing_costs(
     )  # fmt: skip
 
 
-def _units_s(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layer: LayerCosts, per_layer: dict[str, PerLayer]
-) -> Floats:
+def _units_s(job: Job, layer: LayerCosts, repeated: Sequence[Pass], per_layer: dict[str, PerLayer]) -> Floats:
     """The measure by which chunks share the time of their rank, (L, 3, kinds + 2), as in `StageCosts`.
 
     Gradients of weights are a product for each product forward; the attention core has none.
     """
     kinds = layer.of_kinds
-    units = np.zeros((len(lay.tp), 3, len(kinds) + 2))
-    parts = [with_recompute(job, hw, one, core, lay, kind) for kind, one, core in kinds]
-    for column, part in enumerate((*parts, layer.embedding, layer.head)):
+    units = np.zeros((len(layer.head.forward.sm_s), 3, len(kinds) + 2))
+    for column, part in enumerate((*repeated, layer.embedding, layer.head)):
         units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
     if job.training.frozen:  # adapters' gradients are small, and wait for nothing
         return _with_traffic(units, per_layer)
@@ -338,10 +346,12 @@ class Common:
         return self.laid[group]
 
 
-def work_per_stage(job: Job, hw: traffic.Hardware, lay: LayoutArrays, costs: LayerCosts) -> Pass:
-    """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last."""
-    kinds = [with_recompute(job, hw, one, core, lay, kind) for kind, one, core in costs.of_kinds]
-    parts = [*zip(kinds, lay.layers_of_kinds, strict=True), (costs.embedding, lay.starts), (costs.head, lay.ends)]
+def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Sequence[Pass]) -> Pass:
+    """Kernels of one micro-batch, (L, pp): layers of each kind, embedding on the first stage, head on the last.
+
+    ``repeated``: the layers as of `with_recompute`.
+    """
+    parts = [*zip(repeated, lay.layers_of_kinds, strict=True), (costs.embedding, lay.starts), (costs.head, lay.ends)]
 
     def outer(part: Pass, per_stage: Floats) -> Pass:
         return part.map(lambda x: x[:, None] * per_stage)
@@ -349,15 +359,19 @@ def work_per_stage(job: Job, hw: traffic.Hardware, lay: LayoutArrays, costs: Lay
     return functools.reduce(operator.add, (outer(*part) for part in parts)).clocked(job.training.framework)
 
 
-def with_recompute(job: Job, hw: traffic.Hardware, layer: Pass, core: Pass, lay: LayoutArrays, kind: str) -> Pass:
-    """The layer with forward work repeated before its backward pass: all of it (full), its core or a share (selective).
+def with_recompute(job: Job, hw: traffic.Hardware, lay: LayoutArrays, costs: LayerCosts) -> list[Pass]:
+    """Layers of each kind with forward work repeated before the backward pass: all (full), core or share (selective).
 
     Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named
     modules repeat their own kernels; ``recompute_num_layers`` a share of the layers.
     """
     share = job.training.framework.selective_share
-    selected = layer.forward.times(share) if share else core.forward
-    again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
-    if lay.again.modules.any():
-        again = again + module_work(job, hw.kernels, lay, core, kind)
-    return Pass(layer.forward, layer.backward + again)
+    found = []
+    for kind, layer, core in costs.of_kinds:
+        selected = layer.forward.times(share) if share else core.forward
+        again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
+        if lay.again.modules.any():
+            beside = costs.mlp if kind == "dense" else costs.experts
+            again = again + module_work(job, hw.kernels, lay, (core, beside), kind)
+        found.append(Pass(layer.forward, layer.backward + again))
+    return found

@@ -23,12 +23,15 @@ from jointopt.spec.model import Model
 class LayerCosts:
     """Kernels of one layer of each kind, its attention core, and embedding and head, (L,).
 
-    ``waiting``: of an MoE layer's seconds those in which a mean rank waits for the one with the most tokens.
+    ``mlp`` and ``experts``: what a layer of each kind has beside its attention. ``waiting``: of an MoE layer's seconds
+    those in which a mean rank waits for the one with the most tokens.
     """
 
     dense: Pass
     moe: Pass
     core: Pass
+    mlp: Pass
+    experts: Pass
     embedding: Pass
     head: Pass
     waiting: Pass
@@ -43,8 +46,9 @@ class LayerCosts:
     def map(self, of: Callable[[Floats], Floats]) -> LayerCosts:
         """All of them after ``of``."""
         return LayerCosts(
-            self.dense.map(of), self.moe.map(of), self.core.map(of), self.embedding.map(of), self.head.map(of),
-            self.waiting.map(of), self.windowed.map(of) if self.windowed else None,
+            self.dense.map(of), self.moe.map(of), self.core.map(of), self.mlp.map(of), self.experts.map(of),
+            self.embedding.map(of), self.head.map(of), self.waiting.map(of),
+            self.windowed.map(of) if self.windowed else None,
         )  # fmt: skip
 
 
@@ -82,33 +86,47 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     ends = nothing(rows.shape), nothing(rows.shape)
     if not model.block:
         ends = embedding(k, model, tokens, tp), _heads(head(k, model, tokens, tp), model)
-    dense, moe, core, waiting = _one_layer(job, hw, lay, rows)
-    costs = LayerCosts(dense, moe, core, *ends, waiting)
+    mlp, experts, waiting = _behind_attention(job, hw, lay, rows)
+
+    def of_kinds(span: Span | None = None) -> LayerCosts:
+        dense, moe, core = _whole_layers(job, hw, lay, rows, (mlp, experts), span)
+        return LayerCosts(dense, moe, core, mlp, experts, *ends, waiting)
+
+    costs = of_kinds()
     if window := skipping_window(job):
         span = windowed_span(job.training.seq_length, window, lay.cp[rows])
-        dense, moe, core, waiting = _one_layer(job, hw, lay, rows, span)
-        costs = replace(costs, windowed=LayerCosts(dense, moe, core, *ends, waiting))
+        costs = replace(costs, windowed=of_kinds(span))
     return costs.map(lambda x: np.broadcast_to(x, rows.shape))
 
 
-def _one_layer(
-    job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints, span: Span | None = None
-) -> tuple[Pass, Pass, Pass, Pass]:
-    """Kernels of a dense layer, of one with experts, and of their core, whose queries meet a span of keys; waiting."""
-    model, k, seq_length = job.model, hw.kernels, job.training.seq_length
+def _behind_attention(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> tuple[Pass, Pass, Pass]:
+    """Kernels of a dense layer's MLP and of an MoE layer's experts, and how long a mean rank waits for these."""
+    model, k = job.model, hw.kernels
+    tokens, tp, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.sharded_tokens))
+    mlp = experts = waiting = nothing(rows.shape)
+    if model.has_mlp:
+        mlp = mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
+    if model.is_moe:
+        experts, waiting = moe_layer(k, model, tokens, routing(lay, rows), tp, sharded)
+    return mlp, experts, waiting
+
+
+def _whole_layers(
+    job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints, parts: tuple[Pass, Pass], span: Span | None
+) -> tuple[Pass, Pass, Pass]:
+    """Kernels of a dense layer, of one with experts, and of their core, whose queries meet a span of keys.
+
+    ``parts``: their MLP and experts.
+    """
+    model, k, (mlp, experts) = job.model, hw.kernels, parts
     tokens, tp, sharded = (x[rows] for x in (lay.tokens, lay.tp, lay.sharded_tokens))
     # context parallelism: a rank's queries meet the keys of the whole sequence
     core = attention = nothing(rows.shape)
     if model.has_attention:
-        core = attention_core(k, model, tokens, seq_length, tp, span)
+        core = attention_core(k, model, tokens, job.training.seq_length, tp, span)
         attention = attention_layer(k, model, tokens, core, tp, sharded)
-    dense = moe = attention
-    waiting = nothing(rows.shape)
-    if model.has_mlp:
-        dense = moe = attention + mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
-    if model.is_moe:
-        experts, waiting = moe_layer(k, model, tokens, routing(lay, rows), tp, sharded)
-        moe = attention + experts
+    dense = attention + mlp if model.has_mlp else attention
+    moe = attention + experts if model.is_moe else dense
     if job.training.frozen:
         through = Through(tokens, tp, lay.token_share[rows], lay.expert_tp[rows])
         dense, moe = (
@@ -117,7 +135,7 @@ def _one_layer(
                 (one, adapters(model, job.training, through, kind)) for one, kind in ((dense, "dense"), (moe, "moe"))
             )
         )
-    return dense, moe, core, waiting
+    return dense, moe, core
 
 
 def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:

@@ -7,18 +7,19 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.adapters import adapter_kernels, mlp_adapters
 from jointopt.physics.compute import Kernels, Pass, Work, elementwise, linear, mlp_layer
-from jointopt.physics.expert_kernels import Routing, moe_layer
+from jointopt.physics.expert_kernels import Routing
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 
-def module_work(job: Job, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) -> Work:
+def module_work(job: Job, k: Kernels, lay: LayoutArrays, priced: tuple[Pass, Pass], kind: str) -> Work:
     """Forward kernels of the modules that a layer of one kind (``dense`` or ``moe``) recomputes, (L,).
 
-    A module inside a recomputed one counts once: an expert's activation and shared experts under ``moe``.
+    ``priced``: its attention core, and its MLP or experts. A module inside a recomputed one counts once: an expert's
+    activation and shared experts under ``moe``.
     """
-    again, model = lay.again, job.model
+    again, model, (core, beside) = lay.again, job.model, priced
     parts = {
         "core_attn": core.forward, "layernorm": elementwise(k, 4.0 * lay.sharded_tokens * model.hidden_size *
                                                             k.element_bytes, 2),
@@ -27,9 +28,9 @@ def module_work(job: Job, k: Kernels, lay: LayoutArrays, core: Pass, kind: str) 
         parts["mla_up_proj"] = _up_projections(model, k, lay)
     apart = ~again.has("moe")
     if kind == "dense" and model.has_mlp:
-        parts["mlp"] = mlp_layer(k, model, lay.tokens, model.ffn_hidden_size / lay.tp, lay.sharded_tokens).forward
+        parts["mlp"] = beside.forward
     elif model.is_moe:
-        parts["moe"] = moe_layer(k, model, lay.tokens, routing(lay), lay.tp, lay.sharded_tokens)[0].forward
+        parts["moe"] = beside.forward
         parts["moe_act"] = _activations(model, k, lay).times(apart.astype(float))
         if model.num_shared_experts:
             width = model.num_shared_experts * model.moe_ffn_hidden_size / lay.tp

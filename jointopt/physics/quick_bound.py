@@ -89,10 +89,9 @@ def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list
     groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
     per_layer = layer_traffic(job, hw, lay, groups, layer).values()
     found = []
-    for place, ((name, one, core), count) in enumerate(zip(layer.of_kinds, _counts(job), strict=True)):
+    for place, (work, count) in enumerate(zip(with_recompute(job, hw, lay, layer), _counts(job), strict=True)):
         if count:
             moved = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
-            work = with_recompute(job, hw, one, core, lay, name)
             found.append(_Kind(count, work, functools.reduce(operator.add, moved)))
     return found
 

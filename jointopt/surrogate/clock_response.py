@@ -26,6 +26,10 @@ LEAST_TOP = 5  # runs at it, whose errors those below are judged by
 # Times the error at the top clock, and beside it, that the error below may be: beyond, something else than the clock
 # moved these runs. A judgement; sweeps on made-up clusters leave about as much below as at the top.
 MOST_BELOW, BESIDE = 2.0, 0.02
+# What shares from none to all leave over below the top clock, of a logarithm and in standard deviations, beyond which
+# it is no response of kernels: on made-up clusters (studies/learning) 0.02 and 0.7 of sound sweeps, 0.19 and 6 of runs
+# below the top that are a half slower, a fifth faster, or follow the clock by half as much again.
+MOST_LEFT, MOST_DEVIATIONS = 0.05, 4.0
 MOST_RUNS = 1000  # that it is learned from
 # Standard deviations of both shares before runs: what three boards' passes leave open of the share of a time that
 # follows the clock is 0.11 in nine of ten (`tests/bench/bench_clock_share.py`), of a compute share of three quarters.
@@ -73,7 +77,7 @@ class Sweep:
     """A response of runs at several clocks, or why there is none.
 
     ``holds``: whether predictions at their clocks are as good as they are at the top. ``off_below``: the median error
-    below the top clock where they are not. ``remark``: why they are not counted on.
+    below the top clock where they are not, which are then not to be learned from. ``remark``: why they do not count.
     """
 
     response: LearnedResponse | None = None
@@ -134,13 +138,39 @@ def learn_response(
     errors = [np.abs(np.expm1(_left_out(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes)]
     before, after = (float(np.median(error[below])) for error in errors)
     gains = after < (1.0 - LEAST_GAIN) * before
+    found = _shares(swept, y, _inverse(covariance))
+    if left := _left_below(covariance, y - swept.log_time(found) + swept.log_time(ClockResponse()), some.runs):
+        remark = (
+            f"runs below the top clock are {left:.0%} off in common as no kernel's time follows the clock: no clock "
+            "response learned, and they are left out"
+        )
+        return Sweep(holds=False, off_below=round(left, 4), remark=remark)
     error = errors[1] if gains else errors[0]
     if (off := float(np.median(error[below]))) > _most_below(error[~below]):
-        remark = (
-            f"runs below the top clock are {off:.0%} off: no clock response learned, and they are left out of domain"
-        )
+        remark = f"runs below the top clock are {off:.0%} off: no clock response learned, and they are left out"
         return Sweep(holds=False, off_below=round(off, 4), remark=remark)
-    return Sweep(LearnedResponse(_shares(swept, y, _inverse(covariance)), before, after) if gains else None)
+    return Sweep(LearnedResponse(found, before, after) if gains else None)
+
+
+def _left_below(covariance: Floats, residual: Floats, runs: Runs) -> float:
+    """How far runs below the top clock are off in common beyond any response, a share; 0 where that may be chance.
+
+    ``residual`` (n,) is what the likeliest shares leave. By a step below the top clock, and a slope over clocks: most
+    runs may be wrong, and those that are right are then few, and far off what is learned of all.
+    """
+    clock = runs.features[CLOCK]
+    below, depth = clock < BELOW, np.log(clock.max() / clock)
+    columns = np.stack([below, np.where(below, depth, 0.0)], axis=1)
+    weighted = columns.T @ _inverse(covariance)
+    variance = np.linalg.inv(weighted @ columns + np.eye(2))
+    found = variance @ (weighted @ residual)
+    low, high = np.quantile(depth[below], (0.1, 0.9))
+    # in the middle of the sweep, and from its one end to the other
+    for way in (np.array([1.0, float(np.median(depth[below]))]), np.array([0.0, high - low])):
+        off = abs(float(way @ found))
+        if off > max(MOST_LEFT, MOST_DEVIATIONS * float(np.sqrt(way @ variance @ way))):
+            return float(np.expm1(off))
+    return 0.0
 
 
 def _too_few(count: int, fold: Ints, kinds: str) -> str:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.physics.describe import CONSTANTS
-from jointopt.surrogate.dataset import Priced
 from jointopt.surrogate.residual_gp import Runs
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.dataset import Priced  # it imports pandas, which most predictions never need
 
 Bounds = tuple[float, float]  # 90 % half-widths below and above, of the logarithm of time
 TAIL = 0.05  # on either side

@@ -241,6 +241,16 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     return found, mixed, Z_90 * found.width * deviation
 
 
+def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
+    """As `learn_own` of runs too few to learn a kernel or trees of: the process of all sources after them."""
+    fold, held_out = folds_by_model(measured.runs, seed)
+    own = OwnRuns(source, held_out=held_out)
+    process, deviation = _crossed_process(own, shared, measured, fold, seed)
+    error, physics = (round(_error(log, fold), 4) for log in (process - measured.residual, -measured.residual))
+    own = replace(own, errors={"physics": physics, "process": error, "time": error})
+    return own, process, Z_90 * deviation
+
+
 def _importance(mix: Mix, runs: Runs) -> dict[str, float]:
     names, added = mix.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
     size = np.abs(added[:, :-1]).mean(axis=0)

@@ -11,11 +11,21 @@ import numpy as np
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.spec.job import Job
-from jointopt.surrogate.clock_response import learn_response
+from jointopt.surrogate.clock_response import CLOCK, learn_response
 from jointopt.surrogate.evidence import as_it_is
+from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, folds_by_model, learn_own, supporting
+from jointopt.surrogate.own_runs import (
+    LEAST_LEFT_OUT,
+    LEAST_RUNS,
+    Measured,
+    OwnRuns,
+    folds_by_model,
+    judge_shared,
+    learn_own,
+    supporting,
+)
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power_scale import scale_at_limit
 from jointopt.surrogate.residual_gp import Kernel, Runs, together
@@ -55,13 +65,17 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = measured(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
+    if sweep.off_below and (np.count_nonzero(top := some.runs.features[CLOCK] >= BELOW)) >= LEAST_LEFT_OUT:
+        kept = np.flatnonzero(top).astype(np.int64)
+        rows, some, priced = rows[kept], some.take(kept), priced.take(kept)
     response, again, moved = sweep.response, priced, 0.0 * some.residual
     if response is not None:
         some, again, moved = _priced_again(some, priced, response.response.on)
     if (power := _power_at_limit(some, again)) is not None:
         some, again, by_limits = _priced_again(some, again, as_it_is, power)
         moved = moved + by_limits
-    own, mean, half_width = learn_own(key, some, shared, seed)
+    learned = learn_own if len(rows) >= LEAST_RUNS else judge_shared
+    own, mean, half_width = learned(key, some, shared, seed)
     own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
     own = replace(own, power_limit_w=priced.limit_w)
     own = own if sweep.holds else replace(own, clocks=(1.0, 1.0))

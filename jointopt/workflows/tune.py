@@ -28,6 +28,7 @@ from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
@@ -39,7 +40,6 @@ from jointopt.workflows.campaign.volumes import front, volumes
 
 _log = logging.getLogger(__name__)
 LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
-_CLEARLY_BEHIND = 1.5  # times the best iteration: a run whose first ones all take longer is ended early
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 TIME = ("iteration_time_s",)
 _BAR = "spent of the budget"
@@ -334,15 +334,11 @@ class _Loop(Campaign):
         return not self.reason
 
     def _end_those_behind(self) -> None:
-        """Have the launcher end the next run early where it turns out clearly slower than the best so far.
-
-        Only where time is all that counts: a slow plan may be one that needs little energy.
-        """
+        """Have the launcher end the next run early where it turns out clearly behind one so far in all that counts."""
         if isinstance(self.launcher, EndsEarly):
             objectives = self.objectives()
-            best_s = self._known(objectives)[objectives[0]]
-            known = objectives == TIME and self.job.objectives == TIME and len(best_s)
-            self.launcher.behind_s = _CLEARLY_BEHIND * float(best_s.min()) if known else 0.0
+            judged = set(objectives) == set(self.job.objectives)
+            set_bounds(self.launcher, self.job, self._known(objectives) if judged else {})
 
     def _add(
         self, index: int, row: Mapping[str, Any], place: int, number: int, predicted: Mapping[str, float], fits: float,

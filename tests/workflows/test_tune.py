@@ -18,7 +18,8 @@ from jointopt.runs.store import Store
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.within_job import Spread
-from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.behind import set_bounds
+from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import Outlook
 from jointopt.workflows.campaign.volumes import front, volumes
@@ -79,14 +80,54 @@ class EndingEarly(Simulated):
         return dict(row) | ({"status": "timeout"} if 0.0 < self.behind_s < row["iteration_time_s"] else {})
 
 
-def test_a_run_is_ended_where_it_takes_half_as_long_again_as_the_best_and_none_for_energy() -> None:
+def test_a_run_is_ended_where_it_takes_half_as_long_again_as_the_best() -> None:
     job, launcher = parse_job(SMALL, "small", Path()), EndingEarly()
     tune(replace(job, objectives=("iteration_time_s",)), launcher, 6)
     best = [min(time for _, time in launcher.asked[:n]) for n in range(1, 6)]
     assert [behind for behind, _ in launcher.asked] == pytest.approx([0.0, *(1.5 * value for value in best)])
-    launcher = EndingEarly(energy=True)
+
+
+def test_where_energy_counts_a_launcher_without_a_meter_ends_what_idle_gpus_would_make_as_far_behind() -> None:
+    job, launcher = parse_job(SMALL, "small", Path()), EndingEarly(energy=True)
     tune(job, launcher, 3)
+    idle_w = job.cluster.num_gpus * job.cluster.gpu.power.static_w
+    (_, first_s), (behind, _), _ = launcher.asked
+    assert behind == pytest.approx(1.5 * max(first_s, 3.0 / first_s / idle_w))
+
+
+class Metering(EndingEarly):
+    """Ends runs by the energy that it meters, too."""
+
+    behind_both: tuple[tuple[float, float], ...] = ()
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.bounds = [*getattr(self, "bounds", []), self.behind_both]
+        return super().run(job, plan)
+
+
+def test_a_launcher_with_a_meter_ends_what_is_half_behind_a_measured_run_in_time_and_energy() -> None:
+    job, launcher = parse_job(SMALL, "small", Path()), Metering(energy=True)
+    tune(job, launcher, 3)
+    (_, first_s), (_, second_s), _ = launcher.asked
     assert {behind for behind, _ in launcher.asked} == {0.0}
+    fronts = [np.array(sorted((1.5 * time, 4.5 / time) for time in ran)) for ran in ({first_s}, {first_s, second_s})]
+    assert launcher.bounds[0] == ()
+    for bounds, front_so_far in zip(launcher.bounds[1:], fronts, strict=True):  # no run beats another in both
+        assert np.array(bounds) == pytest.approx(front_so_far)
+
+
+@pytest.mark.parametrize("names", [("iteration_time_s", "energy_j", "peak_memory_gib"), ("peak_power_w",)])
+def test_nothing_is_ended_for_objectives_other_than_time_and_energy(names: tuple[str, ...]) -> None:
+    job, launcher = parse_job(SMALL, "small", Path()), Metering(energy=True)
+    launcher.behind_s, launcher.behind_both = 1.0, ((1.0, 1.0),)
+    set_bounds(launcher, job, {name: np.array([2.0, 3.0]) for name in names})
+    assert (launcher.behind_s, launcher.behind_both) == (0.0, ())
+
+
+def test_energy_alone_ends_a_run_whatever_its_time() -> None:
+    launcher = Metering(energy=True)
+    set_bounds(launcher, parse_job(SMALL, "small", Path()), {"energy_j": np.array([5.0, 4.0])})
+    assert launcher.behind_both == ((0.0, 6.0),)
 
 
 def test_a_run_that_was_ended_early_is_no_result_and_tells_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
@@ -97,6 +138,21 @@ def test_a_run_that_was_ended_early_is_no_result_and_tells_what_is_slow_and_what
     told, untold = (outlook.after(timed.objectives, np.array([0]), [row]) for row in (behind, {"status": "timeout"}))
     assert (told.columns["iteration_time_s"] > 1.2 * untold.columns["iteration_time_s"]).all()
     assert told.columns["probability_fits"].sum() > untold.columns["probability_fits"].sum()
+
+
+def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_as_its_time_does() -> None:
+    job = parse_job(SMALL, "small", Path())
+    candidates = searched(job)
+    outlook = Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
+    energy_j = float(candidates.predicted["energy_j"][0])
+    row = {"status": "timeout", "iteration_time_s": float(candidates.predicted["iteration_time_s"][0])}
+    told, untold, small = (
+        outlook.after(("energy_j",), np.array([0]), [row | more])
+        for more in ({"energy_j": 2.0 * energy_j}, {}, {"energy_j": 0.5 * energy_j})
+    )
+    assert (told.columns["energy_j"] > 1.2 * untold.columns["energy_j"]).all()
+    # half of what was expected says next to nothing, where a measured half would move all by a third
+    assert small.columns["energy_j"] == pytest.approx(untold.columns["energy_j"], rel=0.1)
 
 
 def test_a_plan_fits_as_probably_as_in_memory_and_within_each_bound_of_the_job(make_runs, timed: Job) -> None:

@@ -86,6 +86,18 @@ class EndsEarly(Launcher, Protocol):
     behind_s: float
 
 
+@runtime_checkable
+class EndsDominated(EndsEarly, Protocol):
+    """A launcher that meters runs as they go on, and ends one whose time and energy are clearly beyond bounds of both.
+
+    ``behind_both``: bounds, in s and J of an iteration (none: no run is ended for its energy). A run is ended where its
+    first iterations all took longer than one of them says, and the power so far, at the lower end of what it shows,
+    times the shortest of them is more energy. Its row is that of `EndsEarly` with this energy, a lower bound.
+    """
+
+    behind_both: Sequence[tuple[float, float]]
+
+
 def run_all(
     launcher: Launcher, job: Job, plans: Iterable[Mapping[str, Any]], report: Report
 ) -> Generator[Ended, None, None]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.special import stdtrit
+
 from jointopt.core.facts import Failure, FailureKind
+from jointopt.measure.devices.meter import Meter
+from jointopt.measure.devices.reading import LEAST_WINDOW_S
 from jointopt.measure.launchers.process import whole_log
 from jointopt.measure.launchers.program import Program
-from jointopt.measure.launchers.rows import failed_row
+from jointopt.measure.launchers.rows import WINDOW, failed_row
 from jointopt.measure.trainer.spec import JUDGED_ON
 from jointopt.spec.job import Job
+
+SPANS = 3  # of the time that a run was metered for, whose powers are compared
+_SPAN_S = 1.1 * LEAST_WINDOW_S  # least length of one
 
 
 class OfProgram:
@@ -42,23 +51,70 @@ def behind_row(program: Program, job: Job, log: Path) -> dict[str, Any] | None:
 
     The least of them is its time, a lower bound. None where it is not behind, or the log does not say so yet.
     """
-    if not program.behind_s or not log.is_file():
+    if not program.behind_s:
         return None
-    text, _, _ = whole_log(log).rpartition("\n")  # the last line may be half written
+    text = _whole_lines(log)
     seconds = program.iteration_s(job, text)[:JUDGED_ON]
     if len(seconds) < JUDGED_ON or min(seconds) <= program.behind_s:
         return None
-    return row_of_bound(seconds, program.behind_s)
+    return row_of_bound(seconds, program.behind_s) | dict(program.so_far(job, text))
+
+
+def _whole_lines(log: Path) -> str:
+    """The log without its last line, which may be half written; blank where there is none yet."""
+    return whole_log(log).rpartition("\n")[0] if log.is_file() else ""
+
+
+def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
+    """Lower end of the mean power of all GPUs between two times in W; NaN where it was not measured.
+
+    Student's bound, held in 95 % of cases, of the means of three spans as long as each other, each of which says how
+    much the power of one differs from that of the next.
+    """
+    edges = np.linspace(start_s, end_s, SPANS + 1).tolist()
+    readings = [meter.reading(*edge) for edge in pairwise(edges)]
+    watts = np.array([one.total_energy_j / one.seconds for one in readings if one.seconds])
+    if len(watts) < SPANS:
+        return float("nan")
+    return float(watts.mean() - stdtrit(SPANS - 1, 0.95) * watts.std(ddof=1) / np.sqrt(SPANS))
 
 
 class Early:
-    """A look at the log of one run now and then: `over` is true once the run is behind, whose `row` is then known."""
+    """A look at the log of one run now and then: `over` is true once the run is behind, whose `row` is then known.
 
-    def __init__(self, program: Program, job: Job, log: Path) -> None:
-        self._program, self._job, self._log = program, job, log
+    ``meter``: that of its GPUs, by which it may be behind in time and energy (`EndsDominated`).
+    """
+
+    def __init__(self, program: Program, job: Job, log: Path, meter: Meter | None = None) -> None:
+        self._program, self._job, self.log, self._meter = program, job, log, meter
+        self._since_s: float | None = None  # when a look first saw a measured iteration
         self.row: dict[str, Any] | None = None
 
     def over(self) -> bool:
         """Whether the run is behind."""
-        self.row = behind_row(self._program, self._job, self._log)
+        self.row = behind_row(self._program, self._job, self.log) or self._dominated_row()
         return self.row is not None
+
+    def _dominated_row(self) -> dict[str, Any] | None:
+        """The result columns of a run whose time and energy are beyond one of ``behind_both``; None of others.
+
+        Its power is known by `SPANS` spans that each hold an iteration and are long enough for counters of energy.
+        """
+        if not self._program.behind_both or self._meter is None:
+            return None
+        seconds = self._program.iteration_s(self._job, text := _whole_lines(self.log))
+        if not seconds:
+            return None
+        now_s = self._meter.now()
+        since_s = self._since_s = self._since_s or now_s
+        first = seconds[:JUDGED_ON]
+        if len(seconds) <= JUDGED_ON or now_s - since_s < SPANS * max(_SPAN_S, *first):
+            return None
+        least_s, watts = min(first), least_watts(self._meter, since_s, now_s)
+        beyond = [bound for bound in self._program.behind_both if least_s > bound[0] and least_s * watts > bound[1]]
+        if not beyond:
+            return None
+        row = row_of_bound(first, beyond[0][0]) | dict(self._program.so_far(self._job, text))
+        words = f"{row['notes']}; at {watts:,.0f} W or more an iteration takes {least_s * watts:,.4g} J, beyond "
+        known = {"notes": f"{words}{beyond[0][1]:,.4g}", "energy_j": least_s * watts}
+        return row | known | dict(zip(WINDOW, ([since_s, now_s], len(seconds)), strict=True))

@@ -144,6 +144,12 @@ class FrameworkProgram(Program):
         except ValueError:  # none yet
             return ()
 
+    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
+        """The memory of the fullest rank in the log of a run that goes on."""
+        with suppress(ValueError):  # no iteration yet
+            return {"peak_memory_gib": self._read(job, log).peak_memory_gib}
+        return {}
+
     def _read(self, job: Job, log: str) -> RunLog:
         batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
         return read_run(log, self.warmup_iterations, batch)

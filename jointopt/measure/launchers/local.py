@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,16 @@ class LocalLauncher(OfProgram):
         self.program, self.limit_s, self.logs = program, limit_s, logs
         self.default_clocks = default_clocks
 
+    @property
+    def behind_both(self) -> Sequence[tuple[float, float]]:
+        """As of `EndsDominated`."""
+        return self.program.behind_both
+
+    @behind_both.setter
+    def behind_both(self, bounds: Sequence[tuple[float, float]]) -> None:
+        """Set them."""
+        self.program.behind_both = bounds
+
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where the job needs more than this machine, or the program cannot run it."""
         if job.cluster.nodes != 1:
@@ -56,7 +66,7 @@ class LocalLauncher(OfProgram):
             try:
                 with self.conditions(job, plan) as conditions:
                     self.program.prepare(job, plan, folder, conditions.measure_s)
-                    row = self._measured(job, plan, folder, log)
+                    row = self._measured(job, plan, folder, Early(self.program, job, log, conditions.meter))
             except PlanError as error:  # the GPUs here have no such clock
                 return dict(plan) | failed_row(Failure(FailureKind.CLOCKS, str(error)))
             except ExportError as error:  # another plan may have words
@@ -80,11 +90,11 @@ class LocalLauncher(OfProgram):
         on_cores = job.cluster.gpu.id == "cpu-core"
         return unmetered(plan) if on_cores else under_plan(plan, self.default_clocks)
 
-    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, log: Path) -> dict[str, Any]:
-        program, early = self.program, Early(self.program, job, log)
+    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
+        program, log = self.program, early.log
         ended = run_program(
             program.local_words(job, plan, folder), log, limit_s=self.limit_s, env=program.environment,
-            cwd=program.cwd, over=early.over if self.behind_s else None,
+            cwd=program.cwd, over=early.over if self.behind_s or self.behind_both else None,
         )  # fmt: skip
         if early.row is not None:
             return with_log(early.row, log, self.logs is not None)

@@ -26,6 +26,7 @@ class Program(Protocol):
     missing: str = "the program ended well and left no result"  # the failure of such a run, in words
     contained: bool = False  # whether it runs in the container of the job file's section slurm
     behind_s: float = 0.0  # see `EndsEarly`; a program that does not read it is judged by its log
+    behind_both: Sequence[tuple[float, float]] = ()  # see `EndsDominated`
     shows_ranks: bool = True  # whether its ranks are known to show which stages they run (`jointopt exec`)
 
     def check(self, job: Job) -> None:
@@ -56,6 +57,10 @@ class Program(Protocol):
     def iteration_s(self, job: Job, log: str) -> Sequence[float]:
         """Seconds of the measured iterations in the ``log`` of a run that goes on; none where a log does not tell."""
         return ()
+
+    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
+        """Result columns that the ``log`` of a run that goes on tells already, such as its memory."""
+        return {}
 
 
 def without(job: Job, program: str, names: Iterable[str]) -> Job:

@@ -18,6 +18,7 @@ from jointopt.measure.devices import node_meters
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.launchers.base import Launcher
 from jointopt.measure.launchers.command import FIELDS, RESULT_FIELD, Template, command_values
+from jointopt.measure.launchers.early import Early
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.launchers.framework import FrameworkProgram
 from jointopt.measure.launchers.local import LocalLauncher, failure_without_result
@@ -112,9 +113,9 @@ class CommandStartedLauncher(LocalLauncher):
         """Nothing here: each node has its own."""
         return unmetered(plan)
 
-    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, log: Path) -> dict[str, Any]:
+    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
         node_meters.write_plan(plan, folder)
-        start = folder / _FILE
+        start, log = folder / _FILE, early.log
         start.write_text(self._start(job, plan, folder), encoding="utf-8")
         start.chmod(0o755)
         ended = run_program(self._words(job, plan, folder), log, limit_s=self.limit_s)

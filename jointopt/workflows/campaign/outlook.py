@@ -13,7 +13,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.limits import judged_by, stated
 from jointopt.search.acquire import SAMPLES
-from jointopt.spec.job import Job
+from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_loss, plan_features, unmoved_loss
@@ -134,8 +134,9 @@ def result(row: Mapping[str, Any], name: str) -> float:
 
 
 def lower_bound(row: Mapping[str, Any], name: str = "iteration_time_s") -> float:
-    """The least time that a run which was ended early would have taken; NaN of others, and of what is no time."""
-    return float(row[name]) if name == "iteration_time_s" and is_bounded(row) else float("nan")
+    """The least time or energy that a run which was ended early would have taken; NaN of others, and where unknown."""
+    known = row.get(name) if name in OBJECTIVES and is_bounded(row) else None
+    return float("nan") if known is None else float(known)
 
 
 def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:

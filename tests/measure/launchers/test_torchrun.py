@@ -16,8 +16,10 @@ from jointopt.core.errors import LauncherError
 from jointopt.measure.launchers.base import EndsEarly
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job
+from tests.conftest import Driver
 
 pytestmark = pytest.mark.usefixtures("torch")
 
@@ -132,3 +134,24 @@ def test_a_launcher_of_one_machine_takes_jobs_of_one_node(job: Job, nodes: int) 
     else:
         with pytest.raises(LauncherError, match=r"runs on one machine, and job .* has 2 nodes; use --launcher slurm"):
             launcher.candidates(replace(job, cluster=replace(job.cluster, nodes=2)))
+
+
+@pytest.fixture
+def on_gpus(job: Job, driver: Driver) -> Job:
+    """The job on two of the stand-in driver's GPUs, whose energy is measured."""
+    gpu = load_gpu("h100-sxm5-80gb")
+    return replace(job, cluster=replace(job.cluster, gpu=gpu), objectives=("iteration_time_s", "energy_j"))
+
+
+def test_a_training_beyond_a_measured_time_and_energy_ends_with_bounds_of_both_and_its_clocks_given_back(
+    on_gpus: Job, driver: Driver
+) -> None:
+    launcher = TorchrunLauncher(iterations=10**6, warmup_iterations=1, limit_s=120.0)
+    launcher.behind_both = ((1e-6, 1e-3),)
+    row = launcher.run(on_gpus, PLAN | {"stage_clock_mhz": [990.0]})
+    assert is_bounded(row), row["notes"]
+    watts = 2 * (90.0 + 600.0 / 8.0)  # of both GPUs at half their highest clock
+    assert row["avg_power_w"] == pytest.approx(watts / 2, rel=0.03)
+    assert 0.8 < row["energy_j"] / (watts * row["iteration_time_s"]) < 1.01  # at least: counters move every 100 ms
+    assert 0.05 < row["peak_memory_gib"] < 4
+    assert driver.held() == {}
