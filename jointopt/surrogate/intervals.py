@@ -10,7 +10,6 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
-from jointopt.spec.catalog.scaling import recipes_of
 from jointopt.spec.job import Job
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
@@ -38,17 +37,14 @@ DOUBTS: Mapping[str, str] = {
     "attention": "no recorded runs of this attention kernel",
     "form": "no recorded runs of such attention (latent, ALiBi or sliding windows)",
     "recipe": "no recorded runs of this recipe of fp8 or fp4",
-    "ambiguous": "precision ambiguous, state training.fp8_recipe",
+    "ambiguous": "precision ambiguous, state training.dtype",
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "clock": "clock response not measured on this GPU",
 }
 # Doubts with a width of their own, which is added in squares.
-APART = frozenset({"clock", "network", "ambiguous"})
+APART = frozenset({"clock", "network"})
 # Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
 OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe"}) | APART
-# Half of the logarithm between the slowest and the fastest recipe of fp8: products of a layer with their casts take
-# 18.98 to 22.88 ms on one H200 (te-gemm in catalog/scaling.yaml).
-RECIPES_APART = 0.09
 # Share of a time that follows the clock, 0.4 to 0.96 over stages of A100 and A40: the unfitted physics has it to 0.11
 # in nine of ten and 0.16 at most (tests/bench/bench_clock_share.py), to 0.21 where half of the sequence is assumed.
 # Where nothing was measured, it is taken for known within this (90 %).
@@ -88,13 +84,6 @@ def in_domain(job: Job, columns: Columns, network: Floats | float = 0.0) -> Bool
     return np.asarray(~np.logical_or.reduce(list(doubts(job, columns, network=network).values())))
 
 
-def recipe_ambiguous(job: Job) -> bool:
-    """Whether a job leaves open by which of several recipes its products are scaled, or what precision a word means."""
-    training, gpu = job.training, job.cluster.gpu
-    blank = training.dtype in ("fp8", "fp4") and training.fp8_recipe is None
-    return training.dtype_assumed or (blank and len(recipes_of(training.dtype, gpu)) > 1)
-
-
 def _of_kernels(job: Job, errors: dict[str, Any]) -> dict[str, bool]:
     """Doubts about the kernels of attention and of low precision."""
     model, training = job.model, job.training
@@ -106,7 +95,7 @@ def _of_kernels(job: Job, errors: dict[str, Any]) -> dict[str, bool]:
         "attention": model.has_attention and training.attention not in errors["attentions"],
         "form": model.has_attention and unknown,
         "recipe": recipe is not None and recipe.name not in errors["fp8_recipes"],
-        "ambiguous": recipe_ambiguous(job),
+        "ambiguous": training.dtype_assumed,
     }
 
 
@@ -154,7 +143,7 @@ def add_intervals(
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``network`` as for `doubts`."""
     errors = physics_errors()
     found = doubts(job, columns, measured, network)
-    at_top, apart = _but_apart(found), _apart(job, columns, found, measured, network)
+    at_top, apart = _but_apart(found), _apart(job, columns, measured, network)
     inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
     power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
     bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
@@ -174,7 +163,7 @@ def add_intervals(
     for name in RESULTS:
         low, high = bounds[name]
         out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
-    supports = inside & ~found["network"] & ~found["ambiguous"]
+    supports = inside & ~found["network"]
     return within_power_limit(job, out) | {"in_domain": supports}
 
 
@@ -199,13 +188,10 @@ def _but_apart(found: Mapping[str, Bools]) -> Bools:
     return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name not in APART]))
 
 
-def _apart(
-    job: Job, columns: Columns, found: Mapping[str, Bools], measured: MeasuredClocks, network: Floats | float
-) -> tuple[Floats, Floats]:
+def _apart(job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float) -> tuple[Floats, Floats]:
     """Widths of the doubts `APART`, below and above, (n,) each: a network may be slower than assumed."""
     clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
-    low = np.hypot(clock, np.where(found["ambiguous"], RECIPES_APART, 0.0))
-    return low, np.hypot(low, network)
+    return clock, np.hypot(clock, network)
 
 
 def within_power_limit(job: Job, columns: Columns) -> Columns:
@@ -265,8 +251,7 @@ def with_time_interval(
         clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
         return _with_time(columns, half_width, inside, physics_errors()["iteration_time_s"]["unknown"], (clock, clock))
     found = doubts(job, columns, measured, network)
-    apart = _apart(job, columns, found, measured, network)
-    return _with_time(columns, half_width, inside, _widest_time(job, found), apart)
+    return _with_time(columns, half_width, inside, _widest_time(job, found), _apart(job, columns, measured, network))
 
 
 def with_new_interval(
@@ -283,7 +268,7 @@ def with_new_interval(
     """
     found = doubts(job, columns, measured, network)
     unlike = {name: doubt for name, doubt in found.items() if name not in OF_PLACE}
-    software, apart = unlike.pop("framework"), _apart(job, columns, found, measured, network)
+    software, apart = unlike.pop("framework"), _apart(job, columns, measured, network)
     software &= job.cluster.gpu.architecture != "CPU"
     beyond = np.logical_or.reduce(list(unlike.values()))
     place = np.logical_or.reduce([found[name] for name in OF_PLACE - APART])

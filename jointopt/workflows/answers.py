@@ -11,6 +11,7 @@ from jointopt.core.schema import Columns, num_gpus
 from jointopt.physics import cooling
 from jointopt.physics.cost_model import CostModel
 from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.spec.catalog.scaling import recipes_of
 from jointopt.spec.cluster import MEASURED
 from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
@@ -38,7 +39,18 @@ def assumptions(job: Job) -> tuple[Assumption, ...]:
         reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
         power = (*power, Assumption("dtype", "fp32", reason))
     kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
-    return (*job.cluster.assumed, *power, *kernels, cooling.ASSUMED)
+    return (*job.cluster.assumed, *_open_recipe(job), *power, *kernels, cooling.ASSUMED)
+
+
+def _open_recipe(job: Job) -> tuple[Assumption, ...]:
+    """That nobody says how products of fp8 are scaled, where the GPU runs them by several recipes."""
+    training = job.training
+    names = recipes_of(training.dtype, job.cluster.gpu) if training.fp8_recipe is None else ()
+    if len(names) < 2:
+        return ()
+    text = f"one of {', '.join(names)}"
+    how = "casts of delayed scaling and products as in recorded runs, which state none either, are assumed"
+    return (Assumption.not_given("fp8_recipe", None, text, f"it is {text}; {how}"),)
 
 
 _MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node_gbytes_per_s"}

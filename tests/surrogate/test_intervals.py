@@ -273,32 +273,25 @@ def test_attention_that_no_recorded_run_had_is_a_doubt_by_its_kernel_and_by_its_
     assert not doubts(whole, columns())["form"].any()
 
 
-def test_fp8_is_ambiguous_where_a_gpu_has_several_recipes_and_none_is_stated() -> None:
+def test_a_precision_is_ambiguous_where_its_word_is_none_and_a_recipe_where_no_run_had_it() -> None:
     blank = training(dtype="fp8")
-    assert doubts(blank, columns())["ambiguous"].all()
+    assert not doubts(blank, columns())["ambiguous"].any()  # recorded runs state no recipe either
     assert doubts(training(dtype_assumed=True), columns())["ambiguous"].all()
     for name, recorded in (("tensorwise", True), ("blockwise", False)):
         stated = training(dtype="fp8", fp8_recipe=scaling_recipe(name, blank.cluster.gpu))
-        found = doubts(stated, columns())
-        assert not found["ambiguous"].any()
-        assert found["recipe"].any() != recorded
+        assert doubts(stated, columns())["recipe"].any() != recorded
 
 
-def test_an_open_recipe_adds_to_both_ends_and_an_assumed_network_to_the_upper_one_in_squares() -> None:
-    known, blank = training(), training(dtype="fp8")
-    bounds = np.full(2, 0.2), np.full(2, 0.3)
-    for one, network, low, high in (
-        (known, 0.0, 0.2, 0.3), (known, 0.4, 0.2, 0.5), (blank, 0.0, np.hypot(0.2, 0.09), np.hypot(0.3, 0.09)),
-    ):  # fmt: skip
-        found = with_new_interval(one, add_intervals(one, columns()), bounds, network=np.full(2, network))
-        assert np.log(times(found)) == pytest.approx([-low, high])
-        alone = add_intervals(one, columns(), network=np.full(2, network))
-        known_low, known_high = np.log(KNOWN["iteration_time_s"])
-        open_recipe = 0.09 * (one is blank)
-        expected = [-np.hypot(known_low, open_recipe), np.hypot(np.hypot(known_high, open_recipe), network)]
-        assert np.log(times(alone)) == pytest.approx(expected)
-        assert width(alone, "peak_memory_gib") == pytest.approx(1.28 / 0.72)  # whatever network or recipe
-        assert alone["in_domain"].all() == (not network and one is known)
+@pytest.mark.parametrize(("network", "high"), [(0.0, 0.3), (0.4, 0.5)])
+def test_an_assumed_network_adds_to_the_upper_end_in_squares(network: float, high: float) -> None:
+    known, bounds, doubt = training(), (np.full(2, 0.2), np.full(2, 0.3)), np.full(2, network)
+    found = with_new_interval(known, add_intervals(known, columns()), bounds, network=doubt)
+    assert np.log(times(found)) == pytest.approx([-0.2, high])
+    alone = add_intervals(known, columns(), network=doubt)
+    known_low, known_high = np.log(KNOWN["iteration_time_s"])
+    assert np.log(times(alone)) == pytest.approx([known_low, np.hypot(known_high, network)])
+    assert width(alone, "peak_memory_gib") == pytest.approx(1.28 / 0.72)  # whatever the network
+    assert alone["in_domain"].all() == (not network)
 
 
 def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:

@@ -63,10 +63,10 @@ def test_a_table_without_a_network_assumes_one_even_where_the_gpu_has_no_referen
     assert not any(network_assumed(work.job) for work in stated)
 
 
-def test_an_assumed_network_may_be_four_times_slower_unless_a_run_depends_half_as_much_on_it() -> None:
+def test_an_assumed_network_may_be_e_times_slower_unless_a_run_depends_half_as_much_on_it() -> None:
     slope = np.array([0.0, 0.1, 0.4])
-    assert network_half_width(job(), slope) == pytest.approx([0.0, 0.1386, 0.5545], abs=1e-4)
-    assert network_half_width(job(), slope, 0.05) == pytest.approx([0.0, 0.0, 0.5545], abs=1e-4)
+    assert network_half_width(job(), slope) == pytest.approx([0.0, 0.1, 0.4])
+    assert network_half_width(job(), slope, 0.05) == pytest.approx([0.0, 0.0, 0.4])
     assert not network_half_width(job(), slope, 0.2).any()
     assert not network_half_width(job(inter_node_gbytes_per_s=50), slope).any()
 
@@ -96,7 +96,7 @@ def test_the_doubt_is_of_plans_that_depend_on_the_network_and_goes_with_a_stated
     stated = upper(job(inter_node_gbytes_per_s=50), OVER_NODES, surrogate=surrogate)
     measured = upper(job(), OVER_NODES, surrogate=surrogate, machine=machine(inter_node_gbytes_per_s=50.0))
     assert stated == pytest.approx(measured)
-    assert upper(job(), OVER_NODES, surrogate=surrogate) > 1.3 * stated
+    assert upper(job(), OVER_NODES, surrogate=surrogate) > 1.15 * stated
 
 
 @pytest.mark.parametrize("figures", [{"inter_node_gbytes_per_s": 2.0}, {"memory_gbytes_per_s": 2900.0}])
