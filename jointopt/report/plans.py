@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
 TIGHT = 0.8  # a plan that fits less probably is marked
-# the legend of differences with their intervals, and of the probabilities beside them
-COMPARED = (
-    "± there: its 90 % interval, in which errors that both plans share cancel; better: probability in % that the plan "
-    "is really faster | leaner (--json has both)."
-)
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
@@ -224,6 +220,22 @@ def are_against_first(plans: Sequence[Row]) -> bool:
     ends = (f"{name}_vs_first_percent{end}" for name in ("time", "energy") for end in ("_low", "_high"))
     known = len(plans) > 1 and plans[0].get("time_vs_first_percent") is not None
     return known and all(plans[0].get(end) in (0.0, None) for end in ends)
+
+
+def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
+    """The legend of how sure differences of ``plans`` are, as far as their table as ``drawn`` has room for it."""
+    if not are_against_first(plans):
+        return []
+    shown = "\n".join(drawn)
+    parts = {
+        "± there: its 90 % interval, in which errors that both plans share cancel": re.search(r"\d±\d", shown),
+        "better: probability in % that the plan is really faster | leaner": "t|E" in shown,
+    }
+    found = [words for words, has in parts.items() if has]
+    if not found:
+        return ["  --json has how sure Δ% is, and so has a table with more room."]
+    more = "both" if len(found) > 1 else "how likely either is better"
+    return [f"  {'; '.join(found)} (--json has {more})."]
 
 
 def half_difference(plan: Row, name: str) -> float:

@@ -22,9 +22,8 @@ from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
 from jointopt.report.many_goals import following_words, spread_in_goals
 from jointopt.report.plans import (
-    COMPARED,
-    are_against_first,
     basis_lines,
+    compared_lines,
     doubt_words,
     has_site_costs,
     is_tight,
@@ -156,7 +155,7 @@ class Proposal(Result):
         plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
         marks = ["="] * len(first) + [""] * (len(plans) - len(first))
         table = predicted_table(plans, marks, peak_power="peak_power_w" in self.job.goals)
-        table += _legend(self, plans)
+        table += _legend(self, plans, table)
         if total > len(rows):
             between = "are between these, the best in each objective and those farthest from each other"
             where = "follow" if top else between if wide else "lie between these"
@@ -176,7 +175,7 @@ class Proposal(Result):
         reference = plan_entries(with_rates(self.job, self.reference))
         table, plans = layout_lines(reference, shown)
         total = len(self.front["pp"])
-        table += _legend(self, plans)
+        table += _legend(self, plans, table)
         table += paragraphs([
             f"Of each layout: its fastest plan, its knee and its least energy. The front has {total:,} "
             f"plan{'s' * (total != 1)}: --all prints them, --layouts N more layouts."
@@ -262,13 +261,12 @@ def _title(proposal: Proposal) -> list[str]:
     ])  # fmt: skip
 
 
-def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]]) -> list[str]:
+def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Sequence[str]) -> list[str]:
     if len(proposal.reference["pp"]):
         usual = "the fastest plan that fits, at the GPU's maximum clock"
         what = f"the baseline, {proposal.baseline}" if proposal.baseline else usual
         lines = [f"= {what}; Δ% is relative to it."]
-        if are_against_first(plans):
-            lines.append(f"  {COMPARED}")
+        lines += compared_lines(plans, drawn)
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]

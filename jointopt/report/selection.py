@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import Result, pick, plan_entries
-from jointopt.report.plans import (
-    COMPARED,
-    are_against_first,
-    has_site_costs,
-    plan_frame,
-    predicted_table,
-    short_plan,
-    site_table,
-)
+from jointopt.report.plans import compared_lines, has_site_costs, plan_frame, predicted_table, short_plan, site_table
 from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.spec.jobfile import shipped_jobs
@@ -144,7 +136,8 @@ class Selection(Result):
         ends = "" if self.limits or not others else ", f the fastest, e that of least energy"
         legend = [f"= the plan chosen{ends}; Δ% is relative to it."]
         entries = plan_entries(self.plans, rows)
-        legend += [f"  {COMPARED}"] if are_against_first(entries) else []
+        drawn = predicted_table(entries, marks)
+        legend += compared_lines(entries, drawn)
         if any(entry.get("in_domain") is False for entry in entries):
             legend.append("? outside of what was checked: its interval (±) is wider.")
         site = []
@@ -152,7 +145,7 @@ class Selection(Result):
             site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))
         return blocks_text(
             paragraphs([f"{self.job_name or 'Plans'}: {counted}.", best]),
-            [*predicted_table(entries, marks), *paragraphs(legend)],
+            [*drawn, *paragraphs(legend)],
             [*_limit_table(self, others), *paragraphs(_remarks(self))],
             site,
             [f"Next: take it apart{'' if self.shipped_job else ' (with your job file)'}", f"  {self.next_command}"],

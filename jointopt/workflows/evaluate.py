@@ -27,6 +27,11 @@ _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
 )  # fmt: skip
 _TO_CLASS = 10  # runs of a source that tell its recipe class and precision: to price all takes as long as to judge them
+# What is judged beside time where it was measured: relative errors, and kelvins of temperature.
+_BESIDE_TIME = {
+    "avg_power_w": "power_error", "energy_j": "energy_error", "peak_memory_gib": "memory_error",
+    "peak_power_w": "peak_power_error", "temperature_c": "temperature_error_k",
+}  # fmt: skip
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
 
 
@@ -137,8 +142,21 @@ def _figures(rows: pd.DataFrame, ranked: bool = True) -> dict[str, int | float]:
         "kendall_tau": float(kendalltau(predicted, time_s)[0]) if enough else np.nan,
         "top1_regret": _regret(time_s, predicted) if enough else np.nan,
         "covered": float(inside.mean()) if len(ran) else np.nan,
+        **_beside_time(ran),
         **_out_of_memory(rows),
     }
+
+
+def _beside_time(ran: pd.DataFrame) -> dict[str, float]:
+    """Median errors of what was measured beside time, as far as it is predicted."""
+    found = {}
+    for name, error in _BESIDE_TIME.items():
+        if name in ran and f"predicted_{name}" in ran:
+            measured, predicted = ran[name].astype(float), ran[f"predicted_{name}"].astype(float)
+            apart = predicted - measured if name == "temperature_c" else predicted / measured.where(measured > 0) - 1.0
+            if apart.notna().any():
+                found[error] = float(apart.abs().median())
+    return found
 
 
 def _regret(time_s: pd.Series[float], predicted: pd.Series[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
+from jointopt.physics.heat import heat
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
 from jointopt.runs.classes import class_conflicts, states_class
@@ -26,6 +28,7 @@ from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
+from jointopt.surrogate.heat_names import HEAT_COLUMNS
 from jointopt.surrogate.intervals import RESULTS, add_intervals, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
@@ -217,7 +220,21 @@ def _answered(batch: Sequence[Part], correction: Correction | None) -> list[_Ans
             [m for _, m in held],
         )
     pairs = zip(priced, moves, strict=True)
-    return refused + [_Answer(part, _columns(found, move), found.plan_of_row) for (part, found), move in pairs]
+    return refused + [
+        _Answer(part, _columns(found, move, _heat(found, correction)), found.plan_of_row)
+        for (part, found), move in pairs
+    ]
+
+
+def _heat(priced: PricedPlans, correction: Correction | None) -> Columns:
+    """Peak power and temperature of plans, (n,) each, as far as they were learned of the source."""
+    targets = {} if correction is None or correction.own is None else correction.own.heat
+    if correction is None or not targets:
+        return {}
+    physics = copy.copy(priced.physics)
+    physics.heat_scale = correction.heat(priced.plans.job, physics.layouts)
+    found = heat(physics, priced.layout, priced.plans.stage_clock_mhz)
+    return {HEAT_COLUMNS[name]: found[HEAT_COLUMNS[name]] for name in targets}
 
 
 def _under_own_limit(found: PricedPlans, part: Part, move: Move, correction: Correction) -> tuple[PricedPlans, Move]:
@@ -229,10 +246,10 @@ def _under_own_limit(found: PricedPlans, part: Part, move: Move, correction: Cor
     return there, replace(move, power=power)
 
 
-def _columns(priced: PricedPlans, move: Move | None) -> Columns:
-    """Predicted columns of plans, (n,) each, named as in the table."""
+def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns:
+    """Predicted columns of plans, (n,) each, named as in the table; ``warmth``: as `_heat`'s."""
     job, plans = priced.plans.job, priced.plans
-    columns = {name: priced.values[name] for name in RESULTS}
+    columns = {name: priced.values[name] for name in RESULTS} | warmth
     columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
     framework = job.training.framework.name
     memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
@@ -244,9 +261,9 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
         columns = move.bounded(job, move.scaled(columns))
     if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
         columns = outside_of_domain(columns)
-    names: tuple[str, ...] = RESULTS
+    names: tuple[str, ...] = (*RESULTS, *warmth)
     if "pue" in job.cluster.stated:
-        columns, names = with_site(job, columns), (*RESULTS, "facility_energy_j")
+        columns, names = with_site(job, columns), (*names, "facility_energy_j")
     kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(names)}
     fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
     rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
@@ -257,10 +274,11 @@ def _columns(priced: PricedPlans, move: Move | None) -> Columns:
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:
     """The columns of all answers in the order of the table's ``count`` rows; blank or false where there is none."""
     out: Columns = {}
-    for name in answers[0].columns:
+    for name in dict.fromkeys(name for answer in answers for name in answer.columns):
         out[name] = np.full(count, *_BLANKS.get(name, (np.nan, np.float64)))
         for answer in answers:
-            out[name][answer.part.work.rows] = answer.columns[name][answer.plan_of_row]
+            if name in answer.columns:  # peaks and temperatures are those of sources that taught some
+                out[name][answer.part.work.rows] = answer.columns[name][answer.plan_of_row]
     out["assumed"] = np.full(count, *_BLANKS["assumed"])
     for answer in answers:
         out["assumed"][answer.part.work.rows] = answer.part.work.assumed

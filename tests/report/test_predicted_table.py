@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jointopt.report import table
-from jointopt.report.plans import are_against_first, predicted_table, rank_words, rate_words
+from jointopt.report.plans import are_against_first, compared_lines, predicted_table, rank_words, rate_words
 from jointopt.spec.jobfile import shipped_job
 
 PLAN: dict[str, Any] = {
@@ -79,3 +80,14 @@ def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
     lines = predicted_table(COMPARED, ["A", "B"])
     assert lines[-1].split()[-1] == end
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize(
+    ("width", "words"), [(100, "± there: .*; better: .*both"), (80, "± there: [^;]*either is better"), (70, "--json has how sure")]
+)
+def test_the_legend_explains_what_the_table_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, width: int, words: str
+) -> None:
+    monkeypatch.setattr(table, "room", lambda: width)
+    assert re.search(words, " ".join(compared_lines(COMPARED, predicted_table(COMPARED, ["A", "B"]))))
+    assert compared_lines([PLAN], []) == []

@@ -111,7 +111,7 @@ def test_rows_that_cannot_be_priced_are_named_and_the_others_kept(synthetic_runs
 
 
 def test_a_table_that_the_physics_refuses_altogether_is_refused_in_one_sentence(synthetic_runs, monkeypatch):
-    def refuse(_):
+    def refuse(_, **options):
         raise PlanError("no formula holds.")
 
     table = synthetic_runs(rows=3, groups=(256,))

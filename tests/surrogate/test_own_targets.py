@@ -32,7 +32,9 @@ from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, measures_heat
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.training import training_set
+from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
+from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from tests.surrogate.test_job_model import measured_runs
 from tests.surrogate.test_own_runs import KERNEL, STATIC_W, noise, runs, steps
@@ -87,6 +89,21 @@ def test_explain_and_propose_give_learned_peaks_with_their_intervals(monkeypatch
     front = propose(own, trials=0).front
     assert (front["peak_power_w_low"] < front["peak_power_w"]).all()
     assert (front["temperature_c"] < front["temperature_c_high"]).all()
+
+
+def test_predict_and_evaluate_have_what_was_learned_of_heat_and_no_source_else(tmp_path: Path) -> None:
+    save(learned(peak_power_w=PowerScale(1.1, 0.03), temperature_rise_k=PowerScale(0.9, 0.05)), tmp_path / "mine")
+    table = measured_runs(job(), 1.0).assign(source="mine").reset_index(drop=True)
+    bare = price(with_results(table), heat=True)
+    peak_w, rise_k = (pd.Series(bare.physics[name], bare.rows).sort_index() for name in (PEAK, RISE))
+    found = predict(table, str(tmp_path / "mine"))
+    assert found["predicted_peak_power_w"].to_numpy() == pytest.approx(1.1 * peak_w.to_numpy())
+    assert found["predicted_temperature_c"].to_numpy() == pytest.approx(AIR_C + 0.9 * rise_k.to_numpy())
+    assert (found["predicted_peak_power_w_low"] < found["predicted_peak_power_w"]).all()
+    judged = evaluate(table.assign(peak_power_w=peak_w, temperature_c=AIR_C + rise_k), str(tmp_path / "mine")).overall
+    assert judged["peak_power_error"] == pytest.approx(0.1)
+    assert judged["temperature_error_k"] == pytest.approx(0.1 * rise_k.median())
+    assert "predicted_peak_power_w" not in predict(table)
 
 
 def test_intervals_of_heat_are_factors_on_peaks_and_on_what_is_above_the_air() -> None:

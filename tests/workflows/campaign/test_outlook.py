@@ -74,8 +74,9 @@ def test_a_bound_of_the_site_without_hosts_is_kept_as_surely_as_that_of_its_gpus
     assert kept == [pytest.approx(NormalDist().cdf(math.log(gpus) / 0.1))]
 
 
-def test_a_run_that_was_ended_early_bounds_its_time_alone() -> None:
+def test_a_run_that_was_ended_early_bounds_its_time_and_its_energy_where_that_was_metered() -> None:
     early = {"status": "timeout", "iteration_time_s": 5.0, "energy_j": 100.0}
     assert lower_bound(early) == 5.0
-    assert math.isnan(lower_bound(early, "energy_j"))
+    assert lower_bound(early, "energy_j") == 100.0
+    assert math.isnan(lower_bound(early | {"energy_j": None}, "energy_j"))
     assert math.isnan(lower_bound(OK))
