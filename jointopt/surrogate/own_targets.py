@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from jointopt.core.schema import Floats
 from jointopt.surrogate.clock_response import CLOCK
@@ -16,6 +15,8 @@ from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from jointopt.surrogate.dataset import Priced
     from jointopt.surrogate.own_runs import Mix
 
