@@ -39,7 +39,9 @@ def _signed(frame: pd.DataFrame) -> str:
     return frame.to_string(index=False, na_rep="", formatters=blank, float_format=lambda value: f"{value:.3f}")
 
 
-_PERCENT = {"bias": "+.1%", "median_error": ".1%", "mean_error": ".1%", "top1_regret": ".1%", "covered": ".0%"}
+_PERCENT = {"bias": "+.1%", "top1_regret": ".1%", "covered": ".0%"} | {
+    f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
+}
 
 
 @dataclass(frozen=True)
