@@ -319,9 +319,16 @@ class Move:
         by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
+    def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
+        """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
+        return left_open(doubts(job, columns, self.measured, self._network(job)), self.known)
+
+    def _network(self, job: Job) -> Floats:
+        return network_half_width(job, np.asarray(self.network_slope), self.network_seen)
+
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        network = network_half_width(job, np.asarray(self.network_slope), self.network_seen)
+        network = self._network(job)
         out = add_intervals(job, columns, self.measured, network)
         if self.power.half_width is not None:
             out = within_power_limit(job, with_power_interval(out, self.power.half_width))

@@ -187,6 +187,16 @@ def test_a_precision_that_is_blank_or_the_gpu_lacks_is_never_in_domain(surrogate
     assert (width[::2] > 1.3 * width[1::2])[outside].all()
 
 
+def test_each_row_has_the_names_of_the_doubts_that_take_it_out_of_the_domain() -> None:
+    run = {"attention": "fused", "framework": "megatron-lm", "gpu": "h100-sxm5-80gb", "dtype": "bf16"}
+    long, kernel = run | {"seq_length": 4_000_000}, run | {"attention": "flash3"}
+    found = jointopt.predict(table(run, run | {"dtype": "banana"}, kernel, long), "none")
+    assert found.doubts.tolist() == ["", "not_as_stated", "attention", "size"]
+    assert (found.in_domain == (found.doubts == "")).all()
+    unlike = jointopt.predict(table(run, long | {"attention": "flash3"}), "default")
+    assert unlike.doubts.tolist()[1].split()[:2] == ["size", "attention"]
+
+
 def test_tf32_is_fp32_on_tensor_cores() -> None:
     assert time_s(dtype="bf16") < time_s(dtype="tf32") < time_s(dtype="fp32") / 3
 
