@@ -264,7 +264,7 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
     else:
         columns, found = move.bounded(job, move.scaled(columns)), move.doubts(job, columns)
     if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
-        columns, found = outside_of_domain(columns), {_NOT_AS_STATED: np.ones(len(load), bool)}
+        columns, found = outside_of_domain(columns), found | {_NOT_AS_STATED: np.ones(len(load), bool)}
     names: tuple[str, ...] = (*RESULTS, *warmth)
     if "pue" in job.cluster.stated:
         columns, names = with_site(job, columns), (*names, "facility_energy_j")
