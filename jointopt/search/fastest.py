@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.search.boxes import ROUNDING
 from jointopt.search.problem import LowerBound, Problem
 
+TimeOf = Callable[[Ints], Floats]  # layouts (n,) -> times (n,) that are not below the problem's bounds
 FEW = 64  # layouts whose bounds are worked out first
 MOST = 1000  # layouts that a plan is ranked among; those behind are as good as last
 
 
-def fastest(problem: Problem, layouts: Ints) -> int:
-    """Of ``layouts`` the one whose lower bound on time is the least; of several the first. The problem has bounds."""
+def fastest(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> int:
+    """Of ``layouts`` the one whose time by ``time_of`` is the least, else its lower bound; of several the first.
+
+    The problem has bounds. Times, which are not below them, are worked out where a bound is not above a known time.
+    """
     bound, quick_bound = _bounds(problem)
+    of = time_of or (lambda some: bound(some)[0])
     quick_s, _ = quick_bound(layouts)
-    least_s = bound(layouts[np.argsort(quick_s, kind="stable")[:FEW]])[0].min()
-    left = layouts[quick_s * (1.0 - ROUNDING) <= least_s]
-    return int(left[bound(left)[0].argmin()])
+    few = layouts[np.argsort(quick_s, kind="stable")[:FEW]]
+    known_s = of(few[bound(few)[0].argmin()][None])[0]
+    left = layouts[quick_s * (1.0 - ROUNDING) <= known_s]
+    left = left[bound(left)[0] * (1.0 - ROUNDING) <= known_s]
+    return int(left[of(left).argmin()])
 
 
 def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
@@ -40,8 +49,8 @@ def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
     return known[best], least_s[best]
 
 
-def count_faster(problem: Problem, time_s: float, most: int = MOST) -> int | None:
-    """Number of layouts whose lower bound on time is below ``time_s``; None where more than ``most``.
+def count_faster(problem: Problem, time_s: float, most: int = MOST, time_of: TimeOf | None = None) -> int | None:
+    """Number of layouts whose time by ``time_of``, else its lower bound, is below ``time_s``; None: more than ``most``.
 
     The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first.
     """
@@ -52,15 +61,17 @@ def count_faster(problem: Problem, time_s: float, most: int = MOST) -> int | Non
     left = left[np.argsort(quick_s[left], kind="stable")]
     found = 0
     for start in range(0, len(left), most):
-        found += int(np.count_nonzero(bound(layouts[left[start : start + most]])[0] < time_s))
+        some = layouts[left[start : start + most]]
+        some = some[bound(some)[0] < time_s]
+        found += int(np.count_nonzero(time_of(some) < time_s)) if time_of and len(some) else len(some)
         if found > most:
             return None
     return found
 
 
-def rank(problem: Problem, time_s: float) -> int | None:
-    """The rank of a layout by its lower bound on time, ``time_s``: 1 is the first, None is beyond `MOST`."""
-    faster = count_faster(problem, time_s * (1.0 - 1e-9))  # none is faster than itself
+def rank(problem: Problem, time_s: float, time_of: TimeOf | None = None) -> int | None:
+    """The rank of a layout by its time ``time_s``: 1 is the first, None is beyond `MOST`; as in `count_faster`."""
+    faster = count_faster(problem, time_s * (1.0 - 1e-9), time_of=time_of)  # none is faster than itself
     return None if faster is None else 1 + faster
 
 

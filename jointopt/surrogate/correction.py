@@ -25,6 +25,7 @@ from jointopt.surrogate.intervals import (
     doubts,
     left_open,
     narrower,
+    new_kinds,
     physics_errors,
     supported,
     with_heat_intervals,
@@ -263,7 +264,9 @@ class Correction:
         conditioned, clocks = self._settled[0], self._measured_clocks
         half = conditioned.difference(runs, runs.take(np.full(1, first)))[1]
         known = conditioned.knows_kind(runs)
-        inside = conditioned.inside(runs) & supported(job, columns, known, clocks)[1]  # whatever the network is
+        inside = (
+            conditioned.inside(runs) & supported(job, columns, known, clocks, new=self._new(job))[1]
+        )  # whatever the network is
         unknown = physics_errors()["difference"]["unknown"]
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
@@ -272,7 +275,15 @@ class Correction:
         found = doubts(
             job, columns, self._measured_clocks, network_half_width(job, slope_of(runs.sensitivity), self._seen)
         )
-        return left_open(found, self._settled[0].knows_kind(runs))
+        return left_open(found, self._settled[0].knows_kind(runs), self._new(job))
+
+    def _new(self, job: Job) -> frozenset[str]:
+        return new_kinds(job, self._measured_jobs)
+
+    @functools.cached_property
+    def _measured_jobs(self) -> tuple[Job, ...]:
+        """Jobs of the few runs that are known; none of those that a surrogate learned from, whose jobs it has not."""
+        return () if self.own is not None else tuple(work.job for part in self.evidence.priced for work in part.works)
 
     @property
     def _seen(self) -> float:
@@ -291,6 +302,7 @@ class Correction:
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
                 self.power(runs, of_physics), self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
                 conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
+                self._measured_jobs,
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -312,6 +324,7 @@ class Move:
     at_most: tuple[Floats, Floats] | None = None  # the same, where runs are known and lie within these
     network_slope: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
     network_seen: float = 0.0
+    measured_jobs: tuple[Job, ...] = ()  # as for `new_kinds`
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -321,7 +334,8 @@ class Move:
 
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
-        return left_open(doubts(job, columns, self.measured, self._network(job)), self.known)
+        found = doubts(job, columns, self.measured, self._network(job))
+        return left_open(found, self.known, new_kinds(job, self.measured_jobs))
 
     def _network(self, job: Job) -> Floats:
         return network_half_width(job, np.asarray(self.network_slope), self.network_seen)
@@ -332,7 +346,8 @@ class Move:
         out = add_intervals(job, columns, self.measured, network)
         if self.power.half_width is not None:
             out = within_power_limit(job, with_power_interval(out, self.power.half_width))
-        supports, at_top = supported(job, columns, self.known, self.measured, network)
+        kinds = new_kinds(job, self.measured_jobs)
+        supports, at_top = supported(job, columns, self.known, self.measured, network, kinds)
         inside, new = self.inside & at_top, self.at_most if self.new is None else self.new
         of_new = None if new is None else with_new_interval(job, out, new, self.measured, network)
         if self.new is None or of_new is None:

@@ -120,9 +120,9 @@ class Evidence:
         )  # fmt: skip
 
     def some(self, most: int) -> Evidence:
-        """At most so many of the timed runs, drawn at random, and nothing but these."""
-        if self.runs is None or len(self.runs) <= most:
-            return self
+        """At most so many of the timed runs, drawn at random, and nothing but these; all that are remembered."""
+        if self.runs is None or len(self.runs) <= most or np.count_nonzero(self.timed) != len(self.runs):
+            return self  # runs that a surrogate remembers have no rows to draw
         drawn = np.sort(np.random.default_rng(0).permutation(len(self.runs))[:most]).astype(np.int64)
         rows, ends = np.flatnonzero(self.timed)[drawn], np.cumsum([0, *(len(part.rows) for part in self.priced)])
         priced = (

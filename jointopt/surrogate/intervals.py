@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,17 +86,31 @@ def in_domain(job: Job, columns: Columns, network: Floats | float = 0.0) -> Bool
 
 def _of_kernels(job: Job, errors: dict[str, Any]) -> dict[str, bool]:
     """Doubts about the kernels of attention and of low precision."""
+    kind = kind_of(job)
+    return {
+        "attention": job.model.has_attention and kind["attention"] not in errors["attentions"],
+        "form": job.model.has_attention and not kind["form"] <= {*errors["attention_forms"]},
+        "recipe": kind["recipe"] is not None and kind["recipe"] not in errors["fp8_recipes"],
+        "ambiguous": job.training.dtype_assumed,
+    }
+
+
+def kind_of(job: Job) -> dict[str, Any]:
+    """Adapters, block, attention and recipe of a job, by their doubts: runs of others say little of them."""
     model, training = job.model, job.training
     windows = any(model.windowed_layers) and model.window_size < training.seq_length
     forms = {"latent": model.kv_lora_rank > 0, "window": windows, "alibi": model.position_embedding == "alibi"}
-    unknown = any(has and name not in errors["attention_forms"] for name, has in forms.items())
-    recipe = training.fp8_recipe
     return {
-        "attention": model.has_attention and training.attention not in errors["attentions"],
-        "form": model.has_attention and unknown,
-        "recipe": recipe is not None and recipe.name not in errors["fp8_recipes"],
-        "ambiguous": training.dtype_assumed,
-    }
+        "adapters": training.frozen, "block": model.block, "attention": training.attention,
+        "form": frozenset(name for name, has in forms.items() if has),
+        "recipe": None if training.fp8_recipe is None else training.fp8_recipe.name,
+    }  # fmt: skip
+
+
+def new_kinds(job: Job, measured: Iterable[Job]) -> frozenset[str]:
+    """Names of doubts that runs of the jobs ``measured`` leave open, since none is of that kind; none without runs."""
+    kind, known = kind_of(job), [kind_of(one) for one in measured]
+    return frozenset(name for name, value in kind.items() if known and all(one[name] != value for one in known))
 
 
 def clock_half_width(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> Floats:
@@ -168,24 +182,28 @@ def add_intervals(
 
 
 def supported(
-    job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0
-) -> tuple[Bools, Bools]:
+    job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0,
+    new: frozenset[str] = frozenset(),
+) -> tuple[Bools, Bools]:  # fmt: skip
     """Whether recorded runs support plans, and whether they do but for what has a width of its own (`APART`), (n,).
 
-    ``known`` runs of the same cluster and precision leave no other doubts than `left_open`.
+    ``known`` runs of the same cluster and precision, but of others of the kinds ``new``, leave `left_open`.
     """
-    found = doubts(job, columns, measured, network)
-    at_top = np.ones_like(found["clock"]) if known else _but_apart(found)
-    return ~np.logical_or.reduce(list(left_open(found, known).values())), at_top
+    found = left_open(doubts(job, columns, measured, network), known, new)
+    return ~np.logical_or.reduce(list(found.values())), _but_apart(found)
 
 
-def left_open(found: Mapping[str, Bools], known: bool) -> dict[str, Bools]:
-    """Of `doubts` those that remain where ``known`` runs of the same cluster and precision are learned from."""
-    return {name: doubt for name, doubt in found.items() if not known or name in ("clock", "network")}
+def left_open(found: Mapping[str, Bools], known: bool, new: frozenset[str] = frozenset()) -> dict[str, Bools]:
+    """Of `doubts` those that remain where ``known`` runs of the same cluster and precision are learned from.
+
+    ``new``: as of `new_kinds`.
+    """
+    return {name: doubt for name, doubt in found.items() if not known or name in ("clock", "network") or name in new}
 
 
 def _but_apart(found: Mapping[str, Bools]) -> Bools:
-    return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name not in APART]))
+    beside = [doubt for name, doubt in found.items() if name not in APART]
+    return np.asarray(~np.logical_or.reduce([np.zeros_like(found["clock"]), *beside]))
 
 
 def _apart(job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float) -> tuple[Floats, Floats]:

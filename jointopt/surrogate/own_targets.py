@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
     from jointopt.surrogate.own_runs import Mix
 
+_log = logging.getLogger(__name__)
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
+AGREEMENT = 0.05  # by which a peak may be below the mean, as tables are checked
+BELIEVED = 5.0  # times the physics or its inverse: a measured value beyond is of something else
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 
 
@@ -82,8 +86,21 @@ def heat_log_ratios(table: pd.DataFrame, priced: Priced) -> dict[str, Floats]:
     air_c = np.array([work.job.cluster.inlet_temperature_c for work in priced.works])[priced.work]
     columns = {name: np.asarray(table.get(column, blank), float) for name, column in HEAT_COLUMNS.items()}
     cells = {name: np.where(ended, values, np.nan)[priced.rows] for name, values in columns.items()}
-    cells[RISE] = cells[RISE] - air_c
-    return {
-        name: np.log(np.where(values > 0.0, values, np.nan) / np.maximum(priced.physics[name], 1e-9))
-        for name, values in cells.items()
-    }
+    mean_w = np.asarray(table.get("avg_power_w", blank), float)[priced.rows]
+    below = cells[PEAK] < (1.0 - AGREEMENT) * mean_w
+    cells = {PEAK: np.where(below, np.nan, cells[PEAK]), RISE: cells[RISE] - air_c}
+    return {name: _possible(name, values, priced.physics[name], columns[name]) for name, values in cells.items()}
+
+
+def _possible(name: str, values: Floats, predicted: Floats, column: Floats) -> Floats:
+    """Logarithms (n,) of values over those predicted, NaN where they cannot be true; what is not used is logged."""
+    log_ratio = np.log(np.where(values > 0.0, values, np.nan) / np.maximum(predicted, 1e-9))
+    log_ratio = np.where(np.abs(log_ratio) < np.log(BELIEVED), log_ratio, np.nan)
+    given, used = int(np.isfinite(column).sum()), int(np.isfinite(log_ratio).sum())
+    if used < given:
+        _log.warning(
+            "%s of %s cells of %s are not learned from: runs that failed or cannot be priced, values no higher than "
+            "the air or the run's mean power, or %g times off the physics.",
+            f"{given - used:,}", f"{given:,}", HEAT_COLUMNS[name], BELIEVED,
+        )  # fmt: skip
+    return log_ratio

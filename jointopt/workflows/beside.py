@@ -20,6 +20,7 @@ from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
+from jointopt.workflows.problem import top_times
 
 # What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
 FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
@@ -98,7 +99,7 @@ def _conventional(
     inside = np.flatnonzero(~np.logical_or.reduce(list(outside(job, physics.layouts).values())))
     if not reasons or not len(inside):
         return
-    best = np.array([fastest(problem, inside)])
+    best = np.array([fastest(problem, inside, top_times(problem, physics))])
     fits = float(fitting[best[0]])
     layout = {name: values[best] for name, values in physics.layouts.items()}
     clocks = uniform_stage_clocks(layout["pp"], physics.top_mhz)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from jointopt.report.remedy import remedy
 from jointopt.search.leanest import leanest
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Job
+from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.spec.power_limits import repeated, under_limits
 from jointopt.surrogate.job_model import JobModel
@@ -152,6 +154,16 @@ def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
     if job.goals == MEMORY_GOALS:
         return replace(problem, goals=job.goals, third_goal=physics.memory_bytes / GIB)
     return replace(problem, goals=job.goals, evaluate=evaluate if "peak_power_w" in job.goals else problem.evaluate)
+
+
+def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
+    """Times (n,) of layouts (n,) of the problem with every clock at its highest; tight ones count behind their time."""
+
+    def time_of(index: Ints) -> Floats:
+        clocks = uniform_stage_clocks(physics.layouts["pp"][index], physics.top_mhz)
+        return np.asarray(problem.evaluate(index, clocks)["iteration_time_s"])
+
+    return time_of
 
 
 def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:

@@ -35,7 +35,7 @@ from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.layouts import best_layouts
-from jointopt.workflows.problem import Prepared, need_power, prepared
+from jointopt.workflows.problem import Prepared, need_power, prepared, top_times
 from jointopt.workflows.search_steps import (
     Step,
     Stopwatch,
@@ -183,7 +183,7 @@ def _bounds(answer: Columns, count: int) -> Columns:
 def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
-    best = np.array([fastest(problem, np.arange(len(pp)))])  # its bound is the time at that clock
+    best = np.array([fastest(problem, np.arange(len(pp)), top_times(problem, physics))])
     clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
     clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
     plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}

@@ -11,22 +11,23 @@ from jointopt.search.fastest import fastest, rank
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
-from jointopt.workflows.problem import prepared
+from jointopt.workflows.problem import prepared, top_times
 from jointopt.workflows.search_steps import Stopwatch
 
 
 def rank_of(model: JobModel, layout: Columns) -> Rank:
     """The rank of a layout (columns of one row) at the GPU's highest clock, its time and energy beside the first's.
 
-    As `propose` ranks: by the least that the time is at that clock, tight layouts behind their time. What they differ
-    in are times and energies themselves. InfeasibleError where no layout is feasible.
+    Tight layouts rank behind their time; what they differ in are times and energies themselves.
+    InfeasibleError where no layout is feasible.
     """
     ready = prepared(model, Stopwatch(quiet=True))
-    alone, only = model.cost_model(layout), np.zeros(1, np.int64)
+    alone = model.cost_model(layout)
     fits = model.fit_probability(alone)
-    place = rank(ready.problem, float((alone.lower_bound(only)[0] * cost_of_failing(fits))[0]))
     own_s, own_j = _at_top(alone, 0)
-    first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts)))
+    time_of = top_times(ready.problem, ready.physics)
+    place = rank(ready.problem, float(own_s * cost_of_failing(fits)[0]), time_of)
+    first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
         place, of=ready.problem.num_layouts, behind=0.0 if is_first else own_s / first_s - 1.0,

@@ -27,6 +27,17 @@ def test_the_fastest_of_some_layouts_has_the_least_bound_whatever_the_quick_boun
 
 
 @settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_by_times_above_the_bounds_the_fastest_is_that_of_the_least_time_and_as_many_are_faster(seed):
+    problem, loose = quick(seed)
+    layouts = np.arange(problem.num_layouts)
+    times = problem.lower_bound(layouts)[0] * np.random.default_rng(seed).uniform(1.0, 1.1, len(layouts))
+    assert fastest(loose, layouts, lambda some: times[some]) == times.argmin()
+    limit = float(np.median(times))
+    assert count_faster(loose, limit, 10_000, lambda some: times[some]) == (times < limit).sum()
+
+
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 40))
 def test_layouts_are_ranked_by_their_bounds_whatever_the_quick_bound_leaves(seed, most):
     problem, loose = quick(seed)

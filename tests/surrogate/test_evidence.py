@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -51,6 +53,11 @@ def test_at_most_so_many_runs_are_drawn_each_once_and_in_their_order(most: int) 
     assert found.runs is not None
     assert len(found.runs) == len(found.residual) == found.timed.sum() == min(most, 10)
     assert (np.diff(found.residual) > 0).all()
+
+
+def test_runs_that_a_surrogate_remembers_have_no_rows_to_draw_and_stay_all() -> None:
+    remembered = replace(evidence(49), timed=np.zeros(0, bool))
+    assert remembered.some(40) is remembered
 
 
 def test_measured_power_is_a_column_or_energy_over_time_and_gpus_of_runs_that_ended_well(synthetic_runs) -> None:

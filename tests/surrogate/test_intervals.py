@@ -20,8 +20,11 @@ from jointopt.surrogate.intervals import (
     clock_half_width,
     doubts,
     in_domain,
+    left_open,
     narrower,
+    new_kinds,
     outside_of_domain,
+    supported,
     with_new_interval,
     with_power_interval,
     with_time_interval,
@@ -280,6 +283,20 @@ def test_a_precision_is_ambiguous_where_its_word_is_none_and_a_recipe_where_no_r
     for name, recorded in (("tensorwise", True), ("blockwise", False)):
         stated = training(dtype="fp8", fp8_recipe=scaling_recipe(name, blank.cluster.gpu))
         assert doubts(stated, columns())["recipe"].any() != recorded
+
+
+def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
+    plain, other = training(attention="flash2"), training(attention="flash3")
+    assert new_kinds(other, [plain]) == {"attention"}
+    assert new_kinds(other, [plain, other]) == new_kinds(other, []) == frozenset()
+    alibi = replace(plain, model=replace(plain.model, position_embedding="alibi"))
+    assert new_kinds(alibi, [plain]) == {"form"}
+    for one, supports in ((plain, True), (other, False)):
+        inside, at_top = supported(one, columns(), True, new=new_kinds(one, [plain]))
+        assert inside.all() == at_top.all() == supports
+    assert list(left_open(doubts(other, columns()), True, new_kinds(other, [plain]))) == [
+        "attention", "network", "clock",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("network", "high"), [(0.0, 0.3), (0.4, 0.5)])

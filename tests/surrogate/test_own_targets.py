@@ -133,6 +133,20 @@ def test_measured_peaks_and_temperatures_are_read_over_the_physics_and_the_air()
     assert [measures_heat(one) for one in (full, table)] == [True, False]
 
 
+@pytest.mark.parametrize(("name", "factor"), [("peak_power_w", 6.0), ("peak_power_w", 0.1), ("temperature_c", 8.0)])
+def test_peaks_and_temperatures_that_cannot_be_true_teach_nothing_and_are_counted(
+    name: str, factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = measured_runs(job(), 1.0).reset_index(drop=True)
+    bare = price(with_results(table), heat=True)
+    true = {"peak_power_w": bare.physics[PEAK], "temperature_c": AIR_C + bare.physics[RISE]}[name]
+    cells = pd.Series(true, bare.rows).sort_index()
+    cells[0] *= factor
+    found = heat_log_ratios(with_results(table.assign(**{name: cells})), bare)[PEAK if name == "peak_power_w" else RISE]
+    assert np.isnan(found).tolist() == (bare.rows == 0).tolist()
+    assert f"1 of {len(table)} cells of {name} are not learned from" in caplog.text
+
+
 def test_tables_with_peaks_and_temperatures_are_priced_with_them() -> None:
     table = measured_runs(job(), 1.0)
     data = training_set(table.assign(peak_power_w=300.0, temperature_c=50.0, source="mine"), 1e9)

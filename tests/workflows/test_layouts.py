@@ -14,7 +14,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
 from jointopt.workflows.layouts import NEAR, _best, _near
-from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.problem import priced_problem, top_times
 from jointopt.workflows.propose import propose
 
 JOB = "llama-3-70b-4x8-h200"
@@ -59,7 +59,8 @@ def test_their_figures_are_those_of_explain(proposal):
 
 def test_the_rank_of_a_layout_is_its_place_among_all_of_them(proposal):
     problem = priced_problem(MODEL)
-    times = np.sort(problem.lower_bound(np.arange(problem.num_layouts))[0])
+    physics = MODEL.cost_model(problem.layouts)
+    times = top_times(problem, physics)(np.arange(problem.num_layouts))
     fastest = proposal.to_dict()["reference"]
     first = explain(MODEL, plan_of(fastest), ranked=True).rank
     later = explain(MODEL, "dp=4 tp=8", ranked=True)

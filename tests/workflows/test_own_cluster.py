@@ -143,7 +143,7 @@ def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(fold
         outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0))
         rests_on[name] = outlook.after(("iteration_time_s",), np.zeros(0, np.int64), []), earlier, candidates
     found, earlier, candidates = rests_on[str(folder)]
-    assert found.basis == "earlier runs of other jobs"
+    assert found.basis == "earlier runs of the cluster"
     assert earlier.others == 160
     assert "% off" in earlier.first
     assert (found.columns["iteration_time_s"] > 1.1 * candidates.predicted["iteration_time_s"]).all()

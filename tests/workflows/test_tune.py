@@ -272,7 +272,7 @@ def test_from_six_runs_on_what_predicts_them_best_is_believed(make_runs, timed: 
     earlier = Earlier(log_factor=np.log(truth / candidates.predicted["iteration_time_s"]), others=9)
     outlook = Outlook(timed, candidates, earlier, Spread(), np.random.default_rng(0))
     assert outlook.after(timed.objectives, index[:3], rows[:3]).basis == "the runs of this job"
-    assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of other jobs"
+    assert outlook.after(timed.objectives, index[:7], rows[:7]).basis == "earlier runs of the cluster"
 
 
 def test_a_run_beyond_a_bound_of_the_job_is_never_the_best(make_runs, job: Job) -> None:

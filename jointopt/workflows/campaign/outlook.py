@@ -22,7 +22,7 @@ from jointopt.workflows.campaign.earlier import Earlier
 
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
 _HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
-_LEARNED, _OWN_RUNS, _PHYSICS = "earlier runs of other jobs", "the runs of this job", "the physics alone"
+_LEARNED, _OWN_RUNS, _PHYSICS = "earlier runs of the cluster", "the runs of this job", "the physics alone"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier) -> li
     if earlier.others:
         later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
         since = f"from the first run on ({earlier.first})" if earlier.first else later
-        cluster = f"{earlier.others} runs of other jobs on this kind of cluster are known"
+        cluster = f"{earlier.others:,} earlier runs on this kind of cluster are known"
         sentences.append(f"{cluster}; predictions rest on them {since}.")
     return sentences
 
