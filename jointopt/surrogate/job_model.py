@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
     from jointopt.surrogate.model import Surrogate
 
+_log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
 HERE = "this job||none|0"  # the source that the job's own runs share: that of no other runs
@@ -83,7 +85,10 @@ class JobModel:
         if model.source != HERE:
             of_learned_class(model.job, learned.class_of(model.source))  # `Correction` prices by it
             return replace(model, evidence=_with_own(model.evidence, learned, surrogate, model.source))
-        return model if model.evidence.runs else _with_own_runs(learned, surrogate, model)
+        if model.evidence.runs:
+            _warn_of_left_aside(learned, surrogate, model.job)
+            return model
+        return _with_own_runs(learned, surrogate, model)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
@@ -308,8 +313,7 @@ def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel
     A shipped one was trained on clusters of others, and sharing across those made held-out errors worse (vtrain 10 % to
     27 % with bigscience's runs).
     """
-    keys = sources_of_kind(np.unique(surrogate.support.source).tolist(), model.job)
-    at = np.flatnonzero(np.isin(surrogate.support.source, keys)).astype(np.int64)
+    keys, at = _remembered(surrogate, model.job)
     if not len(at):
         return model
     classes = {surrogate.class_of(key) for key in keys}
@@ -317,6 +321,21 @@ def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel
     runs, counts = relabelled(surrogate.support.take(at), HERE), {f"the surrogate {name}": len(at)}
     evidence = replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
     return replace(model, job=job, evidence=evidence)
+
+
+def _remembered(surrogate: Surrogate, job: Job) -> tuple[list[str], Ints]:
+    """Sources of the job's kind of cluster that a surrogate remembers runs of, and the positions of these."""
+    keys = sources_of_kind(np.unique(surrogate.support.source).tolist(), job)
+    return keys, np.flatnonzero(np.isin(surrogate.support.source, keys)).astype(np.int64)
+
+
+def _warn_of_left_aside(surrogate: Surrogate, name: str, job: Job) -> None:
+    """Log that few runs of a surrogate, which are not priced anew, count for nothing beside measured ones."""
+    if count := len(_remembered(surrogate, job)[1]):
+        _log.warning(
+            "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
+            "ones; `jointopt retrain` on both together uses both.", name, f"{count:,}",
+        )  # fmt: skip
 
 
 def _with_own(evidence: Evidence, surrogate: Surrogate, name: str, source: str) -> Evidence:

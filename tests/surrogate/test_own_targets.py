@@ -23,6 +23,7 @@ from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate import own_runs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, with_results
+from jointopt.surrogate.evidence import relabelled
 from jointopt.surrogate.files import CARD, load, save
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.intervals import with_heat_intervals
@@ -89,6 +90,20 @@ def test_explain_and_propose_give_learned_peaks_with_their_intervals(monkeypatch
     front = propose(own, trials=0).front
     assert (front["peak_power_w_low"] < front["peak_power_w"]).all()
     assert (front["temperature_c"] < front["temperature_c_high"]).all()
+
+
+def test_a_small_surrogate_s_runs_that_measured_ones_displace_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    default, source = load_surrogate("default"), learned().own[0].source
+    assert default is not None
+    rows = np.arange(30)
+    few = relabelled(default.support.take(rows), source)
+    save(replace(default, support=few, residual=default.residual[rows]), tmp_path / "mine")
+    assert not JobModel.of(job(), str(tmp_path / "mine")).evidence.priced
+    assert "left aside" not in caplog.text
+    JobModel.of(job(), str(tmp_path / "mine"), measured_runs(job(), 1.0))
+    assert "the 30 runs on this kind of cluster that it learned from are left aside" in caplog.text
 
 
 def test_predict_and_evaluate_have_what_was_learned_of_heat_and_no_source_else(tmp_path: Path) -> None:
