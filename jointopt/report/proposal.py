@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -102,8 +103,18 @@ class Proposal(Result):
             "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
+            "doubts": self.doubts,
             "study": pick(self, "name=study_name storage"),
         }
+
+    @functools.cached_property
+    def doubts(self) -> list[str]:
+        """Why plans of the front are outside of what was checked, each reason with its number of plans."""
+        from jointopt.surrogate.job_model import JobModel  # it imports the physics
+
+        if "in_domain" not in self.front:
+            return []
+        return doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
 
     def to_frame(self) -> pd.DataFrame:
         """The front with throughput and what the site pays, columns as in a measurement table."""
@@ -271,11 +282,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     if not all(plan.get("in_domain", True) for plan in plans):
-        from jointopt.surrogate.job_model import JobModel  # it imports the physics
-
-        model = proposal.model or JobModel(proposal.job, name=proposal.surrogate)
-        why = "; ".join(doubt_words(model, proposal.front))
-        lines.append(f"? the interval (±) is wider: {why}.")
+        lines.append(f"? the interval (±) is wider: {'; '.join(proposal.doubts)}.")
     if any(map(is_tight, plans)):
         least = min(plan["fit_probability"] for plan in plans)
         lines.append(

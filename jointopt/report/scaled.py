@@ -26,6 +26,7 @@ class Size:
     plans: tuple[Mapping[str, Any], ...] = ()
     time_s: Mapping[str, float] | None = None  # part -> seconds of the fastest plan
     reason: str = ""
+    doubts: tuple[str, ...] = ()  # why the interval of its fastest plan is wider
     efficiency: float = math.nan  # tokens/s per GPU over those of the smallest cluster of the kind
 
     def document(self) -> dict[str, Any]:
@@ -35,7 +36,7 @@ class Size:
             "gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
             "num_gpus": cluster.num_gpus, "global_batch_size": self.job.training.global_batch_size,
             "feasible": bool(self.plans), "reason": self.reason, "efficiency": self.efficiency,
-            "time_s": self.time_s or {}, "plans": list(self.plans),
+            "time_s": self.time_s or {}, "plans": list(self.plans), "doubts": list(self.doubts),
         }  # fmt: skip
 
 
@@ -80,7 +81,11 @@ class Scaled(Result):
         ]
         left_out = [f"{_words(size.job)}: {size.reason}" for size in self.sizes if not size.plans]
         known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
-        legend = table.paragraphs(["± behind a difference is its 90 % interval."] * known)
+        legend = ["± behind a difference is its 90 % interval."] * known
+        for why in dict.fromkeys("; ".join(size.doubts) for size in sizes if size.doubts):
+            of = ", ".join(_words(size.job) for size in sizes if "; ".join(size.doubts) == why)
+            legend.append(f"The interval (±) of {of} is wider: {why}.")
+        legend = table.paragraphs(legend)
         blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
 

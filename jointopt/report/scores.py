@@ -55,7 +55,7 @@ class Evaluation(Result):
     groups: pd.DataFrame
     overall: dict[str, int | float]
     summary: pd.DataFrame | None = None  # the same figures by source and GPU, the signed error first
-    learned_rows: int | None = None  # of the judged rows those that the surrogate learned from; None: not known
+    learned_rows: int | None = None  # of the judged rows those that predictions learned from; None: not known
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
@@ -74,10 +74,10 @@ class Evaluation(Result):
         return f"{_signed(self.summary)}\n\n{more}\n{overall_line}"
 
     def _fit_lines(self) -> list[str]:
-        """A sentence on rows that the surrogate learned from; none where there is none, or it is not known."""
+        """A sentence on rows that predictions learned from; none where there is none, or it is not known."""
         if not self.learned_rows:
             return []
-        of = f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that the surrogate learned from"
+        of = f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from"
         return paragraphs([f"{of}: these errors are of fit, not of prediction."])
 
 

@@ -16,7 +16,7 @@ from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
-from jointopt.surrogate.known_rows import fingerprints
+from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.measurements import Measurements, doubts, off_scale
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
@@ -61,22 +61,35 @@ def evaluate(
     for sentence in class_lines(some):
         _log.info("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
-    learned = _learned_rows(runs, judged, surrogate)
+    given = None if measured is None else Measurements.given(measured)
+    learned = _learned_rows(runs, judged, surrogate, given)
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)
 
 
-def _learned_rows(runs: Measurements, judged: pd.DataFrame, surrogate: str) -> int | None:
-    """How many of the judged rows the surrogate learned from, by their content; None where it does not know its own."""
+def _learned_rows(
+    runs: Measurements, judged: pd.DataFrame, surrogate: str, measured: Measurements | None
+) -> int | None:
+    """How many of the judged rows predictions learned from, by their content; None where that is not known.
+
+    Those are rows of the surrogate, where it knows its own, and of the runs that were given as ``measured``.
+    """
     learned = load_surrogate(surrogate)
-    if learned is None or learned.learned_rows is None:
+    own = None if learned is None else learned.learned_rows
+    sources = [rows for rows in (own, None if measured is None else _fingerprints(measured)) if rows is not None]
+    if not sources:
         return None
+    ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & judged["predicted_iteration_time_s"].notna()
+    known = _fingerprints(runs)
+    return int(np.isin(known[ran.to_numpy(bool)], np.concatenate(sources)).sum()) if len(known) else 0
+
+
+def _fingerprints(runs: Measurements) -> Fingerprints:
+    """Those of the rows of runs, (n,); none where no row can be priced, which predicting has told of."""
     try:
         works, _ = runs.workloads
-    except TableError:  # which predicting the table has refused, or told of
-        return 0
-    ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & judged["predicted_iteration_time_s"].notna()
-    known = fingerprints(works, runs.table["iteration_time_s"].to_numpy(float))
-    return int(np.isin(known[ran.to_numpy(bool)], learned.learned_rows).sum())
+    except TableError:
+        return np.empty(0, np.uint64)
+    return fingerprints(works, runs.table["iteration_time_s"].to_numpy(float))
 
 
 def _summary(judged: pd.DataFrame) -> pd.DataFrame | None:

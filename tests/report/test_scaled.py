@@ -58,3 +58,11 @@ def test_what_least_energy_changes_has_its_interval_where_it_is_known(job: Job) 
     ends = {"energy_vs_first_percent_low": -26.0, "energy_vs_first_percent_high": -13.0,
             "time_vs_first_percent_low": 8.0, "time_vs_first_percent_high": 56.0}  # fmt: skip
     assert size_table([Size(job, (FASTEST, THRIFTY | ends))])[-1].split()[-2:] == ["-20.0±6.5", "+30.0±24"]
+
+
+def test_clusters_of_one_doubt_are_named_together_and_those_of_none_not(job: Job) -> None:
+    doubted = Size(job, (FASTEST,), {"compute": 1.0}, doubts=("network assumed", "few runs"))
+    text = Scaled((doubted, replace(doubted, doubts=())), ()).text()
+    assert f"The interval (±) of 8 x {job.cluster.gpu.id} is wider: network assumed; few runs." in text
+    assert "is wider" not in Scaled((replace(doubted, doubts=()),), ()).text()
+    assert doubted.document()["doubts"] == ["network assumed", "few runs"]

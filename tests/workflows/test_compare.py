@@ -1,6 +1,7 @@
 """Plans side by side."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import PlanError, UsageError
-from jointopt.report.comparison import differences, parts_between
+from jointopt.report.comparison import Compared, differences, parts_between
 from jointopt.spec.jobfile import shipped_job
 
 JOB = "llama-3-8b-1x8-h100"
@@ -96,3 +97,11 @@ def test_a_limit_that_one_plan_alone_has_is_in_its_line(limited: str, said: str)
     first, second = text.splitlines()[1:3]
     assert said in second
     assert "limit" not in first
+
+
+def test_plans_outside_of_what_was_checked_say_why_those_of_one_reason_together(compared):
+    first, *rest = compared.plans
+    doubted = replace(first, in_domain=False, doubts=("no recorded runs on this GPU",))
+    text = Compared((doubted, doubted, *(replace(one, in_domain=True) for one in rest))).text()
+    assert "The interval of A and B is wider: no recorded runs on this GPU." in text
+    assert "is wider" not in Compared(tuple(replace(one, in_domain=True) for one in compared.plans)).text()

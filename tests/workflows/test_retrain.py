@@ -248,10 +248,19 @@ def test_rows_that_a_surrogate_learned_from_are_known_again_in_another_file(trai
     assert evaluate(slower, str(trained)).learned_rows == 0
 
 
+def test_rows_that_are_measured_runs_too_are_counted_as_learned_from(trained, three_sources):
+    slower = three_sources.assign(iteration_time_s=1.01 * three_sources["iteration_time_s"])
+    for surrogate in ("none", str(trained)):
+        assert evaluate(slower, surrogate, measured=slower.head(5)).learned_rows == 5
+        assert evaluate(three_sources.tail(9), surrogate, measured=slower.head(5)).learned_rows == 9 * (
+            surrogate != "none"
+        )
+
+
 def test_what_was_learned_from_is_said_in_a_sentence_and_in_json(trained, three_sources):
     few = three_sources.head(7)
     found = evaluate(few, str(trained))
-    words = "7 of 7 rows are among those that the surrogate learned from: these errors are of fit, not of prediction."
+    words = "7 of 7 rows are among those that predictions learned from: these errors are of fit, not of prediction."
     assert words in " ".join(found.text().split())
     assert found.to_dict()["learned_rows"] == 7
     assert "learned from" not in evaluate(few, "none").text()

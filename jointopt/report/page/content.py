@@ -78,8 +78,8 @@ def content(
         joint=_joint(document.get("joint")), beside=_beside(document), exports=[_export(plan) for plan in plans],
         nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
         dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}),
-        provenance=_provenance(job, document), job_file=job_file, notes=_notes(plans, drift),
-        data=_data(job, document, plans, cooler),
+        provenance=_provenance(job, document), job_file=job_file,
+        notes=_notes(plans, drift, document.get("doubts") or ()), data=_data(job, document, plans, cooler),
     )  # fmt: skip
 
 
@@ -332,7 +332,7 @@ def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _notes(plans: Sequence[Pictured], drift: float) -> list[str]:
+def _notes(plans: Sequence[Pictured], drift: float, doubts: Sequence[str]) -> list[str]:
     notes = []
     if drift > 0.005:
         notes.append(
@@ -340,7 +340,8 @@ def _notes(plans: Sequence[Pictured], drift: float) -> list[str]:
             f"their totals differ from it by up to {drift:.1%}."
         )
     if any(plan.chosen.entry.get("in_domain") is False for plan in plans):
-        notes.append("Intervals of plans that recorded runs do not support are wider; the table shows them.")
+        why = f" Of the front: {'; '.join(doubts)}." if doubts else ""
+        notes.append(f"Intervals of plans that recorded runs do not support are wider; the table shows them.{why}")
     return notes
 
 
