@@ -61,7 +61,7 @@ def evaluate(
     for sentence in class_lines(some):
         _log.info("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
-    given = None if measured is None else Measurements.given(measured)
+    given = Measurements.of(measured) if isinstance(measured, pd.DataFrame) else measured  # predicting has checked it
     learned = _learned_rows(runs, judged, surrogate, given)
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)
 

@@ -260,7 +260,7 @@ def test_runs_of_another_job_on_the_cluster_are_known_and_those_of_another_gpu_a
     for url, gpu in zip(urls, (other["gpu"].iloc[0], "h100-sxm5-80gb"), strict=True):
         Store(url).add(other.assign(gpu=gpu), "by hand")
     same, foreign = (tune(timed, "replay", 1, table=make_runs(), storage=url) for url in urls)
-    assert same.notes[0].startswith("5 runs of other jobs")
+    assert same.notes[0].startswith("5 earlier runs on this kind of cluster")
     assert foreign.notes == ()
 
 
