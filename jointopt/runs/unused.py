@@ -104,7 +104,9 @@ def _unknown_precisions(table: pd.DataFrame) -> list[str]:
     """One sentence for each column of precisions with cells that mean none."""
     lines = []
     for name, meant in _PRECISION_OF.items():
-        cells = table[name] if name in table else table.assign(**{name: None})[name]
+        if name not in table:
+            continue
+        cells = table[name]
         known = {cell: meant(str(cell)) for cell in cells.dropna().unique()}
         rows = [row for row, cell in enumerate(cells.tolist()) if cell in known and not known[cell]]
         if rows:

@@ -22,10 +22,9 @@ from jointopt.surrogate.evidence import Evidence, as_it_is
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
-    doubts,
-    left_open,
     narrower,
     new_kinds,
+    open_doubts,
     physics_errors,
     supported,
     with_heat_intervals,
@@ -264,18 +263,16 @@ class Correction:
         conditioned, clocks = self._settled[0], self._measured_clocks
         half = conditioned.difference(runs, runs.take(np.full(1, first)))[1]
         known = conditioned.knows_kind(runs)
-        inside = (
-            conditioned.inside(runs) & supported(job, columns, known, clocks, new=self._new(job))[1]
-        )  # whatever the network is
+        supports = supported(job, columns, known, clocks, new=self._new(job))[1]  # whatever the network is
+        inside = conditioned.inside(runs) & supports
         unknown = physics_errors()["difference"]["unknown"]
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
-        found = doubts(
-            job, columns, self._measured_clocks, network_half_width(job, slope_of(runs.sensitivity), self._seen)
-        )
-        return left_open(found, self._settled[0].knows_kind(runs), self._new(job))
+        network = network_half_width(job, slope_of(runs.sensitivity), self._seen)
+        known = self._settled[0].knows_kind(runs)
+        return open_doubts(job, columns, known, self._measured_clocks, network, self._new(job))
 
     def _new(self, job: Job) -> frozenset[str]:
         return new_kinds(job, self._measured_jobs)
@@ -334,8 +331,8 @@ class Move:
 
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
-        found = doubts(job, columns, self.measured, self._network(job))
-        return left_open(found, self.known, new_kinds(job, self.measured_jobs))
+        kinds = new_kinds(job, self.measured_jobs)
+        return open_doubts(job, columns, self.known, self.measured, self._network(job), kinds)
 
     def _network(self, job: Job) -> Floats:
         return network_half_width(job, np.asarray(self.network_slope), self.network_seen)

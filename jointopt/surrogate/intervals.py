@@ -187,10 +187,18 @@ def supported(
 ) -> tuple[Bools, Bools]:  # fmt: skip
     """Whether recorded runs support plans, and whether they do but for what has a width of its own (`APART`), (n,).
 
-    ``known`` runs of the same cluster and precision, but of others of the kinds ``new``, leave `left_open`.
+    By their `open_doubts`.
     """
-    found = left_open(doubts(job, columns, measured, network), known, new)
+    found = open_doubts(job, columns, known, measured, network, new)
     return ~np.logical_or.reduce(list(found.values())), _but_apart(found)
+
+
+def open_doubts(
+    job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0,
+    new: frozenset[str] = frozenset(),
+) -> dict[str, Bools]:  # fmt: skip
+    """Of `doubts` those that ``known`` runs of the same cluster and precision leave open (`left_open`), (n,) each."""
+    return left_open(doubts(job, columns, measured, network), known, new)
 
 
 def left_open(found: Mapping[str, Bools], known: bool, new: frozenset[str] = frozenset()) -> dict[str, Bools]:

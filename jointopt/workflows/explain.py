@@ -31,7 +31,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
-from jointopt.surrogate.intervals import DOUBTS, RESULTS
+from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import answered, assumptions, check_priceable
 
@@ -86,7 +86,7 @@ def explain(
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0]))
                    for name in (*RESULTS, *HEAT) if f"{name}_low" in answer},
-        in_domain=bool(answer["in_domain"][0]), doubts=_doubts(model, answer),
+        in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
         rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
@@ -165,11 +165,6 @@ def _rank(model: JobModel, layout: Columns) -> Rank:
     from jointopt.workflows.ranking import rank_of  # imports the search
 
     return rank_of(model, layout)
-
-
-def _doubts(model: JobModel, answer: Columns) -> tuple[str, ...]:
-    """Reasons why nothing recorded or measured supports the one plan of ``answer``."""
-    return tuple(DOUBTS[name] for name, of in model.doubts(answer).items() if of[0])
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -20,7 +20,7 @@ from jointopt.search.pareto import below_chord, front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
-from jointopt.surrogate.intervals import DOUBTS, RESULTS
+from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
 from jointopt.workflows.layouts import time_parts_of
@@ -90,13 +90,11 @@ def _searched(model: JobModel) -> _Found:
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
     rows = _condensed(front)
-    apart, _ = Against(model, take(columns, np.array(rows[:1]))).differences(columns)  # from the fastest
-    known = model.intervals(columns)
-    entries = plan_entries(with_rates(job, known | apart))
-    doubts = tuple(DOUBTS[name] for name, of in model.doubts(columns).items() if of[rows[0]])
-    doubts = doubts if not known["in_domain"][rows[0]] else ()
+    fastest = take(columns, np.array(rows[:1]))
+    apart, _ = Against(model, fastest).differences(columns)
+    entries = plan_entries(with_rates(job, model.intervals(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
-    return _Found(Size(job, tuple(entries[row] for row in rows), parts, doubts=doubts), entries)
+    return _Found(Size(job, tuple(entries[row] for row in rows), parts, doubts=model.reasons(fastest)), entries)
 
 
 def _condensed(front: Columns) -> list[int]:
