@@ -202,11 +202,6 @@ def _of_ranks(chunks: list[Floats]) -> Floats:
     return np.stack([of_rank.sum(axis=1) for of_rank in chunks])
 
 
-def _less(layers: list[Floats], windowed: list[Floats]) -> list[Floats]:
-    """Layers that are not windowed; equal shares of equal chunks stay equal."""
-    return [np.round(n - w, 9) for n, w in zip(layers, windowed, strict=True)]
-
-
 def _differ(chunks: Floats) -> bool:
     return bool((chunks != chunks[:, :1]).any())
 

@@ -351,7 +351,7 @@ def train(
     table = score_table(scores, surrogate.widths)
     found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
     table.attrs |= _attributes(data, found, own)
-    return with_own(surrogate, data, own), table
+    return with_own(surrogate, own), table
 
 
 def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
@@ -360,7 +360,7 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     everything = np.arange(len(data.source)).astype(np.int64)
     names = data.known.runs.names
     surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
-    surrogate = with_own(surrogate, data, found)
+    surrogate = with_own(surrogate, found)
     origin = str(data.source[0])
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}

@@ -45,7 +45,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         loss = step()
         optimizer.step()
-        losses.append(_mean_loss(spec, mesh, loss))  # last, because it waits for the GPU
+        losses.append(_mean_loss(spec, loss))  # last, because it waits for the GPU
         seconds.append(now_s(device) - started)
         _tell(spec, seconds[spec.warmup_iterations :], device)
         left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
@@ -141,7 +141,7 @@ def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], input
     return step
 
 
-def _mean_loss(spec: TrainSpec, mesh: DeviceMesh, loss: Tensor) -> float:
+def _mean_loss(spec: TrainSpec, loss: Tensor) -> float:
     """The mean over the global batch: only ranks of the last stage have a loss."""
     total = loss.clone()
     dist.all_reduce(total)
