@@ -126,7 +126,7 @@ _CHANGES = (
     click.option("--carbon", type=float, metavar="KG", help="CO2 of a kWh, kg."),
     click.option("--run-tokens", type=float, help="Tokens of the whole run (15e12): its time, energy and cost."),
     click.option("--set", "settings", multiple=True, callback=_setting, metavar="KEY=VALUE",
-                 help="Stands in for a key of the job file: --set cluster.nodes=4."),
+                 help="Overrides a key of the job file: --set cluster.nodes=4."),
 )  # fmt: skip
 
 

@@ -263,7 +263,7 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
 
 
 def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | None) -> NewSource | None:
-    """A source by predictions that knew nothing of it, under its profile and under none."""
+    """How a source is predicted by what knew nothing of it, under its profile and under none."""
     if known is None or unknown is None:
         return None
     own, generic = (held.truth - held.mean for held in (known, unknown))
@@ -355,7 +355,7 @@ def train(
 
 
 def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
-    """As `train`, of runs of one source: what they teach of it, around the kernel of ``base``."""
+    """The same as `train` of runs of one source: what they teach of it, around the kernel of ``base``."""
     found = learn_every_own(data, base.kernel, seed)
     everything = np.arange(len(data.source)).astype(np.int64)
     names = data.known.runs.names

@@ -47,7 +47,7 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         optimizer.step()
         losses.append(_mean_loss(spec, loss))  # last, because it waits for the GPU
         seconds.append(now_s(device) - started)
-        _tell(spec, seconds[spec.warmup_iterations :], device)
+        _print_progress(spec, seconds[spec.warmup_iterations :], device)
         left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
         if behind := _is_behind(spec, seconds[spec.warmup_iterations :], device):
             break
@@ -76,11 +76,11 @@ def _is_behind(spec: TrainSpec, seconds: list[float], device: torch.device) -> b
     return min(_slowest(seconds, device)) > spec.behind_s
 
 
-def _tell(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
+def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
     """Print the last measured iteration, and once the memory of every rank, as `TorchrunProgram` reads them."""
-    if spec.tells and seconds and dist.get_rank() == 0:
+    if spec.prints and seconds and dist.get_rank() == 0:
         print(f"iteration {seconds[-1]:.6f} s", flush=True)  # all ranks wait for the loss: theirs takes as long
-    if spec.tells and len(seconds) == JUDGED_ON:
+    if spec.prints and len(seconds) == JUDGED_ON:
         print(f"peak {_memory_gib(device):.4f} GiB", flush=True)
 
 

@@ -22,9 +22,7 @@ _CLOCKS = ("stage_clock_mhz", "clock_mhz")
 def check_profiles(profiles: Sequence[str], job: Job, listed: bool) -> None:
     """UsageError where power profiles cannot be measured: by a launcher of ``listed`` plans, or on other makers'."""
     if profiles and listed:
-        raise UsageError(
-            "A power profile is measured by a launcher that runs programs; this one knows its own plans alone."
-        )
+        raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
     if profiles and job.cluster.gpu.vendor != "NVIDIA":
         raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {job.cluster.gpu.id}.")
 
