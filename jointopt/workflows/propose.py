@@ -26,6 +26,7 @@ from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import telling
+from jointopt.spec.plans.clocks import widened
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
@@ -184,7 +185,7 @@ def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns
     pp = physics.layouts["pp"]
     best = fastest(problem, np.arange(len(pp)), top_times(problem, physics))
     plans, clocks = at_top(physics, best)
-    clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
+    clocks = widened(clocks, int(pp.max()))
     index = np.array([best])
     return plans | {"layout_index": index, "stage_clock_mhz": clocks, "fit_probability": fitting[index]}
 
