@@ -172,7 +172,7 @@ class Correction:
 
     @property
     def known_of_own(self) -> Runs:
-        """Those runs of the source that the surrogate remembers."""
+        """The runs of the source that the surrogate remembers."""
         support = self.surrogate.support
         return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
 

@@ -84,7 +84,7 @@ def _learned_rows(
 
 
 def _fingerprints(runs: Measurements) -> Fingerprints:
-    """Those of the rows of runs, (n,); none where no row can be priced, which `predict` has logged."""
+    """Fingerprints of the rows of runs, (n,); none where no row can be priced, which `predict` has logged."""
     try:
         works, _ = runs.workloads
     except TableError:

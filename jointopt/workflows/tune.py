@@ -228,7 +228,7 @@ class _Loop(Campaign):
             _log.info("best so far %s; %s", figure(best, objectives[0]), gain)
 
     def objectives(self) -> tuple[str, ...]:
-        """Of the job's objectives those that are predicted, and measured where a run has succeeded; else the time."""
+        """The job's objectives that are predicted, and measured where a run has succeeded; else the time."""
         known = [name for name in self.job.objectives if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run for run in self.runs if run.status == "ok"]
         if good:

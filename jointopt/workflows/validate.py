@@ -96,7 +96,7 @@ class _Bench(Campaign):
 
     @property
     def runs(self) -> tuple[ValidatedRun, ...]:
-        """Those that have ended, in the order of the plans."""
+        """The runs that have ended, in the order of the plans."""
         return tuple(self._runs[index] for index in sorted(self._runs))
 
     def work(self, again: bool) -> str:

@@ -98,7 +98,7 @@ def objective_values(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIV
 
 
 def results(plans: Columns, row: int) -> dict[str, float]:
-    """Those of `RESULTS` that are known of a plan."""
+    """The `RESULTS` that are known of a plan."""
     known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
     return {name: value for name, value in known.items() if math.isfinite(value)}
 

@@ -28,7 +28,7 @@ def check_profiles(profiles: Sequence[str], job: Job, listed: bool) -> None:
 
 
 def at_highest_clock(candidates: Candidates, indices: Iterable[int]) -> list[int]:
-    """Of each layout of these candidates, once and in their order, the candidate with the highest clocks."""
+    """The candidate with the highest clocks of each layout, once and in the order of the candidates."""
     plans = candidates.plans
     names = [*LAYOUT_COLUMNS, *([POWER_LIMIT] if POWER_LIMIT in plans else [])]
     layouts = np.stack([np.nan_to_num(plans[name].astype(float)) for name in names], axis=1)
