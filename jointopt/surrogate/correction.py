@@ -172,7 +172,7 @@ class Correction:
 
     @property
     def known_of_own(self) -> Runs:
-        """The runs of the source that the surrogate remembers."""
+        """Those runs of the source that the surrogate remembers."""
         support = self.surrogate.support
         return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
 

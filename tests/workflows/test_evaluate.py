@@ -86,6 +86,13 @@ def test_counts_are_whole_numbers_in_text_and_json(judge):
     assert "rows 2, not predicted 1, median error 0.000" in found.text()
 
 
+def test_doubtful_measured_runs_are_warned_of_once(synthetic_runs, caplog) -> None:
+    runs = synthetic_runs(4)
+    evaluate(runs, "none", runs.assign(avg_power_w=-1.0))
+    warned = [record.getMessage() for record in caplog.records if "avg_power_w cannot be" in record.getMessage()]
+    assert len(warned) == 1
+
+
 def test_rows_that_could_not_be_predicted_are_counted_and_not_judged(judge):
     figures = judge([1.0, 2.0, 3.0, 4.0], [1.0, np.nan, 3.0, 4.0], [True, False, True, True]).groups.iloc[0]
     assert figures["rows"] == 3
@@ -140,10 +147,3 @@ def test_without_groups_runs_of_one_model_and_batch_are_ranked_together(syntheti
         assert found["group"].tolist() == [
             f"opt-350m 24 1024 megatron-lm a100-sxm4-40gb 8 {batch} 2048 bf16" for batch in (256, 512)
         ]
-
-
-def test_doubtful_measured_runs_are_warned_of_once(synthetic_runs, caplog) -> None:
-    runs = synthetic_runs(4)
-    evaluate(runs, "none", runs.assign(avg_power_w=-1.0))
-    warned = [record.getMessage() for record in caplog.records if "avg_power_w cannot be" in record.getMessage()]
-    assert len(warned) == 1
