@@ -155,7 +155,8 @@ class Conditioned:
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
 
-        Trees correct sources without runs alone: once runs are known, they make predictions worse (docs/surrogate.md).
+        Trees correct sources without runs alone: once runs are known, they make predictions worse
+        (docs/surrogate-experiments.md).
         """
         first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
         some = runs.take(first)

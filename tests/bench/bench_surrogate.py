@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/bench/bench_surrogate.py [--write] [--runs N] [--plans N] [--no-seconds] [DATA_FOLDER]
 
-Prints the tables of docs/surrogate.md; ``--write`` replaces them there. The default folder is ../shared/data beside the
-repository; sources are those that the shipped surrogate was trained on, each judged by learners that never saw it but
-for the runs that the protocol gives. All timed rows are judged, also those that are far off; of nanotron those that its
+Prints the tables of docs/surrogate-experiments.md; ``--write`` replaces them there. The default folder is
+../shared/data beside the repository; sources are those that the shipped surrogate was trained on, each judged by
+learners that never saw it but for the runs that the protocol gives. All timed rows are judged, also those that are far off; of nanotron those that its
 README calls clean: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
 
 - group out: a source's groups (model, batch, GPUs, sequence length) in five folds, each predicted from the others;
@@ -315,7 +315,7 @@ def main() -> None:
         text += f"\n\n{timings(given.runs, given.plans)}"
     print(text)
     if given.write:
-        page = ROOT / "docs" / "surrogate.md"
+        page = ROOT / "docs" / "surrogate-experiments.md"
         before, rest = page.read_text(encoding="utf-8").split("```text\n")
         page.write_text(f"{before}```text\n{text}\n```{rest.split('```', 1)[1]}", encoding="utf-8")
 
