@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
@@ -23,6 +22,7 @@ from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.measured_limits import MeasuredPower
+from jointopt.surrogate.own_folds import FOLDS, folds_by_model, held_half_width, units_left_out
 from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.own_targets import OwnTarget, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
@@ -34,13 +34,11 @@ if TYPE_CHECKING:
     from jointopt.surrogate.residual_trees import ResidualBooster
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
-FOLDS, LEAST_LEFT_OUT = 5, 3
 SUPPORT = 1000  # runs that the process remembers; trees see all
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
-COVERAGE = 0.9
 SENSITIVITY = "sensitivity to "
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
 # Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
@@ -185,15 +183,6 @@ def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Float
     return process + weight * (trees if beyond else trees - process)
 
 
-def folds_by_model(runs: Runs, seed: int = 0) -> tuple[npt.NDArray[np.int64], str]:
-    """The fold (n,) of each run, whole models together where there are three of them, else groups, else single runs."""
-    models = np.array([group.split("|")[0] for group in runs.group.tolist()])
-    kinds = {"models": models, "groups": runs.group, "runs": np.arange(len(runs)).astype(str)}
-    name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
-    unique, of = np.unique(kinds[name], return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], name
-
-
 @dataclass(frozen=True)
 class Measured:
     """Many runs of one source: residuals of time, and of power where it was measured (NaN elsewhere), (n,) each."""
@@ -230,7 +219,8 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
     errors["time"] = _error(mixed - residual, fold)
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
-    found = replace(found, time=mix, width=_conformal(mixed - residual, deviation), clocks=(low, high))
+    width = held_half_width((mixed - residual) / (Z_90 * deviation), units_left_out(runs)[0])
+    found = replace(found, time=mix, width=width, clocks=(low, high))
     if len((of_power := measured.with_power()).residual) >= LEAST_RUNS:
         found, more = _with_power(found, of_power, seed)
         errors |= more
@@ -349,11 +339,6 @@ def _error(log_ratio: Floats, fold: Ints) -> float:
     return float(np.mean([np.median(error[fold == one]) for one in np.unique(fold)]))
 
 
-def _conformal(log_ratio: Floats, deviation: Floats) -> float:
-    """Factor on 90 % half-widths with which they hold so many of the held-out runs."""
-    return float(np.quantile(np.abs(log_ratio) / (Z_90 * deviation), COVERAGE, method="inverted_cdf"))
-
-
 def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
     """``own`` with power learned from runs that have it, and the held-out errors of that."""
     power, errors = _target_of("power", measured, measured.log_power, seed)
@@ -390,6 +375,6 @@ def _target_of(
     line = _crossed(fold, scaled)
     mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed)
     errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
-    spread = float(np.quantile(np.abs(errors[name]), COVERAGE)) / Z_90
+    spread = held_half_width(errors[name], units_left_out(runs)[0]) / Z_90
     scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
     return OwnTarget(scale, mix), {key: _error(value, fold) for key, value in errors.items()}

@@ -4,8 +4,8 @@
 
 Prints the tables of docs/surrogate-experiments.md; ``--write`` replaces them there. The default folder is
 ../shared/data beside the repository; sources are those that the shipped surrogate was trained on, each judged by
-learners that never saw it but for the runs that the protocol gives. All timed rows are judged, also those that are far off; of nanotron those that its
-README calls clean: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
+learners that never saw it but for the runs that the protocol gives. All timed rows are judged, also those that are far
+off; of nanotron those that its README calls clean: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
 
 - group out: a source's groups (model, batch, GPUs, sequence length) in five folds, each predicted from the others;
 - source out: nothing of the source is known;

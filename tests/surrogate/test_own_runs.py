@@ -16,7 +16,8 @@ from jointopt.core.schema import Floats
 from jointopt.surrogate import own_runs
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, folds_by_model, learn_mix, learn_own
+from jointopt.surrogate.own_folds import folds_by_model, held_half_width
+from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
 from jointopt.surrogate.trees import Trees
@@ -109,6 +110,14 @@ def test_what_is_left_out_at_a_time_is_whole(models: int, groups: int, kind: str
     whole = {"models": [n.split("|")[0] for n in names], "groups": names, "runs": range(60)}[kind]
     assert all(len({fold[i] for i, name in enumerate(whole) if name == one}) == 1 for one in whole)
     assert len(np.unique(fold)) >= 2
+
+
+@pytest.mark.parametrize(("units", "student"), [(3, 2.920), (7, 1.943), (1000, 1.646)])
+def test_intervals_judged_on_few_models_are_wider_by_students_t(units: int, student: float) -> None:
+    # quantiles of t at 0.95 from tables, of 2, 6 and 999 degrees of freedom
+    error = np.linspace(-1.0, 1.0, 4001)
+    width = held_half_width(error, np.arange(4001) % units)
+    assert width == pytest.approx(0.9 * student / 1.645, rel=1e-3)
 
 
 def test_power_is_learned_where_it_was_measured_alone(learned: OwnRuns) -> None:
