@@ -162,7 +162,7 @@ class Conditioned:
         some = runs.take(first)
         mean, deviation = self.posterior.predict(some)
         mean = (mean if self.own is None else self.own.time(mean, some))[of]
-        inside, half_width = self.inside(runs), Z_90 * self.width * deviation[of]
+        inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         return mean, half_width, inside
@@ -193,19 +193,17 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        factor = self.width * self.surrogate.widths.difference
+        factor = self.widths(runs) * self.surrogate.widths.difference
         half_width = Z_90 * factor * self.posterior.contrast_deviation(runs, against)
         return self.mean(runs) - self.mean(against), half_width
 
-    @property
-    def width(self) -> float:
-        """Conformal factor on the process's own half-width."""
+    def widths(self, runs: Runs) -> Floats:
+        """Conformal factors on the process's own half-widths, (n,)."""
         widths = self.surrogate.widths
         if self.own is not None:
-            return self.own.width
-        if len(self.known):
-            return widths.of_measured(len(self.known))
-        return widths.fitted if self.fitted else widths.unknown
+            return self.own.widths(runs, self.known)
+        of_new = widths.fitted if self.fitted else widths.unknown
+        return np.full(len(runs), widths.of_measured(len(self.known)) if len(self.known) else of_new)
 
     def inside(self, runs: Runs) -> Bools:
         """Whether what was learned supports ``runs``, (n,)."""
