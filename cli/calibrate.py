@@ -21,8 +21,8 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
     TABLE is a stage profile (stage, instruction, clock_mhz, time_s, energy_j; also frequency, time, energy) or measured
     iterations of a pipeline, a row per rank (plan, rank, num_micro_batches, forward_clock_mhz_mean,
     backward_clock_mhz_mean or power_limit_w, forward_time_sum_s, backward_time_sum_s, iteration_time_s, energy_j).
-    Columns such as model or micro_batch_size tell pieces of work apart. Three clocks do: the lowest, the maximum, and
-    one near three quarters of it.
+    Columns such as model or micro_batch_size distinguish pieces of work. Three clocks are enough: the lowest, the
+    maximum, and one near three quarters of it.
 
     \b
     Example:

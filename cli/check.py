@@ -16,7 +16,7 @@ from jointopt.cli import common
 def check(job: str, changes: dict[str, Any], as_json: bool) -> None:
     """Read JOB and say what it stands for: model, GPUs, layouts that fit, and what is assumed; nothing is searched.
 
-    A job file that makes no sense is one sentence that names the key.
+    An error in the job file is one sentence that names the key.
 
     \b
     Example:

@@ -66,7 +66,7 @@ def json_alone(command: F) -> F:
 report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")
 pue = click.option(
     "--pue", type=click.FloatRange(1.0, 10.0),
-    help="Power usage effectiveness of the site, in place of the job's: energy at its meter over that of the nodes.",
+    help="Power usage effectiveness of the site (energy at its meter over that of the nodes), instead of the job's.",
 )  # fmt: skip
 
 
@@ -121,12 +121,12 @@ _NAMED_CHANGES = {
     "carbon": "cluster.carbon_kg_per_kwh", "run_tokens": "training.run_tokens",
 }  # fmt: skip
 _CHANGES = (
-    click.option("--price-per-gpu-hour", type=float, help="Money for an hour of one GPU."),
-    click.option("--price-per-kwh", type=float, help="Money for a kWh at the site's meter."),
-    click.option("--carbon", type=float, metavar="KG", help="CO2 of a kWh, kg."),
+    click.option("--price-per-gpu-hour", type=float, help="Price of one GPU for an hour."),
+    click.option("--price-per-kwh", type=float, help="Price of a kWh at the site's meter."),
+    click.option("--carbon", type=float, metavar="KG", help="CO2 per kWh, in kg."),
     click.option("--run-tokens", type=float, help="Tokens of the whole run (15e12): its time, energy and cost."),
     click.option("--set", "settings", multiple=True, callback=_setting, metavar="KEY=VALUE",
-                 help="Stands in for a key of the job file: --set cluster.nodes=4."),
+                 help="Overrides a key of the job file: --set cluster.nodes=4."),
 )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def surrogate_option(default: str | None = "default") -> Callable[[F], F]:
     usual = "" if default else " By default the one that the proposal names."
     return click.option(
         "--surrogate", default=default, show_default=default is not None,
-        help=f"Shipped surrogate, folder of one, or none = physics alone.{usual}",
+        help=f"Shipped surrogate, folder that retrain wrote, or none = physics alone.{usual}",
     )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def storage(what: str, default: str = "sqlite:///jointopt.db") -> Callable[[F], 
     """The option ``--storage``: None where nothing is to be kept or read."""
     return click.option(
         "--storage", default=default, show_default=True, callback=_url, envvar=_STORAGE, show_envvar=True,
-        help=f"Database URL of {what}; none = leave it aside.",
+        help=f"Database URL of {what}; none = use none.",
     )  # fmt: skip
 
 
@@ -270,7 +270,7 @@ _MODEL_OPTIONS = (
     ),
     click.option(
         "--measured", type=PATH, metavar="TABLE",
-        help="Runs measured on the same cluster, which move the predictions; those in --storage do so too.",
+        help="Runs measured on the same cluster, which correct predictions; those in --storage do too.",
     ),
 )  # fmt: skip
 

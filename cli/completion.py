@@ -8,7 +8,7 @@ import click
 @click.command(short_help="Complete words on the command line.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes SHELL complete commands, options and their values; evaluate it when the shell starts.
+    """Print the completion script of SHELL for commands, options and values; evaluate it when the shell starts.
 
     \b
     Examples:

@@ -12,14 +12,16 @@ from jointopt.cli import common
 @click.command(short_help="What works on this machine, and what to install for the rest.")
 @click.option("--quick", is_flag=True, help="Do not measure how fast products, memory and links are.")
 @click.option("--probe", is_flag=True, help="Measure links, products and memory alone, and write the machine file.")
-@click.option("--out", type=common.PATH, metavar="MACHINE.yaml", help="Of --probe; machine.yaml by default.")
+@click.option(
+    "--out", type=common.PATH, metavar="MACHINE.yaml", help="File that --probe writes; machine.yaml by default."
+)
 @common.database("Database URL to look at.")
 @common.as_json
 def doctor(quick: bool, probe: bool, out: Path | None, storage: str, as_json: bool) -> None:
     """Print what this machine has, what of jointopt works on it, and a cluster section for the job file.
 
-    Nothing is changed: no clock is set, no file made. With --probe it measures for a few seconds what predictions take
-    with --machine, on all ranks where torchrun or srun starts it on several, and writes one file.
+    Nothing is changed: no clock is set, no file made. With --probe it measures links, products and memory
+    for a few seconds, on all ranks where torchrun or srun starts it on several, and writes one file for --machine.
 
     \b
     Examples:

@@ -37,8 +37,8 @@ def exec(
 
     Ranks are numbered in --order: tp innermost, then cp, dp, pp outermost; with Megatron-LM's --use-tp-pp-dp-mapping
     tp-cp-ep-pp-dp. Where clocks differ by stage they are set once the program's ranks are known to run these stages; a
-    program that runs others is refused. The exit code is COMMAND's, or 1 where clocks could not be put back, which they
-    are whatever ends it, SIGKILL included. On several nodes, start it on each, around the launcher: srun jointopt
+    program that runs others is refused. Clocks are put back whatever ends it, SIGKILL included; the exit code is
+    COMMAND's, or 1 where that failed. On several nodes, start it on each, around the launcher: srun jointopt
     exec --plan plan.json -- torchrun ...
 
     \b

@@ -17,13 +17,13 @@ from jointopt.cli.plan import option as plan_option
 @plan_option()
 @click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
               "accelerate, slurm or kubernetes.")  # fmt: skip
-@click.option("--version", default="", help="Of the target; the newest known by default.")
+@click.option("--version", default="", help="Version of the target; the newest known by default.")
 @click.option("--checkout", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Megatron-LM's, which states the version.")  # fmt: skip
+              help="Checkout of Megatron-LM, which states the version.")  # fmt: skip
 @click.option("--program", default="", help="What a batch system starts; the job's own framework by default.")
 @click.option("--for", "purpose", type=click.Choice(["benchmark", "training"]), default="benchmark", show_default=True,
-              help="Random data and no checkpoints, or what recipes set.")  # fmt: skip
-@click.option("--arguments", default="", help="Words of the program before those of the plan, which they replace: "
+              help="benchmark: random data, no checkpoints; training: what recipes set.")  # fmt: skip
+@click.option("--arguments", default="", help="Arguments of the program, before those of the plan, which they replace: "
               "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
 @common.json_alone

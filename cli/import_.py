@@ -46,7 +46,7 @@ def import_(
 ) -> None:  # fmt: skip
     """Read what runs today into a job, the plan that it runs, and measured rows.
 
-    FILEs of one run, told apart by their content: a shell or sbatch script (or the arguments of a process) that starts
+    FILEs of one run, recognised by their content: a shell or sbatch script (or the arguments of a process) that starts
     Megatron-LM, torchtitan, DeepSpeed or Accelerate; a config of NeMo, Megatron-Bridge, torchtitan, DeepSpeed, nanotron
     or Accelerate; a log of one; what Zeus, dcgmi dmon, dcgm-exporter or nvidia-smi wrote meanwhile, for the energy.
     Options that are not known are counted and named. Iterations that were skipped, had NaN gradients, or lie beside a

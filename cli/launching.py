@@ -32,8 +32,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--table", {"type": common.PATH, "help": "Recorded runs, for replay."}),
     ("--checkout", {"type": common.PATH, "help": "Folder of the framework, for megatron, megatron-bridge, nanotron."}),
     ("--script", {"type": common.PATH, "help": "Training script, for deepspeed, or instead of a framework's own."}),
-    ("--arguments", {"help": "Words of the framework's script before those of the plan, such as '--recipe NAME'."}),
-    ("--version", {"help": "Of the framework; the newest known, or the checkout's, by default."}),
+    ("--arguments", {"help": "Arguments of the framework's script, before the plan's, such as '--recipe NAME'."}),
+    ("--version", {"help": "Version of the framework; by default the checkout's, or the newest known."}),
     ("--by", {"help": "What starts a framework: local, slurm or command; by default this machine, or --command."}),
     (
         "--command",

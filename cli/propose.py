@@ -16,7 +16,7 @@ from jointopt.spec.objectives import SHORT
 @common.shape_options
 @click.option("--save-job", type=common.PATH, help="Write the job file that the options stand for.")
 @click.option(
-    "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be counted."
+    "--trials", type=click.IntRange(min=0), help="Plans for NSGA-II; by default none where all can be enumerated."
 )
 @click.option(
     "--objective",
@@ -25,7 +25,7 @@ from jointopt.spec.objectives import SHORT
     type=click.Choice(tuple(SHORT)),
     help="What to compare plans by, in place of the job file's; may be repeated.",
 )
-@common.seed("Of the search.")
+@common.seed("Seed of the search's random numbers.")
 @common.pue
 @common.job_changes
 @common.model_options("studies and measurements, an Optuna storage")

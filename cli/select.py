@@ -18,7 +18,7 @@ from jointopt.cli import common
 @click.option(
     "--objective",
     type=click.Choice(["time", "energy", "edp", "knee"]),
-    help="What is best; by default energy under a deadline, time under an energy or power limit, else the knee.",
+    help="What counts as best; by default energy under a deadline, time under an energy or power limit, else the knee.",
 )
 @click.option("--facility", is_flag=True, help="Energy is that of the site: with hosts, times PUE.")
 @click.option("--at-high-end", is_flag=True, help="Keep limits at the upper end of the 90 % intervals.")

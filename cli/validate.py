@@ -14,7 +14,7 @@ from jointopt.cli import common, launching
 @click.argument("job")
 @launching.launcher_options
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to run.")
-@common.seed("Of the search.")
+@common.seed("Seed of the search's random numbers.")
 @click.option("--again", is_flag=True, help="Run plans again that --storage has measured.")
 @common.pue
 @common.model_options("what is measured, and of the study that shows it")

@@ -16,14 +16,14 @@ from jointopt.cli import common, launching
 @common.model_options("all workers; of several machines: postgresql+psycopg://user@host/name")
 @click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Plans by all workers.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Plans taken at once.")
-@click.option("--evaluate", metavar="MODULE:FUNCTION", help="What answers for plans; by default the physics.")
+@click.option("--evaluate", metavar="MODULE:FUNCTION", help="FUNCTION that evaluates plans; by default the physics.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes of Dask that call FUNCTION, here or by Slurm.")
-@click.option("--dask", metavar="ADDRESS", help="Dask's scheduler whose workers do, tcp://HOST:PORT, or slurm.")
+@click.option("--dask", metavar="ADDRESS", help="Dask scheduler whose workers call it, tcp://HOST:PORT, or slurm.")
 @click.option(
     "--lease", "lease_s", type=click.FloatRange(min=1), default=60, show_default=True,
     help="Seconds of silence after which others take a worker's plans over.",
 )  # fmt: skip
-@common.seed("Of the search.")
+@common.seed("Seed of the search's random numbers.")
 @click.option("--study", help="Name of the shared study; by default the job's name and version.")
 @launching.optional_launcher
 def work(
@@ -35,8 +35,8 @@ def work(
     JOB is a job file or the name of a shipped job. No plan is evaluated twice, whichever workers and machines take
     part; plans of a worker that dies are taken over by the others, and a search that was cut off goes on when a worker
     starts again. FUNCTION(job, plans) gets columns of plans and returns their iteration_time_s and energy_j; with
-    --launcher, plans are run for real and measured. Where FUNCTION is slow, --workers or --dask have many of its calls
-    run at once, and again elsewhere where a worker is lost.
+    --launcher, plans are run for real and measured. Where FUNCTION is slow, --workers or --dask run many calls at
+    once, and repeat those of a lost worker.
 
     \b
     Examples:

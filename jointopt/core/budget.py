@@ -77,7 +77,7 @@ class Budget:
         return ", ".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The budget as a JSON document has it."""
         return asdict(self)
 
 

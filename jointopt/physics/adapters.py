@@ -48,7 +48,7 @@ class Through:
 
     @classmethod
     def of(cls, lay: LayoutArrays) -> Through:
-        """Of all layouts."""
+        """Tokens of all layouts, and how adapters are cut there."""
         return cls(lay.tokens, lay.tp, lay.token_share, lay.expert_tp)
 
 
@@ -68,12 +68,12 @@ def adapters(model: Model, training: Training, at: Through, kind: str) -> list[A
 
 
 def mlp_adapters(job: Job, lay: LayoutArrays, kind: str) -> list[Adapter]:
-    """Those of the MLP, which run again where it is recomputed."""
+    """The adapters of the MLP, which run again where it is recomputed."""
     return [one for one in adapters(job.model, job.training, Through.of(lay), kind) if one.mlp]
 
 
 def _of_attention(model: Model, at: Through) -> dict[str, Adapter]:
-    """Around attention's core; latent attention has no one product of queries, keys and values."""
+    """The adapters around attention's core; latent attention has no one product of queries, keys and values."""
     h, heads = model.hidden_size, model.num_attention_heads
     if model.kv_lora_rank:
         return {"linear_proj": Adapter(heads * model.v_head_dim, h, True, at.tokens, at.tp, mlp=False)}

@@ -91,11 +91,11 @@ class _State:
         self.up = np.zeros((p + 1, n))  # row i + 1: input of rank i's next backward; row 0 is what the first one sends
 
     def values(self) -> Floats:
-        """All of it, (3, pp, n); inputs that come from no rank stand in for as when the rank is free."""
+        """All of these times, (3, pp, n); an input that comes from no rank counts as there when the rank is free."""
         return np.stack([self.free, self.down[1:], self.up[:-1]])
 
     def of(self, rows: Floats | slice) -> _State:
-        """Of some plans."""
+        """The state of some plans."""
         part = copy.copy(self)
         for name in ("f", "b", "free", "down", "up"):
             setattr(part, name, np.ascontiguousarray(getattr(self, name)[..., rows]))

@@ -27,7 +27,6 @@ THROTTLE_C = 87.0  # for a GPU whose throttle temperature the catalogue does not
 # 2003, its hotspot.config); 75 s is a quarter of the five minutes after which air-cooled systems are steady to 2 %
 # (mlcommons/training_policies issue 265). No source has one measured under training: between the two, by ratio.
 TIME_CONSTANT_S = 30.0
-TIME_CONSTANT_LIMITS_S = (14.0, 75.0)
 
 _HOLDS = f"holds the TDP at {DESIGN_INLET_C:g} °C inlet air, {DESIGN_MARGIN_K:g} K below the throttle temperature"
 ASSUMED = Assumption(

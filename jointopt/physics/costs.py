@@ -94,7 +94,7 @@ class StageCosts:
 
     @functools.cached_property
     def present(self) -> frozenset[str]:
-        """Of host_s, gather_s and reduce_s those that any stage of any layout has."""
+        """Which of host_s, gather_s and reduce_s any stage of any layout has."""
         return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
 
     @functools.cached_property

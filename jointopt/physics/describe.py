@@ -140,6 +140,7 @@ _MOVES: Mapping[str, Callable[[Job, float], Job]] = {
     "attention": _scaled("attention_factor"),
 }
 CONSTANTS = tuple(_MOVES)
+NETWORK = CONSTANTS.index("inter_node")
 _AFTER_PRICING = ("host", "micro_batch", "iteration", "dp_overlap")  # leave kernels and collectives as they are
 
 

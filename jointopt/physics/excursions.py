@@ -20,7 +20,7 @@ REACTION_S = 0.025
 
 @dataclass(frozen=True)
 class Excursion:
-    """Of the hottest GPU of each stage, (pp,): ``peak_w`` before the limit acts, at the clock that the plan sets.
+    """Power of each stage's hottest GPU, (pp,): ``peak_w`` before the limit acts, at the clock that the plan sets.
 
     ``lasts_s``: the longest time above the limit at a stretch; ``share``: of the iteration.
     """

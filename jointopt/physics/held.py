@@ -25,7 +25,7 @@ class Held:
 
     @classmethod
     def of(cls, lay: LayoutArrays) -> Held:
-        """Of all ranks of the layouts."""
+        """The layers held by all ranks of the layouts."""
         batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
         keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
         found = [_layers_held(lay.split, lay.pp, key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
@@ -33,7 +33,7 @@ class Held:
         return cls(group, np.stack([layers[np.minimum(times, len(layers) - 1)] for layers in found]))
 
     def of_ranks(self, ranks: Ints) -> Held:
-        """Of the ranks (groups, K) of each group."""
+        """The layers held by the ranks (groups, K) of each group."""
         return Held(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
 
     def most_bytes(self, dense: Floats, moe: Floats) -> Floats:

@@ -33,7 +33,7 @@ def layer_traffic(
 def _layer_traffic(
     job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
 ) -> dict[str, PerLayer]:
-    """Those of a dense and of an MoE layer whose queries meet the same keys."""
+    """Collectives of a dense and of an MoE layer whose queries meet the same keys."""
     core = traffic.cp_traffic(job, hw, lay, groups, layer.core)
     dense = traffic.tp_traffic(job, hw, lay, groups, layer.dense)
     if job.training.frozen:

@@ -124,7 +124,7 @@ class LayoutArrays:
 
     @functools.cached_property
     def dense_layers(self) -> Floats:
-        """Of each rank's layers, how many are dense, (L, pp): all, or the leading ones of an MoE model."""
+        """How many of each rank's layers are dense, (L, pp): all, or the leading ones of an MoE model."""
         return self.split.of_rank(self.split.dense, self.ranks)
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class Split:
         self.walked = (uneven | own) & (len(dense[0]) > 1)
 
     def of(self, rows: Ints) -> Split:
-        """Of some of the layouts."""
+        """The split of some of the layouts."""
         part = copy.copy(self)
         part.which = self.which[rows]
         return part
@@ -200,11 +200,6 @@ class Split:
 def _of_ranks(chunks: list[Floats]) -> Floats:
     """Layers of ranks, (splits, pp), from those of their chunks."""
     return np.stack([of_rank.sum(axis=1) for of_rank in chunks])
-
-
-def _less(layers: list[Floats], windowed: list[Floats]) -> list[Floats]:
-    """Layers that are not windowed; equal shares of equal chunks stay equal."""
-    return [np.round(n - w, 9) for n, w in zip(layers, windowed, strict=True)]
 
 
 def _differ(chunks: Floats) -> bool:

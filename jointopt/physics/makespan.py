@@ -61,7 +61,7 @@ class Pipelines:
 
     @functools.cached_property
     def largest_shares(self) -> Floats:
-        """Those that its longest chunk takes, (2, L, pp)."""
+        """Shares of a rank's seconds that its longest chunk takes, (2, L, pp)."""
         return self._shares(lambda shares: shares.max(axis=3))
 
     def _shares(self, of_chunks: Callable[[Floats], Floats]) -> Floats:

@@ -64,7 +64,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
 
 
 def trained_parameters(job: Job, lay: LayoutArrays, held: Parameters) -> Parameters:
-    """Of the parameters that a rank holds those that it trains: all, or adapters alone beside frozen weights."""
+    """Parameters of a rank that it trains: all of those it holds, or adapters alone beside frozen weights."""
     return adapter_parameters(job, lay) if job.training.frozen else held
 
 

@@ -85,7 +85,7 @@ def _of_block(job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, c
 
 
 def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:
-    """Those kinds of layers that the model has."""
+    """The kinds of layers that the model has."""
     groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
     per_layer = layer_traffic(job, hw, lay, groups, layer).values()
     found = []

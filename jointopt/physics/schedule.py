@@ -143,7 +143,7 @@ def alive_chunks(pp: int, vpp: int, num_micro_batches: int) -> Ints:
 
 
 def _per_chunk(slots: Ints, pp: int, vpp: int) -> Ints:
-    """Of the first ``slots`` passes of one direction those of each chunk, (..., vpp), in the order of their turns."""
+    """Passes of each chunk among the first ``slots`` of one direction, (..., vpp), in the order of their turns."""
     groups, rest = np.divmod(slots[..., None], pp * vpp)
     return np.asarray(groups * pp + np.clip(rest - pp * np.arange(vpp), 0, pp))
 

@@ -38,7 +38,7 @@ class Exported:
         return "\n".join([*parts, self.command()])
 
     def command(self) -> str:
-        """Lines of shell that start it on one node of ``NNODES``, told apart by ``NODE_RANK``."""
+        """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
         lines = [f"export {name}={shlex.quote(value)}" for name, value in self.export.environment.items()]
         return (
             "\n".join(["#!/bin/bash", *lines, folded(node_words(self.export, self.nodes, self.gpus_per_node))]) + "\n"

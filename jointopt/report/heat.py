@@ -14,7 +14,7 @@ _UNITS = {"peak_power_w": "W at the peak", "temperature_c": "°C"}
 
 
 def heat_words(intervals: Mapping[str, tuple[float, float]], stages: Sequence[Stage]) -> str:
-    """Those of the hottest GPU with their 90 % intervals, each before a comma; blank without intervals of them."""
+    """Peak power and temperature of the hottest GPU with 90 % intervals, each with a comma; blank without these."""
     words = ""
     for name, unit in _UNITS.items():
         if ends := intervals.get(name):

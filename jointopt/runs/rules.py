@@ -239,7 +239,7 @@ def _flop(runs: pd.DataFrame) -> Floats:
 
 
 def _attention_flop(runs: pd.DataFrame) -> Floats:
-    """Those of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank."""
+    """Flops of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank."""
     cells = runs[["num_layers", "hidden_size", "global_batch_size", "seq_length"]].astype(float).fillna(0.0)
     whole = 6.0 * cells.prod(axis=1) * cells["seq_length"] / runs["num_gpus"].astype(float)
     return np.asarray(whole * (_cells(runs, "block") != "feed_forward"))

@@ -172,7 +172,7 @@ class Store:
             write_ahead(self._engine, self._url)
 
     def _retracted(self, hashes: Collection[str]) -> set[str]:
-        """Of these hashes those of rows that were retracted."""
+        """The hashes among these whose rows were retracted."""
         with self._engine.connect() as connection:
             return _known_hashes(connection, RETRACTED, list(hashes))
 

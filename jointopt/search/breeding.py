@@ -88,7 +88,7 @@ def breed(genome: Genome, parents: Columns, size: int, rng: np.random.Generator)
 
 
 def _tournament(values: Floats, violation: Floats, size: int, rng: np.random.Generator) -> Ints:
-    """Of two random parents, of these goals (n, k), the better one: less violation, then domination, else the first."""
+    """``size`` times the better of two parents by goals (n, k): less violation, then domination, else the first."""
     one, two = rng.choice(len(values), (2, size))
     better = (values[two] <= values[one]).all(axis=1)
     prefer_two = (violation[two] < violation[one]) | ((violation[two] == violation[one]) & better)
@@ -125,14 +125,14 @@ def local_moves(
 
 
 def _unseen_moves(genome: Genome, genes: Ints, seen: Seen, rng: np.random.Generator) -> Ints:
-    """Those of the genes whose plans were not seen before, each once, in random order."""
+    """The genes whose plans were not seen before, each once, in random order."""
     layout, clock, slack = genome.decode(genes)
     fresh = genes[seen.lacks(layout, genome.problem.decode_clocks(layout, clock, slack))]
     return np.asarray(rng.permutation(np.unique(fresh, axis=0)), dtype=np.int64)
 
 
 def best_of_combinations(genome: Genome, plans: Columns) -> Columns:
-    """Of each combination of tp, pp and cp the feasible plan with the least time x energy; the best ones only."""
+    """The feasible plan with the least time x energy of each combination of tp, pp and cp; the best ones only."""
     combination = genome.layout_genes[plans["layout_index"], : len(COMBINATION)] @ COMBINATION
     time_s, energy_j = objectives(plans)
     product = np.where(plans["violation"] <= 0.0, time_s * energy_j, np.inf)

@@ -164,7 +164,7 @@ def _enumerate(sweep: _Sweep, layouts: Ints) -> None:
 
 
 def _bisect(sweep: _Sweep, layouts: Ints, fastest_s: Floats) -> None:
-    """Of each layout the clocks that are left when its range is halved; the last ones in lots."""
+    """Visit the clocks of each layout that are left when its range is halved; the last ones in lots."""
 
     def slowest(row: Ints, low: Ints, _: Ints) -> Floats:
         return sweep.problem.clocks_mhz[low, None]

@@ -95,7 +95,7 @@ class ProfileSweep:
 
 
 def _of_halves(clocks: Floats) -> tuple[Ints, Floats]:
-    """(place[low, high], least[place] (n, S)): of clocks (n, C, S) the least of every range that halving C leads to.
+    """(place[low, high], least[place] (n, S)): the least of clocks (n, C, S) in every range that halving C leads to.
 
     Halved as `open_clocks` does.
     """

@@ -16,7 +16,7 @@ MOST = 1000  # layouts that a plan is ranked among; those behind are as good as 
 
 
 def fastest(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> int:
-    """Of ``layouts`` the one whose time by ``time_of`` is the least, else its lower bound; of several the first.
+    """The one of ``layouts`` with the least time by ``time_of``, else with the least lower bound; the first of several.
 
     The problem has bounds. Times, which are not below them, are worked out where a bound is not above a known time.
     """

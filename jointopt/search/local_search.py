@@ -89,7 +89,7 @@ class LocalSearch:
         return _at_clocks(np.pad(layout_genes, ((0, 0), (0, 2))), np.arange(self.problem.num_clocks))
 
     def _stage_moves(self, plans: Columns, last: int) -> list[Columns]:
-        """Of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
+        """Moves of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
         piped = take(plans, self.problem.layouts["pp"][plans["layout_index"]] > 1)
         batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
         room = (last - self.spent) // (2 * self.problem.max_pp)
@@ -181,7 +181,7 @@ def _bounds(problem: Problem, plans: Columns, layout: Ints, clocks: Floats, orig
 
 
 def _together_s(problem: Problem, layout: Ints, clocks: Floats, origin: Ints) -> Floats:
-    """Times (n,) that moves of a problem with a slope do not go below: of several of one plan, made at once.
+    """Times (n,) that several moves of one plan made at once do not go below, in a problem with a slope.
 
     Only the slowest stage's move gains much, so most moves are ruled out by the square root of their number.
     """

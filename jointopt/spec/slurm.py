@@ -52,7 +52,7 @@ _ALLOWED = (
     "--reservation", "--signal", "--sockets-per-node", "--spread-job", "--switches", "--thread-spec",
     "--threads-per-core", "--time", "--time-min", "--tmp", "--tres-per-task", "--use-min-nodes", "--wckey",
 )  # fmt: skip
-_WORDS = ("account", "partition", "qos", "constraint", "reservation")
+NAMED = ("account", "partition", "qos", "constraint", "reservation")
 
 
 def read_slurm(job: Section) -> Slurm:
@@ -62,7 +62,7 @@ def read_slurm(job: Section) -> Slurm:
     if gpu_request != NO_GPU_REQUEST:
         _directive(section, "gpu_request", gpu_request.replace("{gpus}", "1"))
     return Slurm(
-        **{key: _word(section, key) for key in _WORDS if section.has(key)},
+        **{key: _word(section, key) for key in NAMED if section.has(key)},
         time_limit_min=section.whole("time_limit_min", 1, _DAYS_30) if section.has("time_limit_min") else None,
         gpu_request=gpu_request,
         exclusive=section.flag("exclusive", usual.exclusive),

@@ -13,7 +13,7 @@ import numpy as np
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CONSTANTS, moved
+from jointopt.physics.describe import CONSTANTS, NETWORK, moved
 from jointopt.physics.heat import HeatScale, by_mean_power
 from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
@@ -75,7 +75,6 @@ def load_surrogate(name: str) -> Surrogate | None:
 # likely they are there: far from zero, sensitivities of the slower network tell every story as one of the network
 # (three runs of nanotron, one of them broken, 23 % instead of 4 %).
 NETWORKS: Mapping[float, float] = {0.0: 0.5, 1.0: 0.2, 2.0: 0.12, 3.0: 0.05, -1.0: 0.05}
-_NETWORK = CONSTANTS.index("inter_node")
 NEAR = 0.3  # of a logarithm: runs that move the network by less along a straight line are not priced anew
 SURE = 0.8  # probability from which on plans are priced on another network
 MOST_COMPARED = 40  # runs, since each is priced under each network
@@ -120,7 +119,7 @@ class Correction:
         conditioned = self._conditioned(evidence)
         if not conditioned.movable or evidence.runs is None:
             return conditioned, by, evidence
-        by[_NETWORK] = self._slower_network(float(conditioned.posterior.constants[_NETWORK]))
+        by[NETWORK] = self._slower_network(float(conditioned.posterior.constants[NETWORK]))
         again = self._priced.moved(by) if by.any() else None
         return (
             (conditioned, np.zeros(len(by)), self._priced) if again is None else (self._conditioned(again), by, again)
@@ -158,7 +157,7 @@ class Correction:
 
     def _log_evidence(self, few: Evidence, slower: float) -> float:
         """The log evidence of runs on a network that much slower; minus infinity where they cannot be priced on it."""
-        there = few.moved(np.where(np.arange(len(CONSTANTS)) == _NETWORK, slower, 0.0)) if slower else few
+        there = few.moved(np.where(np.arange(len(CONSTANTS)) == NETWORK, slower, 0.0)) if slower else few
         return -np.inf if there is None else self._conditioned(there).posterior.log_evidence_near
 
     @property
@@ -173,7 +172,7 @@ class Correction:
 
     @property
     def known_of_own(self) -> Runs:
-        """Those runs of the source that the surrogate remembers."""
+        """The runs of the source that the surrogate remembers."""
         support = self.surrogate.support
         return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
 

@@ -263,7 +263,7 @@ class SourceTexts:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> SourceTexts:
-        """Those of the columns ``source`` and ``framework``, where there are such."""
+        """The names in the columns ``source`` and ``framework``, where there are such."""
         blank = np.full(len(table), "")
         columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
         codes = row_codes(columns)

@@ -54,7 +54,7 @@ class Evidence:
 
     @classmethod
     def of(cls, table: pd.DataFrame, priced: Priced, name: str) -> Evidence:
-        """That of the priced rows of ``table``, all of one source."""
+        """The evidence of the priced rows of ``table``, all of one source."""
         ratio = log_time_ratio(table, priced)
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
         gpu = known_gpu(table["gpu"].to_numpy()[priced.rows[0]]) if len(priced.rows) else None

@@ -31,7 +31,7 @@ DOUBTS: Mapping[str, str] = {
     "model": "few recorded runs of mixtures of experts",
     "precision": "no recorded runs in this precision",
     "block": "no recorded runs of blocks without a model around them",
-    "adapters": "no recorded runs of adapters beside frozen weights (LoRA)",
+    "adapters": "no recorded runs of adapters (LoRA)",
     "size": "no recorded runs of this size (GPUs, sequence or width)",
     "layout": "no recorded runs of such degrees",
     "attention": "no recorded runs of this attention kernel",

@@ -174,10 +174,6 @@ class JobModel:
         drawn = Drawn.of_cells(limit_w, np.stack(cells)) if limit_w is not None and limited else None
         return log_time, PowerScale(factor, None, offset_w), drawn
 
-    def log_time_factor(self, layouts: Columns) -> Floats:
-        """Mean of log(time / physics) of every layout (n,), the physics as moved; zeros where nothing is corrected."""
-        return np.asarray(self._moves(layouts)[0])
-
     def _moves(self, layouts: Columns, *, limited: bool = False) -> Floats:
         """Log of the factor on time, factor on power and watts beside it, (3, n), of every layout.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CONSTANTS, sensitivities
+from jointopt.physics.describe import NETWORK, sensitivities
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 
@@ -17,7 +17,6 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 SLOWER = float(np.e)
 NETWORK_DOUBT = 0.1  # of a logarithm of time, from which a plan's network is remarked on
 SEEN = 0.5  # of a plan's sensitivity: a run that depends as much on the network tells what that is
-_NETWORK = CONSTANTS.index("inter_node")
 
 
 def network_assumed(job: Job) -> bool:
@@ -38,7 +37,7 @@ def network_slope(physics: CostModel, layout: Ints) -> Floats:
 
 def slope_of(sensitivity: Floats) -> Floats:
     """`network_slope` (n,) from all sensitivities (n, `CONSTANTS`)."""
-    return np.asarray(sensitivity[:, _NETWORK])
+    return np.asarray(sensitivity[:, NETWORK])
 
 
 def network_half_width(job: Job, slope: Floats, seen: float = 0.0) -> Floats:

@@ -19,7 +19,7 @@ from jointopt.surrogate.residual_gp import CLASSES, FEATURES, Kernel, Runs, alik
 OF_MODELS = ("log2_hidden", "log2_layers", "log2_head_dim")
 SHARES = CLASSES["share"]
 SHAPES = tuple(name for name in FEATURES if name not in (*OF_MODELS, *SHARES))
-LEAST_SHARE, OCTAVE = 0.02, 0.3  # shares are told apart down to this one; a factor of two counts as a share of so much
+LEAST_SHARE, OCTAVE = 0.02, 0.3  # added to shares, so that far smaller ones are alike; what a factor of two counts as
 VARYING, SENSITIVITY_LENGTH = 0.5, 0.3  # what constants vary by, of what they are off by, and the length, before runs
 USUAL_NOISE, NOISES = 0.03, 0.7  # of runs, and by how many logarithms that differs
 OWN_RUNS = 500  # that hyperparameters are learned from

@@ -210,7 +210,7 @@ class Measured:
     heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and what the physics says
 
     def with_power(self) -> Measured:
-        """Those whose power was measured."""
+        """The runs whose power was measured."""
         return self.take(np.flatnonzero(np.isfinite(self.log_power) & np.isfinite(self.static_share)).astype(np.int64))
 
     def take(self, rows: Ints) -> Measured:

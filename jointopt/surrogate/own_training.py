@@ -113,7 +113,7 @@ def measured(data: TrainingSet, rows: Ints) -> Measured:
     return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w, heat)
 
 
-def with_own(surrogate: Surrogate, data: TrainingSet, found: Sequence[LearnedOwn]) -> Surrogate:
+def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
     """The surrogate and all that was learned of single sources, of which more runs are remembered."""
     if not found:
         return surrogate

@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import RECIPE_CLASSES, Floats
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.describe import CONSTANTS, NETWORK
 from jointopt.spec.catalog.recipe_classes import class_factors
 from jointopt.spec.job import Training
 from jointopt.surrogate.evidence import Evidence
@@ -27,7 +27,6 @@ FEWEST, MOST = 3, 40  # runs
 LEAST_ODDS, SURE = 2.0, 10  # below which runs do not tell, and above which odds say more than the spread allows
 FAR = 0.3  # of a logarithm, beyond which no class says what runs are off by: networks, other units
 _MOVED = [CONSTANTS.index("compute"), CONSTANTS.index("elementwise")]
-_NETWORK = CONSTANTS.index("inter_node")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def log_likelihood(runs: Runs, residual: Floats) -> float:
     Normal around zero: a factor on a source's kernels (`SPREAD`), the network between nodes, and noise of each run.
     Residuals far from the middle are clipped.
     """
-    kernels, network = runs.sensitivity[:, _MOVED].sum(axis=1), runs.sensitivity[:, _NETWORK]
+    kernels, network = runs.sensitivity[:, _MOVED].sum(axis=1), runs.sensitivity[:, NETWORK]
     covariance = SPREAD**2 * np.outer(kernels, kernels) + LEAST_NETWORK**2 * np.outer(network, network)
     covariance += NOISE**2 * np.eye(len(residual))
     middle = float(np.median(residual))

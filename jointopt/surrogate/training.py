@@ -263,7 +263,7 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
 
 
 def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | None) -> NewSource | None:
-    """A source by predictions that knew nothing of it, under its profile and under none."""
+    """How a source is predicted by what knew nothing of it, under its profile and under none."""
     if known is None or unknown is None:
         return None
     own, generic = (held.truth - held.mean for held in (known, unknown))
@@ -351,16 +351,16 @@ def train(
     table = score_table(scores, surrogate.widths)
     found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
     table.attrs |= _attributes(data, found, own)
-    return with_own(surrogate, data, own), table
+    return with_own(surrogate, own), table
 
 
 def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
-    """As `train`, of runs of one source: what they teach of it, around the kernel of ``base``."""
+    """The same as `train` of runs of one source: what they teach of it, around the kernel of ``base``."""
     found = learn_every_own(data, base.kernel, seed)
     everything = np.arange(len(data.source)).astype(np.int64)
     names = data.known.runs.names
     surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
-    surrogate = with_own(surrogate, data, found)
+    surrogate = with_own(surrogate, found)
     origin = str(data.source[0])
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}

@@ -62,7 +62,7 @@ class Trees:
 
     @classmethod
     def of(cls, booster: ResidualBooster) -> Trees:
-        """Those of a booster that was fitted."""
+        """The trees of a booster that was fitted."""
         return cls(booster.get_params(), booster.low_, booster.high_, booster)
 
     @classmethod

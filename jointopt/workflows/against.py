@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from jointopt.core.schema import POWER_LIMIT, Columns, Floats
+from jointopt.core.schema import POWER_LIMIT, Columns
 from jointopt.search.pareto import concat, take
+from jointopt.spec.plans.clocks import widened
 from jointopt.surrogate.job_model import JobModel
 
 
@@ -45,8 +44,4 @@ class Against:
         """Plans, and the reference behind them, in the columns that both have."""
         parts = [plans, self.reference]
         deepest = max(one["stage_clock_mhz"].shape[1] for one in parts)
-        return concat([one | {"stage_clock_mhz": _padded(one["stage_clock_mhz"], deepest)} for one in parts])
-
-
-def _padded(stage_clock_mhz: Floats, stages: int) -> Floats:
-    return np.pad(stage_clock_mhz, ((0, 0), (0, stages - stage_clock_mhz.shape[1])), constant_values=np.nan)
+        return concat([one | {"stage_clock_mhz": widened(one["stage_clock_mhz"], deepest)} for one in parts])

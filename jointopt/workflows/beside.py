@@ -15,12 +15,11 @@ from jointopt.search.fastest import fastest, rank
 from jointopt.search.problem import Problem
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
 from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
-from jointopt.workflows.problem import top_times
+from jointopt.workflows.problem import at_top, top_times
 
 # What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
 FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
@@ -99,11 +98,10 @@ def _conventional(
     inside = np.flatnonzero(~np.logical_or.reduce(list(outside(job, physics.layouts).values())))
     if not reasons or not len(inside):
         return
-    best = np.array([fastest(problem, inside, top_times(problem, physics))])
-    fits = float(fitting[best[0]])
-    layout = {name: values[best] for name, values in physics.layouts.items()}
-    clocks = uniform_stage_clocks(layout["pp"], physics.top_mhz)
-    values = physics.evaluate(best, clocks)
+    best = fastest(problem, inside, top_times(problem, physics))
+    fits = float(fitting[best])
+    layout = {name: values[[best]] for name, values in physics.layouts.items()}
+    values, clocks = at_top(physics, best)
     time_s = float(values["iteration_time_s"][0])
     behind = time_s / float(answer["iteration_time_s"][0]) - 1.0
     yield Beside(

@@ -94,7 +94,7 @@ _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
 
 
 def _memory_gib(here: Machine, readings: Mapping[str, Any]) -> float:
-    """Of the smallest GPU, as the driver counts it and the catalogue does; cores share their machine's evenly."""
+    """Memory of the smallest GPU in GiB, as driver and catalogue count it; cores share their machine's evenly."""
     if readings["device"] == "cpu":
         return math.floor(10.0 * here.memory_gib / int(readings["gpus_per_node"])) / 10.0
     known = [gpu.memory_gib for gpu in here.gpus if gpu.memory_gib]

@@ -54,14 +54,14 @@ def evaluate(
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]
-    judged = predict(table, surrogate, measured, calibration, storage, machine).assign(**names)
+    given = None if measured is None else Measurements.given(measured)
+    judged = predict(table, surrogate, given, calibration, storage, machine).assign(**names)
     some = _some_of_each(table)
     for sentence in _doubts(judged) + precision_lines(some):
         _log.warning("%s", sentence)
     for sentence in class_lines(some):
         _log.info("%s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
-    given = Measurements.of(measured) if isinstance(measured, pd.DataFrame) else measured  # predicting has checked it
     learned = _learned_rows(runs, judged, surrogate, given)
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)
 
@@ -84,7 +84,7 @@ def _learned_rows(
 
 
 def _fingerprints(runs: Measurements) -> Fingerprints:
-    """Those of the rows of runs, (n,); none where no row can be priced, which predicting has told of."""
+    """Fingerprints of the rows of runs, (n,); none where no row can be priced, which `predict` has logged."""
     try:
         works, _ = runs.workloads
     except TableError:

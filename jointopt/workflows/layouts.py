@@ -89,7 +89,7 @@ def _curves(
     job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints,
     known: Callable[[Columns], Columns],
 ) -> list[tuple[Mapping[str, Any], ...]]:  # fmt: skip
-    """Of each layout, under all its limits, the fastest plan, the knee and that of least energy, if any is feasible."""
+    """Of each layout under all its limits: the fastest plan, the knee, the least energy, if any is feasible."""
     priced, of = sweeps
     on_front, beyond, ends = [], [], []
     for family in families:

@@ -236,7 +236,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
         )
     if record["schedule"] != "1f1b" or physics.groups[0].split.walked.any():
         raise InfeasibleError(
-            "Polishing knows 1F1B, and interleaved 1F1B whose chunks have equal layers; the plan has "
+            "Polishing supports 1F1B, and interleaved 1F1B whose chunks have equal layers; the plan has "
             f"schedule {record['schedule']}, vpp {record['vpp']} and stage_layers {record['stage_layers'] or 'even'}; "
             "polish a plan with schedule 1f1b, and vpp 1 or even stages."
         )

@@ -166,6 +166,12 @@ def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
     return time_of
 
 
+def at_top(physics: CostModel, index: int) -> tuple[Columns, Floats]:
+    """One plan (1,) of the layout ``index`` with every clock at its highest, and its clocks (1, pp) in MHz."""
+    clocks = uniform_stage_clocks(physics.layouts["pp"][[index]], physics.top_mhz)
+    return physics.evaluate(np.array([index]), clocks), clocks
+
+
 def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
     """The search problem; a layout counts ``runs`` (n,) times: see `surrogate.memory.cost_of_failing`.
 

@@ -26,7 +26,7 @@ from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import telling
-from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.spec.plans.clocks import widened
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
@@ -35,7 +35,7 @@ from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.layouts import best_layouts
-from jointopt.workflows.problem import Prepared, need_power, prepared, top_times
+from jointopt.workflows.problem import Prepared, at_top, need_power, prepared, top_times
 from jointopt.workflows.search_steps import (
     Step,
     Stopwatch,
@@ -183,11 +183,11 @@ def _bounds(answer: Columns, count: int) -> Columns:
 def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns:
     """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
     pp = physics.layouts["pp"]
-    best = np.array([fastest(problem, np.arange(len(pp)), top_times(problem, physics))])
-    clocks = uniform_stage_clocks(pp[best], physics.top_mhz)
-    clocks = np.pad(clocks, ((0, 0), (0, int(pp.max()) - clocks.shape[1])), constant_values=np.nan)
-    plans = physics.evaluate(best, clocks) | {"layout_index": best, "stage_clock_mhz": clocks}
-    return plans | {"fit_probability": fitting[best]}
+    best = fastest(problem, np.arange(len(pp)), top_times(problem, physics))
+    plans, clocks = at_top(physics, best)
+    clocks = widened(clocks, int(pp.max()))
+    index = np.array([best])
+    return plans | {"layout_index": index, "stage_clock_mhz": clocks, "fit_probability": fitting[index]}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:

@@ -8,10 +8,9 @@ from jointopt.core.schema import Columns
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.layouts import Rank
 from jointopt.search.fastest import fastest, rank
-from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
-from jointopt.workflows.problem import prepared, top_times
+from jointopt.workflows.problem import at_top, prepared, top_times
 from jointopt.workflows.search_steps import Stopwatch
 
 
@@ -24,10 +23,10 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     ready = prepared(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
     fits = model.fit_probability(alone)
-    own_s, own_j = _at_top(alone, 0)
+    own_s, own_j = _top_cost(alone, 0)
     time_of = top_times(ready.problem, ready.physics)
     place = rank(ready.problem, float(own_s * cost_of_failing(fits)[0]), time_of)
-    first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
+    first_s, first_j = _top_cost(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
         place, of=ready.problem.num_layouts, behind=0.0 if is_first else own_s / first_s - 1.0,
@@ -36,8 +35,7 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     )  # fmt: skip
 
 
-def _at_top(physics: CostModel, index: int) -> tuple[float, float]:
+def _top_cost(physics: CostModel, index: int) -> tuple[float, float]:
     """(s, J) of an iteration of one layout with every clock at its highest."""
-    clocks = uniform_stage_clocks(physics.layouts["pp"][index : index + 1], physics.top_mhz)
-    values = physics.evaluate(np.array([index]), clocks)
+    values, _ = at_top(physics, index)
     return float(values["iteration_time_s"][0]), float(values["energy_j"][0])

@@ -165,7 +165,7 @@ def _column(stored: StoredPlans, name: str) -> Floats:
         raise UsageError(_not_measured(stored, name))
     if not stored.has_energy and name != "iteration_time_s_high":
         raise UsageError(
-            f"{stored.source} holds plans of processors of whose power nothing is known, so that no plan says "
+            f"{stored.source} holds plans of processors whose power is unknown, so that no plan says "
             f"what {name} is; choose by time alone."
         )
     if name.endswith("_high") and name.removesuffix("_high") in stored.plans:
@@ -174,7 +174,7 @@ def _column(stored: StoredPlans, name: str) -> Floats:
             f"choose from proposal.json of `jointopt propose --out` instead."
         )
     raise UsageError(
-        f"{stored.source} does not say what {name} is, for want of the job's nodes, host power and PUE; give the job "
+        f"{stored.source} does not say what {name} is, as it lacks the job's nodes, host power and PUE; give the job "
         f"that was proposed by --job."
     )
 
@@ -183,7 +183,7 @@ def _not_measured(stored: StoredPlans, name: str) -> str:
     if name.endswith("_high"):
         return f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
     if stored.has_energy:
-        return f"{stored.source} does not say what {name} is, for want of the job; give the job that was run by --job."
+        return f"{stored.source} does not say what {name} is, as it lacks the job; give the job that was run by --job."
     return (
         f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "
         "where a meter is found (`jointopt doctor` says what is missing)."

@@ -22,8 +22,8 @@ from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.intervals import RESULTS
+from jointopt.workflows.stored_proposals import STORAGE
 
-STORAGE = "sqlite:///jointopt.db"
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
 KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS, *THROUGHPUT)
 _NEEDED = (*LAYOUT_COLUMNS, "stage_clock_mhz", *RESULTS)

@@ -23,7 +23,7 @@ from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.search.acquire import acquire, gain_left
 from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
+from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
@@ -41,7 +41,6 @@ from jointopt.workflows.campaign.volumes import front, volumes
 _log = logging.getLogger(__name__)
 LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
-TIME = ("iteration_time_s",)
 _BAR = "spent of the budget"
 _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
 _START_S = 120.0
@@ -229,12 +228,12 @@ class _Loop(Campaign):
             _log.info("best so far %s; %s", figure(best, objectives[0]), gain)
 
     def objectives(self) -> tuple[str, ...]:
-        """Of the job's objectives those that are predicted, and measured where a run has succeeded; else the time."""
+        """The job's objectives that are predicted, and measured where a run has succeeded; else the time."""
         known = [name for name in self.job.objectives if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run for run in self.runs if run.status == "ok"]
         if good:
             known = [name for name in known if any(np.isfinite(run.result(name)) for run in good)]
-        return tuple(known) or TIME
+        return tuple(known) or TIME_ALONE
 
     def _note_unknown(self) -> None:
         """Note which objectives are left out and which constraints cannot be checked, as long as that is so."""

@@ -22,12 +22,13 @@ from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import FURTHER
+from jointopt.spec.plans.clocks import widened
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.campaign import Campaign, outcome
-from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched, widened
+from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.record import Queued
 from jointopt.workflows.campaign.verdict import why_none
@@ -95,7 +96,7 @@ class _Bench(Campaign):
 
     @property
     def runs(self) -> tuple[ValidatedRun, ...]:
-        """Those that have ended, in the order of the plans."""
+        """The runs that have ended, in the order of the plans."""
         return tuple(self._runs[index] for index in sorted(self._runs))
 
     def work(self, again: bool) -> str:

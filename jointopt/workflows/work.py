@@ -67,7 +67,7 @@ def work(
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     job, predicted = model.job, priced_problem(model, once=True)
     if job.goals != OBJECTIVES:
-        _log.warning("Workers search by time and energy alone; `propose` searches by %s too.", ", ".join(job.goals[2:]))
+        _log.warning("Workers search only by time and energy; `propose` searches by %s too.", ", ".join(job.goals[2:]))
     start = exact_front_of_profiles(predicted).front
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")

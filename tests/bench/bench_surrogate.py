@@ -1,11 +1,11 @@
 """What the surrogate is worth on runs that it has not seen, against physics and boosting alone; and its seconds.
 
-    .venv/bin/python tests/bench/bench_surrogate.py [--write] [--runs N] [--plans N] [--no-seconds] [DATA_FOLDER]
+    .venv/bin/python tests/bench/bench_surrogate.py [--runs N] [--plans N] [--no-seconds] [DATA_FOLDER]
 
-Prints the tables of docs/surrogate-experiments.md; ``--write`` replaces them there. The default folder is
-../shared/data beside the repository; sources are those that the shipped surrogate was trained on, each judged by
-learners that never saw it but for the runs that the protocol gives. All timed rows are judged, also those that are far
-off; of nanotron those that its README calls clean: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
+The default folder is ../shared/data beside the repository; sources are those that the shipped surrogate was trained
+on, each judged by learners that never saw it but for the runs that the protocol gives. All timed rows are judged,
+also those that are far off; of nanotron those that its README calls clean: tp <= 8, no ZeRO-0 with pipelines, at
+least 5 % of the peak.
 
 - group out: a source's groups (model, batch, GPUs, sequence length) in five folds, each predicted from the others;
 - source out: nothing of the source is known;
@@ -297,7 +297,6 @@ def timings(runs: int, plans: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--write", action="store_true")
     parser.add_argument("--no-seconds", action="store_true")
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--plans", type=int, default=100_000)
@@ -314,10 +313,6 @@ def main() -> None:
     if not given.no_seconds:
         text += f"\n\n{timings(given.runs, given.plans)}"
     print(text)
-    if given.write:
-        page = ROOT / "docs" / "surrogate-experiments.md"
-        before, rest = page.read_text(encoding="utf-8").split("```text\n")
-        page.write_text(f"{before}```text\n{text}\n```{rest.split('```', 1)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.model import Model
+from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
 
 # Jobs of published experiments, and others under frameworks with other habits (ZeRO-3, host floors, gradient syncs).
@@ -80,9 +81,7 @@ def shipped(index: int) -> CostModel:
 
 def uniform(physics: CostModel, clock_mhz: float | Floats) -> Floats:
     """One clock on all stages of every layout, (n, max pp), NaN beyond a layout's pp."""
-    pp = physics.layouts["pp"]
-    beyond = np.arange(int(pp.max())) >= pp[:, None]
-    return np.where(beyond, np.nan, np.broadcast_to(np.asarray(clock_mhz, float), len(pp))[:, None])
+    return uniform_stage_clocks(physics.layouts["pp"], clock_mhz)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,15 @@
 """What a power limit leaves to GPUs that were measured to draw otherwise than the physics says, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.physics.cooling import cooler
+from jointopt.physics.cooling import Cooler
 from jointopt.physics.drawn import LEAST_ROOM, Drawn, hottest_idle_w
-from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.gpus import load_gpu
 
 ROW, IDLE_W = np.zeros(1, np.int64), 60.0
 
@@ -57,8 +59,8 @@ def test_cells_are_the_numbers_again() -> None:
     np.testing.assert_array_equal(again.cells, of.cells)
 
 
-def test_a_gpu_in_hot_air_idles_at_its_static_power_and_leakage() -> None:
-    cluster = build_cluster({"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8})
-    power, of = cluster.gpu.power, cooler(cluster, cluster.gpu.power)
-    at_zero, gain = of.hottest_leakage_line
-    assert hottest_idle_w(power, of) == pytest.approx(max((1 + gain) * power.static_w + at_zero, power.static_w))
+@pytest.mark.parametrize(("inlet_c", "idle_w"), [(60.0, 100.0 / 0.9), (20.0, 100.0)])
+def test_a_gpu_in_hot_air_idles_at_its_static_power_and_leakage_and_in_cool_air_at_no_less(inlet_c, idle_w) -> None:
+    # 0.1 K/W and 1 W/K: of each watt beyond air of 60 °C, where the power constants hold, a tenth comes on top
+    power = replace(load_gpu("h100-sxm5-80gb").power, static_w=100.0)
+    assert hottest_idle_w(power, Cooler(inlet_c, 0.1, 1.0, 900.0)) == pytest.approx(idle_w)

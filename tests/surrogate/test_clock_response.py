@@ -23,6 +23,7 @@ from jointopt.surrogate.clock_response import (
     ClockResponse,
     LearnedResponse,
     Sweep,
+    _left_below,
     _most_below,
     learn_response,
 )
@@ -32,7 +33,7 @@ from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_folds import folds_by_model
 from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.residual_gp import default_kernel
+from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.training import TrainingSet, training_set
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
@@ -143,6 +144,15 @@ def test_broken_runs_below_the_top_clock_are_found_where_they_outnumber_those_at
     assert found.remark.endswith(
         "as no kernel's time follows the clock: no clock response learned, and they are left out"
     )
+
+
+def test_a_step_below_the_top_clock_is_shrunk_by_a_prior_of_one_and_refused_beyond_five_percent() -> None:
+    clock = np.repeat([1.0, 0.5], 4)
+    runs = Runs(np.zeros((8, 1)), {"clock": clock}, np.full(8, "s"), np.full(8, "g"))
+    precision = 4 / 0.1**2 * (1.0 + np.log(2.0) ** 2)  # of four runs with 10 % of noise, whose step and slope are one
+    for step, left in ((np.log(1.5), np.expm1(np.log(1.5) * precision / (1.0 + precision))), (0.04, 0.0)):
+        found = _left_below(0.1**2 * np.eye(8), np.where(clock < BELOW, step, 0.0), runs)
+        assert found == pytest.approx(left, rel=1e-9)
 
 
 def test_a_broken_sweep_is_said_and_moves_no_prediction(tmp_path: Path) -> None:

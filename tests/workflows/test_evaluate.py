@@ -140,3 +140,10 @@ def test_without_groups_runs_of_one_model_and_batch_are_ranked_together(syntheti
         assert found["group"].tolist() == [
             f"opt-350m 24 1024 megatron-lm a100-sxm4-40gb 8 {batch} 2048 bf16" for batch in (256, 512)
         ]
+
+
+def test_doubtful_measured_runs_are_warned_of_once(synthetic_runs, caplog) -> None:
+    runs = synthetic_runs(4)
+    evaluate(runs, "none", runs.assign(avg_power_w=-1.0))
+    warned = [record.getMessage() for record in caplog.records if "avg_power_w cannot be" in record.getMessage()]
+    assert len(warned) == 1

@@ -29,7 +29,7 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 @dataclass
 class Conditions:
-    """Of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
+    """The conditions of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
 
     plan: Mapping[str, Any]
     meter: Meter | None

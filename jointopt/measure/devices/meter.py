@@ -245,7 +245,7 @@ class Meter:
         return Series(self._ids, at, **columns, reason=self._reason)
 
     def reading(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
-        """Of the window between two times (seconds since 1970), by default of all that was sampled."""
+        """The reading of the window between two times (seconds since 1970), by default of all that was sampled."""
         return self.series().between(start_s, end_s)
 
     def _watch(self, gpus: Gpus, wanted: list[int]) -> None:

@@ -36,7 +36,7 @@ class PowerProfiles:
         return ()
 
     def requested(self) -> tuple[str, ...]:
-        """Names of the profiles that are requested now, by whomever."""
+        """Names of the profiles that any process requests now."""
         found = self._nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
         self._answer(
             lambda: self._nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(self._handle, byref(found)), ""

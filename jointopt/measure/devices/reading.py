@@ -48,7 +48,7 @@ class Reading:
 
     @property
     def total_energy_j(self) -> float:
-        """Of all GPUs; NaN where that of one is not known, or there is none."""
+        """Energy of all GPUs in J; NaN where that of one is not known, or there is none."""
         return float(self.energy_j.sum()) if self.gpus and not self.reason else float("nan")
 
     def results(self, iterations: int) -> dict[str, float]:

@@ -200,11 +200,11 @@ class Gaps:
         self.never(recipe is not None and recipe.name not in known, f"training.fp8_recipe {recipe and recipe.name}")
 
     def no_adapters(self) -> None:
-        """Refused by a target without LoRA."""
+        """ExportError for LoRA, by a target without it."""
         self.never(self._intent.job.training.frozen, "adapters beside frozen weights (training.lora_dim)")
 
     def adapters_of_the_script(self) -> None:
-        """Left to a script that makes the model itself: its adapters, in the words of Hugging Face's peft."""
+        """Leaves adapters to a script that makes the model itself, in the words of Hugging Face's peft."""
         training = self._intent.job.training
         if training.frozen:
             alpha = f"lora_alpha={training.lora_alpha:g}, " if training.lora_alpha else ""
@@ -215,12 +215,12 @@ class Gaps:
             )
 
     def no_choice_of_overlap(self, kinds: Sequence[str] = KINDS) -> None:
-        """Refused by a target that leaves no choice of these, where the plan states another than the framework's."""
+        """ExportError where the plan states another overlap than the framework's, by a target that leaves no choice."""
         framework, stated = self._intent.job.training.framework, self._intent["overlap"]
         other = [kind for kind in kinds if is_on(framework, kind, stated) != (usual_share(framework, kind) > 0.0)]
         self.never(other, f"overlap {stated} (of {' and '.join(other)})")
 
     def never(self, missing: Any, what: str) -> None:
-        """A point of the layout or of the shape: what would run is another plan."""
+        """ExportError where a point of the layout or of the shape is ``missing``: another plan would run."""
         if missing:
             raise ExportError(f"{self._target} cannot express {what}; choose another plan or target.")

@@ -17,7 +17,7 @@ NAME, SCRIPT = "megatron", "pretrain_gpt.py"
 OLDEST = "0.12"
 # Before Blackwell, tensor and context parallelism refuse to start with more than one connection, and FSDP with one.
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
-_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _RECOMPUTED_SINCE = {"shared_experts": "0.13"}  # modules that 0.12 cannot recompute
 
 
@@ -287,7 +287,7 @@ def _data_parallelism(words: Words, gaps: Gaps, intent: Intent) -> None:
         gaps.never(intent["pp"] > 1, f"zero_stage {stage} with pp > 1")
         words.add(**{"use_megatron_fsdp" if modern else "use_custom_fsdp": True})
         words.add(
-            data_parallel_sharding_strategy=_SHARDING[stage], ckpt_format="fsdp_dtensor" if modern else None,
+            data_parallel_sharding_strategy=SHARDING[stage], ckpt_format="fsdp_dtensor" if modern else None,
             no_gradient_accumulation_fusion=True,
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.megatron import (
     CAPTURED_OF_EXPERTS,
+    SHARDING,
     dispatcher,
     forced_balance,
     layer_layout,
@@ -36,7 +37,6 @@ _OF_RECIPE = {
     "blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": _PRECISION["fp4"],
 }  # fmt: skip
-_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def export(intent: Intent, version: str) -> Export:
@@ -219,7 +219,7 @@ def _ddp(intent: Intent) -> dict[str, Any]:
         "num_distributed_optimizer_instances": intent["dp_replicate"],
         "grad_reduce_in_fp32": intent.job.training.gradient_comm_bytes != 2,
     }  # fmt: skip
-    fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING.get(stage)}
+    fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": SHARDING.get(stage)}
     return found | (fsdp if stage > 1 else {})
 
 

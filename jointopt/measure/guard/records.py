@@ -127,7 +127,7 @@ def _whose(pid: int) -> str:
 
 
 def _records() -> Iterator[RunRecord]:
-    """Those of this machine, whose folder may be shared with others."""
+    """The records of this machine, whose folder may be shared with others."""
     with suppress(OSError):
         mine = re.compile(rf"{re.escape(socket.gethostname())}-[0-9a-f]{{32}}\.json")
         for file in sorted(state_folder("runs").glob("*.json")):

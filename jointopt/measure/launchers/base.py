@@ -169,7 +169,7 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
 
 
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Those of ``make``, with their types where these can be found."""
+    """The parameters of ``make``, with their types where these can be found."""
     try:
         return inspect.signature(make, eval_str=True).parameters
     except (NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker sees

@@ -54,7 +54,7 @@ _ROOT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LONGEST = 300
-_BLOCK = 4096  # bytes: less than that holds no file
+_BLOCK_BYTES = 4096  # less than that holds no file
 
 
 def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
@@ -68,7 +68,7 @@ def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
 
 def is_full(folder: Path) -> bool:
     """Whether nothing more can be written to the file system of a folder."""
-    return shutil.disk_usage(folder).free < _BLOCK
+    return shutil.disk_usage(folder).free < _BLOCK_BYTES
 
 
 def _short_of_memory(log: str) -> str:

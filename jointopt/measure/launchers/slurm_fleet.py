@@ -55,7 +55,7 @@ class Fleet:
             raise self._error
 
     def rescued(self) -> Iterator[Ended]:
-        """After an interrupt: what has ended meanwhile; all else is cancelled."""
+        """The runs that have ended before an interrupt; all others are cancelled."""
         over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
         self.cancel()
         for place in over:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from jointopt.measure.launchers.program import NODE_VARIABLES
 from jointopt.spec.cluster import Cluster
-from jointopt.spec.slurm import NO_GPU_REQUEST, Slurm
+from jointopt.spec.slurm import NAMED, NO_GPU_REQUEST, Slurm
 
 LOG, EXIT, RESULT = "log.txt", "exit.txt", "result.json"
 _SLACK_MIN = 2  # to set up and to end, beyond the limit of the run
-_OPTIONS = ("account", "partition", "qos", "constraint", "reservation")
 _VARIABLE = re.compile(r"\$\{(" + "|".join(NODE_VARIABLES) + r")\}")
 
 _TEMPLATE = """\
@@ -71,7 +70,7 @@ def directives(name: str, cluster: Cluster, slurm: Slurm, log: Path, limit_s: fl
         *(line.replace("{gpus}", str(cluster.gpus_per_node)) for line in gpus),
         f"--time={minutes}", f'--output="{output}"', "--open-mode=append",
         "--requeue" if slurm.requeue else "--no-requeue", *(["--exclusive"] if slurm.exclusive else []),
-        *(f"--{key}={value}" for key in _OPTIONS if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
+        *(f"--{key}={value}" for key in NAMED if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
     ]  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from jointopt.spec.model import Model
 
 _SPEC, _RESULT = "spec.json", "result.json"
 _NAME = "The project's trainer"
-_TOLD = re.compile(r"^iteration (\d+\.\d+) s$", re.MULTILINE)  # of the trainer's `_tell`
-_TOLD_GIB = re.compile(r"^peak (\d+\.\d+) GiB$", re.MULTILINE)
+_PRINTED_S = re.compile(r"^iteration (\d+\.\d+) s$", re.MULTILINE)  # of the trainer's `_print_progress`
+_PRINTED_GIB = re.compile(r"^peak (\d+\.\d+) GiB$", re.MULTILINE)
 _NOT_BUILT = tuple(name for name in NEUTRAL if name != "etp")
 _TRAINER = ("-m", "jointopt.measure.trainer")
 # one thread per process: gloo runs would otherwise compete for cores
@@ -72,18 +72,18 @@ class TorchrunProgram(Program):
         return read_result(folder / _RESULT, job.model)
 
     def iteration_s(self, job: Job, log: str) -> Sequence[float]:
-        """Seconds of the measured iterations of a run that goes on, where its trainer was told to print them."""
-        return [float(seconds) for seconds in _TOLD.findall(log)]
+        """Seconds of the measured iterations of a run that goes on, where its trainer prints them."""
+        return [float(seconds) for seconds in _PRINTED_S.findall(log)]
 
     def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
         """The memory of the fullest rank that has printed it."""
-        of_ranks = [float(gib) for gib in _TOLD_GIB.findall(log)]
+        of_ranks = [float(gib) for gib in _PRINTED_GIB.findall(log)]
         return {"peak_memory_gib": max(of_ranks)} if of_ranks else {}
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
         """The task of the trainer: model, plan, iterations."""
         spec = train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
-        return replace(spec, behind_s=self.behind_s, tells=bool(self.behind_both))
+        return replace(spec, behind_s=self.behind_s, prints=bool(self.behind_both))
 
 
 class TorchrunLauncher(LocalLauncher):

@@ -67,7 +67,7 @@ def is_trace(text: str) -> bool:
 
 
 def read_trace(text: str, source: str = "") -> Trace:
-    """The samples of a trace; GPUs without a name of their own are told apart by ``source``, their file.
+    """The samples of a trace; GPUs without a name of their own are named after ``source``, their file.
 
     A last line without an end is cut off, and counts among those that are not read.
     """

@@ -73,7 +73,7 @@ def _products(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def _gpu_dtypes(device: torch.device) -> list[str]:
-    """Of the dtypes of trainings those that the GPU has tensor cores for; fp8 has another form on AMD's."""
+    """The dtypes of trainings that the GPU has tensor cores for; fp8 has another form on AMD's."""
     able = [dtype for dtype, least in _FIRST_WITH.items() if torch.cuda.get_device_capability(device) >= least]
     return [dtype for dtype in able if dtype != "fp8" or torch.version.hip is None]
 

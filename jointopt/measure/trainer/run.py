@@ -45,9 +45,9 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         loss = step()
         optimizer.step()
-        losses.append(_mean_loss(spec, mesh, loss))  # last, because it waits for the GPU
+        losses.append(_mean_loss(spec, loss))  # last, because it waits for the GPU
         seconds.append(now_s(device) - started)
-        _tell(spec, seconds[spec.warmup_iterations :], device)
+        _print_progress(spec, seconds[spec.warmup_iterations :], device)
         left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
         if behind := _is_behind(spec, seconds[spec.warmup_iterations :], device):
             break
@@ -76,11 +76,11 @@ def _is_behind(spec: TrainSpec, seconds: list[float], device: torch.device) -> b
     return min(_slowest(seconds, device)) > spec.behind_s
 
 
-def _tell(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
+def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
     """Print the last measured iteration, and once the memory of every rank, as `TorchrunProgram` reads them."""
-    if spec.tells and seconds and dist.get_rank() == 0:
+    if spec.prints and seconds and dist.get_rank() == 0:
         print(f"iteration {seconds[-1]:.6f} s", flush=True)  # all ranks wait for the loss: theirs takes as long
-    if spec.tells and len(seconds) == JUDGED_ON:
+    if spec.prints and len(seconds) == JUDGED_ON:
         print(f"peak {_memory_gib(device):.4f} GiB", flush=True)
 
 
@@ -141,7 +141,7 @@ def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], input
     return step
 
 
-def _mean_loss(spec: TrainSpec, mesh: DeviceMesh, loss: Tensor) -> float:
+def _mean_loss(spec: TrainSpec, loss: Tensor) -> float:
     """The mean over the global batch: only ranks of the last stage have a loss."""
     total = loss.clone()
     dist.all_reduce(total)

@@ -43,7 +43,7 @@ class TrainSpec:
     iterations: int = 10
     least_s: float = 0.0  # measure more iterations where these take less
     behind_s: float = 0.0  # end where each of the first iterations takes longer; 0: never
-    tells: bool = False  # print each measured iteration, for a launcher that reads the log meanwhile
+    prints: bool = False  # print each measured iteration, for a launcher that reads the log meanwhile
     gpu: str = ""  # of the catalogue: training on another one, or on cores, is refused; blank = any
     cores: bool = False  # train on the processor, whether or not there is a GPU
     selective_share: float = 0.0  # of the layers selective recomputation runs whole; 0: only attention cores

@@ -43,7 +43,7 @@ class Readings:
 
     @property
     def known(self) -> Bools:
-        """Which of them were measured, (n,)."""
+        """Whether each was measured, (n,)."""
         return np.asarray(np.isfinite(self.value))
 
 

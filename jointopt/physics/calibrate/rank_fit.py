@@ -196,7 +196,7 @@ def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:
 
 
 def _first_switching_w(rows: RankRows, known: ResponsePrior) -> float:
-    """Of an average pass at the maximum clock, from power while busy."""
+    """Switching power in W of an average pass at the maximum clock, from power while busy."""
     busy_s = rows.num_micro_batches * rows.time_s.sum(axis=0)
     busy_w = (rows.energy_j - known.wait_w * (rows.iteration_s - busy_s)) / busy_s
     shape = switching_shape(rows.x.mean(axis=0), known.knee, known.rise)

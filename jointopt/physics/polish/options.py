@@ -38,7 +38,7 @@ def efficient(clock_mhz: Floats, duration_s: Floats, energy_j: Floats) -> Option
 
 
 def convex(options: Options) -> Options:
-    """Those on the lower convex hull of energy over time: all that a mix of clocks cannot beat."""
+    """The options on the lower convex hull of energy over time: all that a mix of clocks cannot beat."""
     kept: list[int] = []
     t, e = options.duration_s.tolist(), options.energy_j.tolist()
     for k in range(len(options)):

@@ -39,7 +39,7 @@ class Gate:
     def _refusal(self, environ: WSGIEnvironment) -> str:
         """Why a request is not let through; blank where it is."""
         if environ.get("HTTP_HOST", "") not in self._hosts:
-            return "This page is served to this machine alone, by the address that `jointopt dashboard` printed."
+            return "This page is served to this machine only, by the address that `jointopt dashboard` printed."
         origin = environ.get("HTTP_ORIGIN")
         if origin is not None and origin.partition("://")[2] not in self._hosts:
             return "Requests of other sites are not answered."

@@ -19,7 +19,9 @@ from jointopt.core.processes import may_live, this_process
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, plan_key
+from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of
+from jointopt.spec.objectives import TIME_ALONE
+from jointopt.spec.plans.parse import record_text
 
 MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
@@ -31,7 +33,6 @@ _UNITS = {
 }  # fmt: skip
 KIND = "measured runs"  # attribute `kind` of such a study
 _GOING, _PROCESS, _LEFT = "going", "process", "left"
-_TIME = ("iteration_time_s",)  # what every run that succeeds has measured
 _EXPLANATION = (
     "Each trial is a plan that was run for real. Attributes `predicted_...` are what was expected before the run (with "
     "the ends of the 90 % interval), the others what was measured; a trial that failed says why in `notes`. Runs that "
@@ -92,7 +93,7 @@ class MeasuredStudy:
 
     def holds(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
-        mine = plan_key(plan)
+        mine = record_text(plan)
         with study_errors(self._url):
             known = [trial.user_attrs for trial in self._study.get_trials(deepcopy=False)]
         return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
@@ -107,7 +108,7 @@ class MeasuredStudy:
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
-        attributes = {PLAN: plan_key(plan), _PROCESS: this_process(), **more, **known}
+        attributes = {PLAN: record_text(plan), _PROCESS: this_process(), **more, **known}
         params = _parameters(plan)
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING, params=params, user_attrs=attributes,
@@ -164,7 +165,7 @@ class MeasuredStudy:
 
     def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
         """A trial in a study of what is measured: before the first success it is open whether there is a meter."""
-        measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or _TIME
+        measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or TIME_ALONE
         trials = self._study.get_trials(deepcopy=False)
         if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
             return trial_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from optuna.trial import TrialState, create_trial
 from jointopt.core.codes import Names
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, outside
 from jointopt.search.pareto import OBJECTIVES
-from jointopt.spec.plans.parse import plan_records
+from jointopt.spec.plans.parse import plan_records, record_text
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -62,11 +61,6 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
     return IntDistribution(low, high, log=column.log)
 
 
-def plan_key(plan: Mapping[str, Any]) -> str:
-    """The plan as text; tells trials apart, since two plans may share all parameters."""
-    return json.dumps(dict(plan), sort_keys=True)
-
-
 def trials_of(
     plans: Columns,
     distributions: Mapping[str, BaseDistribution],
@@ -75,7 +69,7 @@ def trials_of(
 ) -> list[FrozenTrial]:
     """A trial per described plan (`jointopt.search.problem.Problem.describe`); of finished ones also what came out."""
     count = len(plans["clock_mhz"])
-    keys = [plan_key(plan) for plan in plan_records(plans, plans["stage_clock_mhz"], range(count))]
+    keys = [record_text(plan) for plan in plan_records(plans, plans["stage_clock_mhz"], range(count))]
     columns = {name: _external(name, plans[name]) for name in distributions}
     finished = state == TrialState.COMPLETE
     return [
@@ -104,7 +98,7 @@ def objective_values(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIV
 
 
 def results(plans: Columns, row: int) -> dict[str, float]:
-    """Those of `RESULTS` that are known of a plan."""
+    """The `RESULTS` that are known of a plan."""
     known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
     return {name: value for name, value in known.items() if math.isfinite(value)}
 

@@ -23,7 +23,7 @@ class AttentionConstants:
     half_length: float  # tokens
 
     def slower(self, factor: float) -> AttentionConstants:
-        """Those of a kernel that takes ``factor`` times as long."""
+        """The constants of a kernel that takes ``factor`` times as long."""
         return replace(self, forward=self.forward / factor, backward=self.backward / factor)
 
 

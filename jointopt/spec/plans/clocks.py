@@ -21,6 +21,11 @@ def uniform_stage_clocks(pp: Ints, clock_mhz: float | Floats) -> Floats:
     return np.where(stage < pp[:, np.newaxis], clocks[:, np.newaxis], np.nan)
 
 
+def widened(stage_clock_mhz: Floats, width: int) -> Floats:
+    """Stage clocks (n, S) as (n, width), NaN behind the last stage."""
+    return np.pad(stage_clock_mhz, ((0, 0), (0, width - stage_clock_mhz.shape[1])), constant_values=np.nan)
+
+
 def parse_stage_clocks(text: object, where: str = "stage_clock_mhz") -> list[float]:
     """``1410;1395`` (or one number, or a list of numbers) as floats in MHz; a blank cell is an empty list.
 

@@ -97,6 +97,11 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
     return [_record(layouts, stage_clock_mhz, int(i)) for i in index]
 
 
+def record_text(plan: Mapping[str, Any]) -> str:
+    """The record of a plan as text, the same for equal plans: two plans may share all parameters of a trial."""
+    return json.dumps(dict(plan), sort_keys=True)
+
+
 def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
     values = NEUTRAL | {name: layouts[name][i] for name in LAYOUT_COLUMNS if name in layouts}
     record: dict[str, Any] = {name: COLUMNS[name].outside(values[name]) for name in LAYOUT_COLUMNS}

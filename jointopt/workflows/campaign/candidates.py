@@ -19,7 +19,7 @@ from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import FURTHER
-from jointopt.spec.plans.clocks import stage_clocks_to_text
+from jointopt.spec.plans.clocks import stage_clocks_to_text, widened
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
@@ -110,11 +110,6 @@ def _limits_gib(runs: Job, job: Job) -> tuple[float, float]:
     limit = job.constraints.memory_fraction
     allowed = usual if limit is None else limit * memory_gib
     return max(usual, allowed), allowed
-
-
-def widened(clocks: Floats, width: int) -> Floats:
-    """Stage clocks (n, S) as (n, width), blank behind the last stage."""
-    return np.pad(clocks, ((0, 0), (0, width - clocks.shape[1])), constant_values=np.nan)
 
 
 def searched(job: Job | JobModel) -> Candidates:

@@ -22,15 +22,13 @@ _CLOCKS = ("stage_clock_mhz", "clock_mhz")
 def check_profiles(profiles: Sequence[str], job: Job, listed: bool) -> None:
     """UsageError where power profiles cannot be measured: by a launcher of ``listed`` plans, or on other makers'."""
     if profiles and listed:
-        raise UsageError(
-            "A power profile is measured by a launcher that runs programs; this one knows its own plans alone."
-        )
+        raise UsageError("A power profile is measured by a launcher that runs programs; this one returns listed plans.")
     if profiles and job.cluster.gpu.vendor != "NVIDIA":
         raise UsageError(f"Power profiles are of NVIDIA's GPUs; the job has {job.cluster.gpu.id}.")
 
 
 def at_highest_clock(candidates: Candidates, indices: Iterable[int]) -> list[int]:
-    """Of each layout of these candidates, once and in their order, the candidate with the highest clocks."""
+    """The candidate with the highest clocks of each layout, once and in the order of the candidates."""
     plans = candidates.plans
     names = [*LAYOUT_COLUMNS, *([POWER_LIMIT] if POWER_LIMIT in plans else [])]
     layouts = np.stack([np.nan_to_num(plans[name].astype(float)) for name in names], axis=1)

@@ -18,6 +18,7 @@ from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Report,
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
+from jointopt.spec.plans.parse import record_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,7 +126,7 @@ class Record:
 
         ``again``: also where two processes that ran it have died.
         """
-        return bool(self._shared(lambda shared: shared.take(_key(plan), again), True))
+        return bool(self._shared(lambda shared: shared.take(record_text(plan), again), True))
 
     def others(self) -> Others:
         """Plans that other processes run, have run since this one began, or have died of.
@@ -267,9 +268,9 @@ class Record:
         """End the reservation of a plan; where that cannot be written, it ends by itself with this process."""
         if self._reservations is not None:
             with suppress(UsageError):
-                self._reservations.end(_key(plan), ran)
+                self._reservations.end(record_text(plan), ran)
         if ran:
-            self._mine.add(_key(plan))
+            self._mine.add(record_text(plan))
 
     def _in_study(self, act: Callable[[MeasuredStudy], Any]) -> Any:
         """``act`` on the study; None where there is none, or where it cannot be written any more."""
@@ -285,11 +286,7 @@ class Record:
 
 def plan_keys(plans: Iterable[Mapping[str, Any]]) -> list[str]:
     """Keys of plans (records), as `Record.others` gives them."""
-    return [_key(plan) for plan in plans]
-
-
-def _key(plan: Mapping[str, Any]) -> str:
-    return json.dumps(dict(plan), sort_keys=True)
+    return [record_text(plan) for plan in plans]
 
 
 def _begin(study: MeasuredStudy, queued: Queued, attributes: Mapping[str, Any]) -> int:
