@@ -27,7 +27,8 @@ BENCH = Path(__file__).parent / "bench"
 FULL = Path(__file__).parents[2] / "shared" / "data"
 NOT_SAMPLED = ("aleph_layouts", "korthikanti_2205_05198", "nvidia_nemo_docs")
 DRAWS = 4
-# Whole tables and 48 draws say how much worse a source may be: 0.31 points at most beyond doubt (docs/surrogate.md).
+# Whole tables and 48 draws say how much worse a source may be: 0.31 points at most beyond doubt
+# (docs/surrogate-experiments.md).
 # Four draws of a sample cannot tell that from half a point, and what their mean leaves open with 97.5 % (Student's t of
 # three degrees of freedom, 3.2 standard errors).
 TOLERATED, SURE = 0.005, 0.975

@@ -79,7 +79,7 @@ def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     """A card's entry on a source's own runs, whose trees are written into ``folder``."""
     kept: dict[str, Any] = {
         name: getattr(own, name)
-        for name in ("source", "width", "held_out", "off_below", "clock_remark", "power_limit_w")
+        for name in ("source", "width", "width_of_known", "held_out", "off_below", "clock_remark", "power_limit_w")
     }
     for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
         kept[name] = _of_mix(mix, folder / OWN_TREES.format(number, of))
@@ -111,14 +111,15 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         for name, of in (("time", "time"), ("power_mix", "power"))
     }
     low, high = map(float, values["clocks"])
-    limit_w = values.get("power_limit_w")
+    limit_w, of_known = values.get("power_limit_w"), values.get("width_of_known")
     heat = {
         name: OwnTarget(_scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]))
         for name, target in _heat(values).items()
     }
     return OwnRuns(
         source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
-        width=float(values["width"]), power=_scale(values["power"]), clocks=(low, high), heat=heat,
+        width=float(values["width"]), width_of_known=None if of_known is None else float(of_known),
+        power=_scale(values["power"]), clocks=(low, high), heat=heat,
         power_limit_w=None if limit_w is None else float(limit_w),
         errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
@@ -253,7 +254,7 @@ def _check_values(surrogate: Surrogate) -> None:
     kernel = surrogate.kernel
     positive = [*_flat(dataclasses.astuple(surrogate.widths)), *kernel.values]
     for own in surrogate.own:
-        positive += [own.width, *own.clocks, own.measured_limit_w]
+        positive += [own.width, own.width_of_known or 1.0, *own.clocks, own.measured_limit_w]
         scales = (own.power, *(target.scale for target in own.heat.values()))
         positive += [value for scale in scales for value in (float(scale.factor), scale.log_sd or 1.0)]
         if not all(abs(float(scale.offset_w)) < _MOST_OFFSET_W for scale in scales):

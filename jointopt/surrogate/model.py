@@ -155,13 +155,14 @@ class Conditioned:
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
 
-        Trees correct sources without runs alone: once runs are known, they make predictions worse (docs/surrogate.md).
+        Trees correct sources without runs alone: once runs are known, they make predictions worse
+        (docs/surrogate-experiments.md).
         """
         first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
         some = runs.take(first)
         mean, deviation = self.posterior.predict(some)
         mean = (mean if self.own is None else self.own.time(mean, some))[of]
-        inside, half_width = self.inside(runs), Z_90 * self.width * deviation[of]
+        inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         return mean, half_width, inside
@@ -192,19 +193,17 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        factor = self.width * self.surrogate.widths.difference
+        factor = self.widths(runs) * self.surrogate.widths.difference
         half_width = Z_90 * factor * self.posterior.contrast_deviation(runs, against)
         return self.mean(runs) - self.mean(against), half_width
 
-    @property
-    def width(self) -> float:
-        """Conformal factor on the process's own half-width."""
+    def widths(self, runs: Runs) -> Floats:
+        """Conformal factors on the process's own half-widths, (n,)."""
         widths = self.surrogate.widths
         if self.own is not None:
-            return self.own.width
-        if len(self.known):
-            return widths.of_measured(len(self.known))
-        return widths.fitted if self.fitted else widths.unknown
+            return self.own.widths(runs, self.known)
+        of_new = widths.fitted if self.fitted else widths.unknown
+        return np.full(len(runs), widths.of_measured(len(self.known)) if len(self.known) else of_new)
 
     def inside(self, runs: Runs) -> Bools:
         """Whether what was learned supports ``runs``, (n,)."""

@@ -5,7 +5,7 @@
 # the other sources have them, those of the same framework where there are such, else all: the factors of products that
 # suit two clusters under one framework differ by 0.17 of a logarithm (deviation; three frameworks of two sources each),
 # those that suit frameworks by 0.12. Bounds are over stand-ins alone. Over own errors and stand-ins alike they would be
-# narrower by a tenth, and hold less of either where a source is left out (docs/surrogate.md).
+# narrower by a tenth, and hold less of either where a source is left out (docs/surrogate-experiments.md).
 
 from __future__ import annotations
 

@@ -6,15 +6,13 @@ there: stacking by cross-fitted predictions (Wolpert 1992, Stacked generalizatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from jointopt.core.facts import Source
-from jointopt.core.progress import steps
 from jointopt.core.schema import MOST_GPU_POWER_W, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CONSTANTS
@@ -23,6 +21,15 @@ from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.measured_limits import MeasuredPower
+from jointopt.surrogate.own_folds import (
+    FOLDS,
+    crossed,
+    folds_by_model,
+    held_half_width,
+    median_error,
+    model_names,
+    units_left_out,
+)
 from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.own_targets import OwnTarget, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
@@ -34,13 +41,11 @@ if TYPE_CHECKING:
     from jointopt.surrogate.residual_trees import ResidualBooster
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
-FOLDS, LEAST_LEFT_OUT = 5, 3
 SUPPORT = 1000  # runs that the process remembers; trees see all
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
-COVERAGE = 0.9
 SENSITIVITY = "sensitivity to "
 MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
 # Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
@@ -82,7 +87,8 @@ class Mix:
 class OwnRuns:
     """Learned from the runs of ``source``: their time, and their power where it was measured.
 
-    ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width.
+    ``kernel``: None where that of all sources does better. ``width``: conformal factor on the process's half-width, and
+    ``width_of_known`` the same for models of which runs are known (None: a version that had one for all).
     ``errors``: median errors on held-out models by part. ``clocks``: lowest and highest share of the top clock that
     runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
     says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
@@ -94,6 +100,7 @@ class OwnRuns:
     kernel: Kernel | None = None
     time: Mix = field(default_factory=Mix)
     width: float = 1.0
+    width_of_known: float | None = None
     power: PowerScale = field(default_factory=PowerScale)
     power_mix: Mix = field(default_factory=Mix)
     clocks: tuple[float, float] = (1.0, 1.0)
@@ -128,6 +135,12 @@ class OwnRuns:
         if self.kernel is None:
             return condition(shared, runs, residual)
         return condition_alone(self.kernel, runs, residual)
+
+    def widths(self, runs: Runs, known: Runs) -> Floats:
+        """Conformal factors (n,) on the process's half-widths: those of models of which runs are ``known``, or not."""
+        if self.width_of_known is None:
+            return np.full(len(runs), self.width)
+        return np.where(np.isin(model_names(runs), model_names(known)), self.width_of_known, self.width)
 
     @property
     def knows_power(self) -> bool:
@@ -185,15 +198,6 @@ def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Float
     return process + weight * (trees if beyond else trees - process)
 
 
-def folds_by_model(runs: Runs, seed: int = 0) -> tuple[npt.NDArray[np.int64], str]:
-    """The fold (n,) of each run, whole models together where there are three of them, else groups, else single runs."""
-    models = np.array([group.split("|")[0] for group in runs.group.tolist()])
-    kinds = {"models": models, "groups": runs.group, "runs": np.arange(len(runs)).astype(str)}
-    name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
-    unique, of = np.unique(kinds[name], return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], name
-
-
 @dataclass(frozen=True)
 class Measured:
     """Many runs of one source: residuals of time, and of power where it was measured (NaN elsewhere), (n,) each."""
@@ -225,12 +229,16 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     fold, held_out = folds_by_model(runs, seed)
     found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
     singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
-    near, _ = _crossed_process(found, shared, measured, singly, seed)
+    near, near_deviation = _crossed_process(found, shared, measured, singly, seed)
     names = tuple(name for name in runs.names if name != CLOCK)
     mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
-    errors["time"] = _error(mixed - residual, fold)
+    errors["time"] = median_error(mixed - residual, fold)
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
-    found = replace(found, time=mix, width=_conformal(mixed - residual, deviation), clocks=(low, high))
+    width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
+    of_known = (_mixed_again(mix, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
+    found = replace(
+        found, time=mix, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, len(runs))
+    )
     if len((of_power := measured.with_power()).residual) >= LEAST_RUNS:
         found, more = _with_power(found, of_power, seed)
         errors |= more
@@ -246,7 +254,7 @@ def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0)
     fold, held_out = folds_by_model(measured.runs, seed)
     own = OwnRuns(source, held_out=held_out)
     process, deviation = _crossed_process(own, shared, measured, fold, seed)
-    error, physics = (round(_error(log, fold), 4) for log in (process - measured.residual, -measured.residual))
+    error, physics = (round(median_error(log, fold), 4) for log in (process - measured.residual, -measured.residual))
     own = replace(own, errors={"physics": physics, "process": error, "time": error})
     return own, process, Z_90 * deviation
 
@@ -263,10 +271,10 @@ def _best_process(
     """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
     residual = measured.residual
     process, deviation = _crossed_process(own, shared, measured, fold, seed)
-    errors = {"physics": _error(-residual, fold), "process": _error(process - residual, fold)}
+    errors = {"physics": median_error(-residual, fold), "process": median_error(process - residual, fold)}
     relearned = replace(own, kernel=learn_alone(measured.runs, residual, shared, seed))
     mean, spread = _crossed_process(relearned, shared, measured, fold, seed)
-    if (error := _error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
+    if (error := median_error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
         return relearned, mean, spread, errors | {"kernel": error}
     return own, process, deviation, errors
 
@@ -278,13 +286,13 @@ def learn_mix(
 
     ``near``: its answers with runs of the same models known, as they will be where trees add to it.
     """
-    best, answer, least = (False, 0.0), process, (1.0 - LEAST_GAIN) * _error(process - residual, fold)
+    best, answer, least = (False, 0.0), process, (1.0 - LEAST_GAIN) * median_error(process - residual, fold)
     columns = inputs(runs, names)
     for beyond in (False, True):
         trees = _crossed_trees(columns, _target(residual, near, beyond), fold, names, seed)
         for weight in WEIGHTS:
             mixed = _blend(process, trees, weight, beyond)
-            if (error := _error(mixed - residual, fold)) < least:
+            if (error := median_error(mixed - residual, fold)) < least:
                 best, answer, least = (beyond, weight), mixed, error
     beyond, weight = best
     if not weight:
@@ -293,12 +301,21 @@ def learn_mix(
     return Mix(trees_of_all, weight, beyond, names), answer
 
 
+def _mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
+    """Cross-fitted answers (n,) of a ``mix`` that is settled, over other folds, of which ``process`` has its own."""
+    if not mix.weight:
+        return process
+    target = _target(residual, process, mix.beyond)
+    trees = _crossed_trees(inputs(runs, mix.names), target, fold, mix.names, seed)
+    return _blend(process, trees, mix.weight, mix.beyond)
+
+
 def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
     return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
 
 
 def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[str], seed: int) -> Floats:
-    return _crossed(fold, lambda fit, at: booster(columns[fit], target[fit], names, seed).predict(columns[at]))
+    return crossed(fold, lambda fit, at: booster(columns[fit], target[fit], names, seed).predict(columns[at]))
 
 
 def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
@@ -313,15 +330,6 @@ def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0
     ).fit(columns, target)  # fmt: skip
 
 
-def _crossed(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:
-    """Answers (n,) for every fold from the runs of the others."""
-    out = np.empty(len(fold))
-    for one in steps(np.unique(fold).tolist(), "judging on runs left out"):
-        at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
-        out[at] = answer(rest.astype(np.int64), at.astype(np.int64))
-    return out
-
-
 def _crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:
     """Cross-fitted mean and standard deviation (n,) of the process."""
     runs, residual, deviation = measured.runs, measured.residual, np.empty(len(fold))
@@ -333,7 +341,7 @@ def _crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Int
         mean, deviation[at] = here.process(shared, runs.take(kept), residual[kept]).predict(runs.take(at))
         return mean
 
-    return _crossed(fold, answer), deviation
+    return crossed(fold, answer), deviation
 
 
 def supporting(rows: Ints, seed: int = 0) -> Ints:
@@ -341,17 +349,6 @@ def supporting(rows: Ints, seed: int = 0) -> Ints:
     if len(rows) <= SUPPORT:
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, SUPPORT, replace=False)).astype(np.int64)
-
-
-def _error(log_ratio: Floats, fold: Ints) -> float:
-    """Median of |predicted / measured - 1|, averaged over what was left out at a time."""
-    error = np.abs(np.expm1(log_ratio))
-    return float(np.mean([np.median(error[fold == one]) for one in np.unique(fold)]))
-
-
-def _conformal(log_ratio: Floats, deviation: Floats) -> float:
-    """Factor on 90 % half-widths with which they hold so many of the held-out runs."""
-    return float(np.quantile(np.abs(log_ratio) / (Z_90 * deviation), COVERAGE, method="inverted_cdf"))
 
 
 def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
@@ -387,9 +384,9 @@ def _target_of(
     def scaled(fit: Ints, at: Ints) -> Floats:
         return np.log(power_scale(log_ratio[fit], share[fit], static_w).over(of_physics[at]))
 
-    line = _crossed(fold, scaled)
+    line = crossed(fold, scaled)
     mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed)
     errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
-    spread = float(np.quantile(np.abs(errors[name]), COVERAGE)) / Z_90
+    spread = held_half_width(errors[name], len(runs)) / Z_90
     scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
-    return OwnTarget(scale, mix), {key: _error(value, fold) for key, value in errors.items()}
+    return OwnTarget(scale, mix), {key: median_error(value, fold) for key, value in errors.items()}

@@ -16,16 +16,8 @@ from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import (
-    LEAST_LEFT_OUT,
-    LEAST_RUNS,
-    Measured,
-    OwnRuns,
-    folds_by_model,
-    judge_shared,
-    learn_own,
-    supporting,
-)
+from jointopt.surrogate.own_folds import LEAST_LEFT_OUT, folds_by_model
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, judge_shared, learn_own, supporting
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power_scale import scale_at_limit
 from jointopt.surrogate.residual_gp import Kernel, Runs, together

@@ -31,7 +31,8 @@ from jointopt.surrogate.files import load, save
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import OwnRuns, folds_by_model
+from jointopt.surrogate.own_folds import folds_by_model
+from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.training import TrainingSet, training_set
 from jointopt.workflows.explain import explain

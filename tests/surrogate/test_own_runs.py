@@ -16,7 +16,8 @@ from jointopt.core.schema import Floats
 from jointopt.surrogate import own_runs
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, folds_by_model, learn_mix, learn_own
+from jointopt.surrogate.own_folds import folds_by_model, held_half_width
+from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
 from jointopt.surrogate.trees import Trees
@@ -109,6 +110,22 @@ def test_what_is_left_out_at_a_time_is_whole(models: int, groups: int, kind: str
     whole = {"models": [n.split("|")[0] for n in names], "groups": names, "runs": range(60)}[kind]
     assert all(len({fold[i] for i, name in enumerate(whole) if name == one}) == 1 for one in whole)
     assert len(np.unique(fold)) >= 2
+
+
+@pytest.mark.parametrize(("units", "student"), [(3, 2.353), (7, 1.895), (1000, 1.646)])
+def test_intervals_judged_on_few_models_are_wider_by_students_t(units: int, student: float) -> None:
+    # quantiles of t at 0.95 from tables, of 3, 7 and 1,000 degrees of freedom
+    error = np.linspace(-1.0, 1.0, 4001)
+    assert held_half_width(error, units) == pytest.approx(0.9 * student / 1.645, rel=1e-3)
+
+
+def test_models_with_known_runs_have_the_width_that_further_runs_of_theirs_ask_for(learned: OwnRuns) -> None:
+    known = runs()
+    others = replace(known, group=np.array([f"other {group}" for group in known.group]))
+    own = replace(learned, width=2.0, width_of_known=0.5)
+    assert set(own.widths(known, known)) == {0.5}
+    assert set(own.widths(others, known)) == {2.0}
+    assert set(replace(own, width_of_known=None).widths(known, known)) == {2.0}  # a folder from before there were two
 
 
 def test_power_is_learned_where_it_was_measured_alone(learned: OwnRuns) -> None:

@@ -206,6 +206,7 @@ def test_what_was_learned_of_heat_is_kept_with_hashes(tmp_path: Path) -> None:
     found, kept = (one.heat[PEAK].log_ratio(new, values) for one in (read, own))
     np.testing.assert_allclose(found, kept, atol=1e-6)
     assert (read.heat[PEAK].scale, read.power_limit_w) == (own.heat[PEAK].scale, 650.0)
+    assert (read.width, read.width_of_known) == (own.width, own.width_of_known)
     trees = tmp_path / "mine" / "own-0-peak_power_w.json"
     trees.write_text(trees.read_text().replace("1", "2", 1))
     with pytest.raises(TableError, match="has changed since it was written"):
