@@ -31,8 +31,10 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
+    within_peak_limit,
     within_power_limit,
 )
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.measured_limits import at_limit
@@ -225,6 +227,12 @@ class Correction:
         targets = {} if self.own is None else self.own.heat
         return {name: half for name, target in targets.items() if (half := target.scale.half_width) is not None}
 
+    @property
+    def peak_overshoot(self) -> float | None:
+        """The share of a power limit that peaks reach at most, by the source's own runs; None: not learned."""
+        peak = None if self.own is None else self.own.heat.get(PEAK)
+        return None if peak is None else peak.overshoot
+
     def as_measured(self, job: Job) -> Job:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""
         return at_limit(job, self.power_limit_w)
@@ -299,7 +307,7 @@ class Correction:
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
                 self.power(runs, of_physics), self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
                 conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
-                self._measured_jobs,
+                self._measured_jobs, self.peak_overshoot,
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -322,6 +330,7 @@ class Move:
     network_slope: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
     network_seen: float = 0.0
     measured_jobs: tuple[Job, ...] = ()  # as for `new_kinds`
+    peak_overshoot: float | None = None  # as of `Correction`
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -351,4 +360,5 @@ class Move:
             out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
         if of_new is not None:
             out = of_new if self.new is not None else narrower(out, of_new)
-        return with_heat_intervals(job, out, self.heat_half_width) | {"in_domain": self.inside & supports}
+        out = within_peak_limit(job, with_heat_intervals(job, out, self.heat_half_width), self.peak_overshoot)
+        return out | {"in_domain": self.inside & supports}

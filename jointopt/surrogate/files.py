@@ -87,6 +87,7 @@ def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
         name: {
             "scale": dataclasses.asdict(target.scale),
             "mix": _of_mix(target.mix, folder / OWN_TREES.format(number, name)),
+            "overshoot": target.overshoot,
         }
         for name, target in own.heat.items()
     }
@@ -111,15 +112,17 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         for name, of in (("time", "time"), ("power_mix", "power"))
     }
     low, high = map(float, values["clocks"])
-    limit_w = values.get("power_limit_w")
     heat = {
-        name: OwnTarget(_scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]))
+        name: OwnTarget(
+            _scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]),
+            _number_or_none(target.get("overshoot")),
+        )
         for name, target in _heat(values).items()
-    }
+    }  # fmt: skip
     return OwnRuns(
         source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
         width=float(values["width"]), power=_scale(values["power"]), clocks=(low, high), heat=heat,
-        power_limit_w=None if limit_w is None else float(limit_w),
+        power_limit_w=_number_or_none(values.get("power_limit_w")),
         errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
@@ -138,7 +141,11 @@ def _heat(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _scale(values: Mapping[str, Any]) -> PowerScale:
     log_sd = values["log_sd"]
     factor, offset_w = (float(values[name]) for name in ("factor", "offset_w"))
-    return PowerScale(factor, None if log_sd is None else float(log_sd), offset_w)
+    return PowerScale(factor, _number_or_none(log_sd), offset_w)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _mix(path: Path, values: dict[str, Any]) -> Mix:
@@ -166,7 +173,7 @@ def _width(value: Any) -> Any:
     if isinstance(value, list):
         below, above = map(float, value)
         return below, above
-    return None if value is None else float(value)
+    return _number_or_none(value)
 
 
 def _sha256(path: Path) -> str:
@@ -254,6 +261,7 @@ def _check_values(surrogate: Surrogate) -> None:
     positive = [*_flat(dataclasses.astuple(surrogate.widths)), *kernel.values]
     for own in surrogate.own:
         positive += [own.width, *own.clocks, own.measured_limit_w]
+        positive += [target.overshoot for target in own.heat.values() if target.overshoot is not None]
         scales = (own.power, *(target.scale for target in own.heat.values()))
         positive += [value for scale in scales for value in (float(scale.factor), scale.log_sd or 1.0)]
         if not all(abs(float(scale.offset_w)) < _MOST_OFFSET_W for scale in scales):

@@ -25,7 +25,7 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.differences import Apart, against, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import DOUBTS, add_intervals, doubts, within_power_limit
+from jointopt.surrogate.intervals import DOUBTS, add_intervals, doubts, within_peak_limit, within_power_limit
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
@@ -224,7 +224,8 @@ class JobModel:
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
-            return within_power_limit(self.job, limited)
+            overshoot = None if self._correction is None else self._correction.peak_overshoot
+            return within_peak_limit(self.job, within_power_limit(self.job, limited), overshoot)
         if self._correction is None:
             return add_intervals(self.job, columns, network=self._network(columns))
         physics, layout, runs = self._as_runs(columns)

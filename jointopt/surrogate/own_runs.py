@@ -24,7 +24,7 @@ from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.own_kernel import learn_alone
-from jointopt.surrogate.own_targets import OwnTarget, line_clocks
+from jointopt.surrogate.own_targets import OwnTarget, limit_overshoot, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
 from jointopt.surrogate.residual_gp import Kernel, Runs
@@ -204,6 +204,7 @@ class Measured:
     static_share: Floats  # of the physics' power, in what a GPU draws whatever runs
     static_w: float
     heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and what the physics says
+    limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
 
     def with_power(self) -> Measured:
         """Those whose power was measured."""
@@ -213,7 +214,8 @@ class Measured:
         """The runs at those positions."""
         heat = {name: (ratio[rows], values[rows]) for name, (ratio, values) in self.heat.items()}
         of_power = self.log_power[rows], self.static_share[rows], self.static_w
-        return Measured(self.runs.take(rows), self.residual[rows], *of_power, heat)
+        limits_w = self.limits_w if self.limits_w is None else self.limits_w[rows]
+        return Measured(self.runs.take(rows), self.residual[rows], *of_power, heat, limits_w)
 
 
 def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
@@ -368,8 +370,9 @@ def _with_heat(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, di
         if len(rows) >= LEAST_RUNS:
             static_w = measured.static_w if name == PEAK else np.nan  # a line through nothing of a temperature
             some = replace(measured.take(rows), static_share=static_w / values[rows], static_w=static_w)
-            heat[name], more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
-            errors |= more
+            target, more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
+            peaks_w = np.exp(log_ratio[rows]) * values[rows] if name == PEAK else None
+            heat[name], errors = replace(target, overshoot=limit_overshoot(peaks_w, some.limits_w)), errors | more
     return replace(own, heat=heat), errors
 
 
