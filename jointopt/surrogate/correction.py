@@ -19,6 +19,7 @@ from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence, as_it_is
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
@@ -34,7 +35,6 @@ from jointopt.surrogate.intervals import (
     within_peak_limit,
     within_power_limit,
 )
-from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.measured_limits import at_limit
