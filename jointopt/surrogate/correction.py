@@ -173,12 +173,6 @@ class Correction:
         """Learned from many runs of the source; None where there were few."""
         return self._settled[0].own
 
-    @property
-    def known_of_own(self) -> Runs:
-        """Those runs of the source that the surrogate remembers."""
-        support = self.surrogate.support
-        return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
-
     def log_clock_response(self, job: Job, layout: Columns, stage_clock_mhz: Floats) -> float:
         """log(time with the learned clock response / time without it) of one layout at its clocks (1, S)."""
         if self._response is None:

@@ -217,7 +217,7 @@ class JobModel:
         clocks = top if stage_clock_mhz is None else stage_clock_mhz[:1]
         by_clock = correction.log_clock_response(self.job, one, clocks)
         factor = float(correction.log_factor(runs)[0])
-        return (learned_sentence(own, factor, by_clock, runs, correction.known_of_own),)
+        return (learned_sentence(own, factor, by_clock, runs),)
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""

@@ -157,23 +157,25 @@ class OwnRuns:
         return self._of_power.line(runs, watts, self.power_clocks)
 
     def to_text(self) -> str:
-        """One line: what counts how much, and errors on what was left out without and with it."""
-        e = self.errors
-        parts = [_weights(self.time, "kernel relearned" if self.kernel else "shared kernel")]
-        parts.append(f"time {e['process']:.1%} -> {e['time']:.1%} (physics {e['physics']:.1%})")
+        """What counts how much, and median errors on what was left out without and with it, a line per quantity."""
+        e, on = self.errors, f" on held-out {self.held_out}"
+        kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel)"
+        lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'])}"]
         for name, target in {"power": self._of_power, **{HEAT_NAMES[of]: one for of, one in self.heat.items()}}.items():
             if name in e:
-                before = f"(physics {e[f'{name} physics']:.1%}; {_weights(target.mix, 'factors')})"
-                parts.append(f"{name} {e[f'{name} process']:.1%} -> {e[name]:.1%} {before}")
-        parts += [] if self.response is None else [self.response.to_text()]
-        parts += [self.clock_remark] * bool(self.clock_remark)
-        return f"{Source.parse(self.source).to_text()}: on {self.held_out} left out: {', '.join(parts)}"
+                found = e[f"{name} process"], e[name], on, e[f"{name} physics"]
+                lines.append(f"{name}: {_gain(target.mix, 'scaled physics {}', *found)}")
+        lines += [] if self.response is None else [self.response.to_text()]
+        lines += [self.clock_remark] * bool(self.clock_remark)
+        return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
 
 
-def _weights(mix: Mix, process: str) -> str:
-    if not mix.weight:
-        return f"{process} 1.0, trees 0"
-    return f"{process} {1.0 if mix.beyond else 1.0 - mix.weight:g}, trees {mix.weight:g}" + " of the rest" * mix.beyond
+def _gain(mix: Mix, others: str, before: float, after: float, on: str, physics: float) -> str:
+    """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside."""
+    share = f"{1.0 if mix.beyond else 1.0 - mix.weight:g}"
+    trees = f"trees {mix.weight:g}" + " on its rest" * mix.beyond
+    errors = f"{100.0 * before:.1f} -> {100.0 * after:.1f} %"
+    return f"{others.format(share)}, {trees}: {errors}{on} (physics {100.0 * physics:.1f} %)"
 
 
 def inputs(runs: Runs, names: Sequence[str]) -> Floats:

@@ -218,8 +218,9 @@ def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on(
     assert list(own.heat) == [PEAK]
     assert not own.knows_power
     assert own.errors["peak power"] < 0.8 * own.errors["peak power process"] < own.errors["peak power physics"]
-    line = f"peak power {own.errors['peak power process']:.1%} -> {own.errors['peak power']:.1%} (physics "
-    assert line in own.to_text()
+    before, after = (100 * own.errors[name] for name in ("peak power process", "peak power"))
+    (line,) = (line for line in own.to_text().splitlines() if line.startswith("  peak power: scaled physics "))
+    assert f": {before:.1f} -> {after:.1f} % on held-out models (physics " in line
     assert "temperature" not in own.to_text()
     assert own.heat[PEAK].scale.log_sd == pytest.approx(0.03, rel=0.6)
 

@@ -82,11 +82,12 @@ def job() -> Job:
 
 def test_the_line_of_a_source_says_what_helped_on_groups_left_out(folder: Path) -> None:
     lines = (folder.parent / "said.txt").read_text().splitlines()
-    line = next(line for line in lines if "left out:" in line and "time" in line)
     named = Source.parse("my cluster|megatron-lm|a100-sxm4-40gb|4")
-    assert line.startswith(f"{named.to_text()}: on groups left out: ")
-    assert "power" in line
-    assert json.loads((folder / "card.json").read_text())["own"] == {str(named): line}
+    first = lines.index(f"{named.to_text()}:")
+    assert "% on held-out groups (physics" in lines[first + 1]
+    assert lines[first + 2].startswith("  power: scaled physics ")
+    (said,) = json.loads((folder / "card.json").read_text())["own"].values()
+    assert said.splitlines()[:2] == lines[first : first + 2]
 
 
 def test_new_runs_of_the_cluster_are_predicted_close_to_their_noise(folder: Path, new: pd.DataFrame) -> None:
