@@ -183,18 +183,22 @@ def _sha256(path: Path) -> str:
 def load(folder: Path) -> Surrogate:
     """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
 
-    Raises TableError where a file is missing or is not what it should be.
+    Raises TableError for a folder that is none, one of another format, and where a file is missing or is not what it
+    should be.
     """
+    if not (folder / CARD).exists():
+        raise TableError(
+            f"{folder} holds no surrogate (no {CARD}); expected a folder that `jointopt retrain --out` wrote."
+        )
     try:
         _check_file(folder / CARD)
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
         model = card.pop("model")
-        if model["format"] != FORMAT:
-            raise ValueError(f"format {model['format']}, expected {FORMAT}")
-        _check_file(folder / SUPPORT)
+        if (written := int(model["format"])) != FORMAT:
+            raise TableError(_of_format(folder, written, card))
+        _check_hashes(folder, model)
         with zipfile.ZipFile(folder / SUPPORT) as archive:
             _check_size(SUPPORT, sum(entry.file_size for entry in archive.infolist()))
-        _check_hashes(folder, model)
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
@@ -208,11 +212,30 @@ def load(folder: Path) -> Surrogate:
         _check_sizes(surrogate)
         _check_values(surrogate)
     except DAMAGED as error:
-        reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
         raise TableError(
-            f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
+            f"The surrogate in {folder} is damaged ({_reason(error)}): copy the folder anew from where it was written, "
+            "or repeat `jointopt retrain` with --force."
         ) from error
     return surrogate
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a damaged surrogate, in some words."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{CARD} is no JSON"
+    words = str(error).split("\n")[0].strip(" .:") or type(error).__name__
+    return f"{words} is missing" if isinstance(error, KeyError) else words
+
+
+def _of_format(folder: Path, written: int, card: Mapping[str, Any]) -> str:
+    """A sentence on a surrogate of another format than `FORMAT`, and on what to do."""
+    if written > FORMAT:
+        return f"The surrogate in {folder} is of format {written}, and this version reads {FORMAT}: update jointopt."
+    again = " ".join(str(card.get("rebuild", "")).split())
+    how = f" (its card has how: `{again}`)" if again else ""
+    return (
+        f"The surrogate in {folder} is of format {written}, of an earlier version; retrain it for format {FORMAT}{how}."
+    )
 
 
 def _learned_rows(folder: Path) -> Fingerprints:
@@ -238,15 +261,14 @@ def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:
     for name, written in model["sha256"].items():
         _check_file(folder / name)
         if _sha256(folder / name) != written:
-            raise ValueError(f"{name} has changed since it was written")
+            raise ValueError(f"{name} has changed since it was written: its sha256 is not that of the card")
 
 
 def _check_file(path: Path) -> None:
-    """ValueError where a path is a pipe or a device, which would be waited for, or a file too large to be ours."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} is no file")
-    if path.exists():
-        _check_size(path.name, path.stat().st_size)
+    """ValueError where a path is nothing, a pipe or a device, which would be waited for, or a file too large."""
+    if not path.is_file():
+        raise ValueError(f"{path.name} is {'no file' if path.exists() else 'missing'}")
+    _check_size(path.name, path.stat().st_size)
 
 
 def _check_size(name: str, count: int) -> None:

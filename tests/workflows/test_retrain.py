@@ -195,7 +195,7 @@ def test_sources_that_the_new_one_forgets_are_named(folder, trained, retrained):
 
 def test_a_damaged_surrogate_is_replaced_by_force_alone(folder, retrained):
     (folder / "trees.json").write_bytes(b"")
-    with pytest.raises(TableError, match="holds no surrogate"):
+    with pytest.raises(TableError, match="is damaged"):
         retrained(held_out(0.01))
     retrained(held_out(0.01), force=True)
     assert load(folder).card["seed"] == 0
