@@ -359,7 +359,11 @@ def _remembered(surrogate: Surrogate, job: Job) -> tuple[list[str], Ints]:
 
 
 def _warn_of_left_aside(surrogate: Surrogate, name: str, job: Job) -> None:
-    """Log that few runs of a surrogate, which are not priced anew, count for nothing beside measured ones."""
+    """Log that few runs of a surrogate count for nothing beside measured ones.
+
+    It keeps their features and no rows, so that they cannot be priced anew: together with them, measured runs could not
+    be either, on a network far from the assumed one (`Correction.by`), and runs that both have would count twice.
+    """
     if count := len(_remembered(surrogate, job)[1]):
         _log.warning(
             "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
