@@ -220,7 +220,7 @@ def load(folder: Path) -> Surrogate:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a damaged surrogate, in some words."""
+    """The fault of a damaged surrogate in some words."""
     if isinstance(error, json.JSONDecodeError):
         return f"{CARD} is no JSON"
     words = str(error).split("\n")[0].strip(" .:") or type(error).__name__

@@ -275,7 +275,7 @@ class JobModel:
         return against(self.job, held, first, apart)
 
     def _off_limits(self, columns: Columns, held: Columns) -> tuple[Floats, Floats]:
-        """What GPUs that draw less than predicted change log(time) and log(energy) of plans by, and by how much less.
+        """Changes of log(time) and log(energy) of plans on GPUs that draw less than predicted, and by how much less.
 
         (2, n) and the 90 % half-width (n,) of the logarithm of power. Under its limit such a GPU runs at the clock that
         one as predicted reaches under a limit higher by as much, up to the cluster's. ``held``: the plans as `_held`.

@@ -157,7 +157,7 @@ class OwnRuns:
         return self._of_power.line(runs, watts, self.power_clocks)
 
     def to_text(self) -> str:
-        """What counts how much, and median errors on what was left out without and with it, a line per quantity."""
+        """A line per quantity: the weight of each part, and median errors on what was left out without and with it."""
         e, on = self.errors, f" on held-out {self.held_out}"
         kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel)"
         lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'])}"]
