@@ -10,6 +10,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cooling import position_temperatures_c, power_limit_w
+from jointopt.physics.costs import summed
 from jointopt.physics.makespan import StageTimes, least_makespan_s
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ HEAT = ("peak_power_w", "temperature_c")
 class HeatScale:
     """Factor on what the physics says of layouts, and what is beside it, (2, n): as measured, None: not measured.
 
-    ``peak``: of peak power, in W; ``rise``: of the temperature over the inlet air, in K.
+    ``peak``: of peak power, in W; ``rise``: of the temperature over the inlet air, in K. ``overshoot``: the share of
+    the limit in effect that measured peaks reach, where boards hold them; unlimited by default.
     """
 
     peak: Floats | None = None
     rise: Floats | None = None
+    overshoot: float = np.inf
 
 
 def by_mean_power(index: Ints) -> HeatScale:
@@ -60,15 +63,19 @@ def heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
 def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
     """Peak power (n, pp) of layouts ``index`` of one group: `CostModel.burst_w`, or as it was measured.
 
-    Where mean power alone was measured, by that, and no more than the limit allows.
+    No more than the limit allows where mean power alone was measured, by which it then is; than `HeatScale.overshoot`
+    of it where peaks were, and then no less than the mean.
     """
-    g = int(physics.group_of[index[0]])
+    g, scale = int(physics.group_of[index[0]]), physics.heat_scale(index)
     burst_w = physics.burst_w(g, physics.row_of[index], t)
     found_w = as_peaks(physics, index, burst_w)
-    if physics.heat_scale(index).peak is not None:
-        return found_w
     limit_w = power_limit_w(physics.job.cluster, physics.layouts, index, physics.groups[g].depth)
-    return np.minimum(found_w, np.maximum(limit_w, burst_w))
+    if scale.peak is None:
+        return np.minimum(found_w, np.maximum(limit_w, burst_w))
+    if scale.overshoot == np.inf:
+        return found_w
+    held_w = np.minimum(_mean_w(physics, index, t), limit_w)
+    return np.maximum(np.minimum(found_w, scale.overshoot * limit_w), held_w)
 
 
 def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
@@ -107,6 +114,12 @@ def stage_positions_c(physics: CostModel, index: Ints, t: StageTimes) -> dict[st
 def _as_mean(physics: CostModel, index: Ints, watts: Floats) -> Floats:
     """Watts (n, pp) moved as mean power is."""
     return np.asarray(physics.power_factor[index, None] * watts + physics.power_offset_w[index, None])
+
+
+def _mean_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
+    """Mean power (n, pp) of stages of layouts ``index`` of one group, as corrected, leakage included."""
+    parts = physics.energy_parts(int(physics.group_of[index[0]]), physics.row_of[index], t)
+    return _as_mean(physics, index, summed(parts.values()) / t.total_s[:, None])
 
 
 def _heating_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:

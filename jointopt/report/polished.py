@@ -19,11 +19,11 @@ from typing import Any
 from jointopt.core.atomic_write import check_file, write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Columns, Floats
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import table
 from jointopt.report.documents import Result, pick
-from jointopt.report.plans import basis_lines, short_clocks
+from jointopt.report.plans import basis_lines, better_words, compared_lines, half_difference, short_clocks
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -62,10 +62,17 @@ class Polished(Result):
     seconds: float  # that it took
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
     informed_by: Mapping[str, int] = field(default_factory=dict)  # measured runs that corrected it, by place
+    # of the points, (points,) each: `surrogate.differences.against` the plan with its stage clocks, where it is known
+    against_plan: Columns = field(default_factory=dict)
 
     def saving(self, point: PolishedPoint) -> float:
         """Share of the plan's energy that the point saves."""
         return 1.0 - point.energy_j / self.energy_j
+
+    def against(self, point: PolishedPoint) -> dict[str, float]:
+        """How a point differs from the plan, with intervals and the probabilities that it is faster and leaner."""
+        at = next(i for i, one in enumerate(self.points) if one is point)
+        return {name: float(values[at]) for name, values in self.against_plan.items()}
 
     @property
     def schedule(self) -> Schedule:
@@ -87,6 +94,7 @@ class Polished(Result):
         def entry(point: PolishedPoint) -> dict[str, Any]:
             lowest, highest = point.clock_mhz.min(), point.clock_mhz.max()
             results = pick(point, "iteration_time_s energy_j") | {"energy_saved": self.saving(point)}
+            results |= self.against(point)
             return results | {"lowest_clock_mhz": lowest, "highest_clock_mhz": highest}
 
         chosen = entry(self.chosen) | {"stages": self.schedule}
@@ -104,10 +112,11 @@ class Polished(Result):
             f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
             f"A clock per pass saves {saved}.",
         ]
-        legend = "= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."
-        remarks = table.paragraphs([legend, *_remarks(self)])
+        points = _points(self)
+        legend = ["= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."]
+        remarks = table.paragraphs([*legend, *compared_lines(_rows(self), points), *_remarks(self)])
         return table.blocks_text(
-            table.paragraphs(title), _points(self), _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
+            table.paragraphs(title), points, _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
         )
 
     def write_zeus(self, path: Path) -> None:
@@ -137,16 +146,29 @@ def zeus_command(path: Path) -> str:
 def _points(found: Polished) -> list[str]:
     """One line per schedule; none is beaten by another, nor by the plan, in both time and energy."""
     points, time, energy = found.points, found.iteration_time_s, found.energy_j
-    times, energies = [p.iteration_time_s for p in points], [p.energy_j for p in points]
+    times, energies, rows = [p.iteration_time_s for p in points], [p.energy_j for p in points], _rows(found)
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
         table.measured("time", times, table.TIME_UNITS, time),
         table.measured("energy", energies, table.ENERGY_UNITS, energy),
-        TextColumn("time\nΔ%", table.percent_of(times, time, _PERCENT)),
-        TextColumn("energy\nΔ%", table.percent_of(energies, energy, _PERCENT)),
+        _difference("time", table.percent_of(times, time, _PERCENT), rows),
+        _difference("energy", table.percent_of(energies, energy, _PERCENT), rows),
+        *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
     return table.lay_out(columns)
+
+
+def _rows(found: Polished) -> list[dict[str, float]]:
+    """Differences of the plan from itself, then those of the points from it; empty where they are not known."""
+    points = [found.against(point) for point in found.points]
+    return [dict.fromkeys(points[0], 0.0), *points]
+
+
+def _difference(name: str, percent: list[str], rows: Sequence[Mapping[str, float]]) -> TextColumn:
+    """The column of time or energy of the points against the plan, with half of its interval where it is known."""
+    halves = [half_difference(row, name) for row in rows[1:]]
+    return TextColumn(f"{name}\nΔ%", table.plus_minus(percent, halves))
 
 
 def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:

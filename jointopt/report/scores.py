@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import UsageError
 from jointopt.report.documents import Result, known_figures, pick
-from jointopt.report.table import paragraphs
+from jointopt.report.table import TextColumn, blocks_text, fixed, lay_out, paragraphs, table_width, text_width
 from jointopt.spec.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 LEAST_SHARED = 10  # held-out rows that two surrogates must share to be compared
 _MOST_WORK = 12
+_HEAD = 10  # characters of a line of a table's head
 _WORK_HEADS = {  # of the columns of the work that was measured; savings are in percent of the energy
     "work": "work", "clock_sensitive_share": "clock-sensitive", "least_energy_clock_mhz": "least energy at MHz",
     "least_energy_saving_percent": "saved %",
@@ -115,7 +118,8 @@ class Retrained(Result):
         mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
         group_out = mean.get("group out", math.nan)
         errors = "unknown (no source has two groups)" if math.isnan(group_out) else f"{group_out:.1%}"
-        lines = [*self.remarks, "", _table(self.sources), ""]
+        remarks = (line for remark in self.remarks for line in remark.split("\n"))
+        lines = [*paragraphs(remarks, "    "), "", *_held_out_lines(self.sources), ""]
         lines.append(f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}")
         if self.compared is not None and self.compared.empty:
             lines += ["", not_comparable(self.out)]
@@ -128,6 +132,33 @@ class Retrained(Result):
         if self.forgotten:
             lines.append(f"only the one now there was trained on {', '.join(self.forgotten)}")
         return "\n".join([*lines, f"written to {self.out}"])
+
+
+_COVERED = " covered"  # the end of a column's name: the share of runs within their intervals
+
+
+def _held_out_lines(sources: pd.DataFrame) -> list[str]:
+    """Median errors of each source, and how many runs its intervals held, in tables of a line of text's width."""
+    names = [str(name) for name in sources.columns if name != "source"]
+    errors = [name for name in names if not name.endswith(_COVERED)]
+    held = [name for name in names if name.endswith(_COVERED)]
+    lines = ["Median error of time in %, by what was left out:", *_percents(sources, errors)]
+    return (
+        [*lines, "", "Held-out runs within their 90 % intervals, in %:", *_percents(sources, held)] if held else lines
+    )
+
+
+def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Those columns in percent beside the source, in as many tables as lines of a text need."""
+    left = TextColumn("source", [str(name) for name in sources["source"]], left=True)
+    tables = [[left]]
+    for name in names:
+        head = "\n".join(wrap(name.removesuffix(_COVERED), _HEAD, break_long_words=False))
+        column = TextColumn(head, fixed((100.0 * float(value) for value in sources[name]), ".1f"))
+        if table_width([*tables[-1], column]) > text_width() and len(tables[-1]) > 1:
+            tables.append([left])
+        tables[-1].append(column)
+    return blocks_text(*map(lay_out, tables)).split("\n")
 
 
 def not_comparable(out: Path) -> str:

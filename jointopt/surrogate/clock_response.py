@@ -69,7 +69,8 @@ class LearnedResponse:
 
     def to_text(self) -> str:
         """The shares, and the error on what was left out without and with them."""
-        return f"{self.response.words} follow the clock (below the top clock {self.before:.1%} -> {self.after:.1%})"
+        gain = f"{100.0 * self.before:.1f} -> {100.0 * self.after:.1f} %"
+        return f"{self.response.words} follow the clock (below the top clock {gain})"
 
 
 @dataclass(frozen=True)

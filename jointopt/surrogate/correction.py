@@ -19,6 +19,7 @@ from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence, as_it_is
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
@@ -31,6 +32,7 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
+    within_peak_limit,
     within_power_limit,
 )
 from jointopt.surrogate.learned_heat import LearnedHeat
@@ -170,12 +172,6 @@ class Correction:
         """Learned from many runs of the source; None where there were few."""
         return self._settled[0].own
 
-    @property
-    def known_of_own(self) -> Runs:
-        """Those runs of the source that the surrogate remembers."""
-        support = self.surrogate.support
-        return support.take(np.flatnonzero(support.source == self.source).astype(np.int64))
-
     def log_clock_response(self, job: Job, layout: Columns, stage_clock_mhz: Floats) -> float:
         """log(time with the learned clock response / time without it) of one layout at its clocks (1, S)."""
         if self._response is None:
@@ -223,6 +219,12 @@ class Correction:
     def _heat_half_widths(self) -> dict[str, float]:
         targets = {} if self.own is None else self.own.heat
         return {name: half for name, target in targets.items() if (half := target.scale.half_width) is not None}
+
+    @property
+    def peak_overshoot(self) -> float | None:
+        """The share of a power limit that peaks reach at most, by the source's own runs; None: not learned."""
+        peak = None if self.own is None else self.own.heat.get(PEAK)
+        return None if peak is None else peak.overshoot
 
     def as_measured(self, job: Job) -> Job:
         """The job under the power limit that its power was measured under, whatever its own, where there is such."""
@@ -298,7 +300,7 @@ class Correction:
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
                 self.power(runs, of_physics), self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
                 conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
-                self._measured_jobs,
+                self._measured_jobs, self.peak_overshoot,
             )
             for runs, of_physics, mean, half, inside in pieces
         ]  # fmt: skip
@@ -321,6 +323,7 @@ class Move:
     network_slope: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
     network_seen: float = 0.0
     measured_jobs: tuple[Job, ...] = ()  # as for `new_kinds`
+    peak_overshoot: float | None = None  # as of `Correction`
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -350,4 +353,5 @@ class Move:
             out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
         if of_new is not None:
             out = of_new if self.new is not None else narrower(out, of_new)
-        return with_heat_intervals(job, out, self.heat_half_width) | {"in_domain": self.inside & supports}
+        out = within_peak_limit(job, with_heat_intervals(job, out, self.heat_half_width), self.peak_overshoot)
+        return out | {"in_domain": self.inside & supports}

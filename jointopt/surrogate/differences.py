@@ -7,7 +7,7 @@ which says nothing of layouts: what is learned of a layout moves it by one facto
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Apart:
     half_width: Floats  # 90 %, of log(time / time of the one), (n,)
     other_layout: Bools  # (n,)
     measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the cluster
+    by_limit: Floats = field(default_factory=lambda: np.zeros((2, 1)))  # `of_limits`, (2, n)
 
 
 def recorded(job: Job, columns: Columns, first: int, known: bool = False) -> Floats:
@@ -44,6 +45,16 @@ def recorded(job: Job, columns: Columns, first: int, known: bool = False) -> Flo
     """
     at_top, errors = supported(job, columns, known)[1], physics_errors()["difference"]
     return np.asarray(np.where(at_top & at_top[first], errors["known"], errors["unknown"]))
+
+
+def of_limits(moved: Floats, half_width: Floats, first: int, other_layout: Bools) -> Floats:
+    """90 % half-widths (2, n) of differences in log(time) and log(energy) for what power limits leave plans.
+
+    ``moved`` (2, n): by how much both change for GPUs that draw less than predicted by the ``half_width`` (n,) of the
+    logarithm of their power. GPUs of all plans are off by the same, of other layouts by `LAYOUT_POWER` beside that.
+    """
+    share = np.minimum(LAYOUT_POWER / np.maximum(half_width, LAYOUT_POWER), 1.0)
+    return np.hypot(moved - moved[:, first : first + 1], np.where(other_layout, share * moved, 0.0))
 
 
 def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
@@ -62,8 +73,9 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
     power = np.hypot(np.where(apart.other_layout, LAYOUT_POWER, 0.0), by_clock)
     out: Columns = {}
     for name, result, better, half in (
-        ("time", "iteration_time_s", "faster", time), ("energy", "energy_j", "leaner", np.hypot(time, power)),
-    ):  # fmt: skip
+        ("time", "iteration_time_s", "faster", np.hypot(time, apart.by_limit[0])),
+        ("energy", "energy_j", "leaner", np.hypot(np.hypot(time, power), apart.by_limit[1])),
+    ):
         change = np.log(columns[result] / columns[result][first])
         change = np.where(np.abs(change) < _ROUNDING, 0.0, change)
         ends = {"": 0.0, "_low": -half, "_high": half}

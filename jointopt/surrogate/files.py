@@ -87,6 +87,7 @@ def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
         name: {
             "scale": dataclasses.asdict(target.scale),
             "mix": _of_mix(target.mix, folder / OWN_TREES.format(number, name)),
+            "overshoot": target.overshoot,
         }
         for name, target in own.heat.items()
     }
@@ -111,16 +112,18 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         for name, of in (("time", "time"), ("power_mix", "power"))
     }
     low, high = map(float, values["clocks"])
-    limit_w, of_known = values.get("power_limit_w"), values.get("width_of_known")
     heat = {
-        name: OwnTarget(_scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]))
+        name: OwnTarget(
+            _scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]),
+            _number_or_none(target.get("overshoot")),
+        )
         for name, target in _heat(values).items()
-    }
+    }  # fmt: skip
     return OwnRuns(
         source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
-        width=float(values["width"]), width_of_known=None if of_known is None else float(of_known),
+        width=float(values["width"]), width_of_known=_number_or_none(values.get("width_of_known")),
         power=_scale(values["power"]), clocks=(low, high), heat=heat,
-        power_limit_w=None if limit_w is None else float(limit_w),
+        power_limit_w=_number_or_none(values.get("power_limit_w")),
         errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
@@ -139,7 +142,11 @@ def _heat(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _scale(values: Mapping[str, Any]) -> PowerScale:
     log_sd = values["log_sd"]
     factor, offset_w = (float(values[name]) for name in ("factor", "offset_w"))
-    return PowerScale(factor, None if log_sd is None else float(log_sd), offset_w)
+    return PowerScale(factor, _number_or_none(log_sd), offset_w)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _mix(path: Path, values: dict[str, Any]) -> Mix:
@@ -167,7 +174,7 @@ def _width(value: Any) -> Any:
     if isinstance(value, list):
         below, above = map(float, value)
         return below, above
-    return None if value is None else float(value)
+    return _number_or_none(value)
 
 
 def _sha256(path: Path) -> str:
@@ -177,18 +184,22 @@ def _sha256(path: Path) -> str:
 def load(folder: Path) -> Surrogate:
     """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
 
-    Raises TableError where a file is missing or is not what it should be.
+    Raises TableError for a folder that is none, one of another format, and where a file is missing or is not what it
+    should be.
     """
+    if not (folder / CARD).exists():
+        raise TableError(
+            f"{folder} holds no surrogate (no {CARD}); expected a folder that `jointopt retrain --out` wrote."
+        )
     try:
         _check_file(folder / CARD)
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
         model = card.pop("model")
-        if model["format"] != FORMAT:
-            raise ValueError(f"format {model['format']}, expected {FORMAT}")
-        _check_file(folder / SUPPORT)
+        if (written := int(model["format"])) != FORMAT:
+            raise TableError(_of_format(folder, written, card))
+        _check_hashes(folder, model)
         with zipfile.ZipFile(folder / SUPPORT) as archive:
             _check_size(SUPPORT, sum(entry.file_size for entry in archive.infolist()))
-        _check_hashes(folder, model)
         with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
             support = {name: arrays[name] for name in arrays.files}
         surrogate = Surrogate(
@@ -202,11 +213,30 @@ def load(folder: Path) -> Surrogate:
         _check_sizes(surrogate)
         _check_values(surrogate)
     except DAMAGED as error:
-        reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
         raise TableError(
-            f"{folder} holds no surrogate ({reason}); expected a folder that `jointopt retrain --out` wrote."
+            f"The surrogate in {folder} is damaged ({_reason(error)}): copy the folder anew from where it was written, "
+            "or repeat `jointopt retrain` with --force."
         ) from error
     return surrogate
+
+
+def _reason(error: Exception) -> str:
+    """The fault of a damaged surrogate in some words."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{CARD} is no JSON"
+    words = str(error).split("\n")[0].strip(" .:") or type(error).__name__
+    return f"{words} is missing" if isinstance(error, KeyError) else words
+
+
+def _of_format(folder: Path, written: int, card: Mapping[str, Any]) -> str:
+    """A sentence on a surrogate of another format than `FORMAT`, and on what to do."""
+    if written > FORMAT:
+        return f"The surrogate in {folder} is of format {written}, and this version reads {FORMAT}: update jointopt."
+    again = " ".join(str(card.get("rebuild", "")).split())
+    how = f" (its card has how: `{again}`)" if again else ""
+    return (
+        f"The surrogate in {folder} is of format {written}, of an earlier version; retrain it for format {FORMAT}{how}."
+    )
 
 
 def _learned_rows(folder: Path) -> Fingerprints:
@@ -232,15 +262,14 @@ def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:
     for name, written in model["sha256"].items():
         _check_file(folder / name)
         if _sha256(folder / name) != written:
-            raise ValueError(f"{name} has changed since it was written")
+            raise ValueError(f"{name} has changed since it was written: its sha256 is not that of the card")
 
 
 def _check_file(path: Path) -> None:
-    """ValueError where a path is a pipe or a device, which would be waited for, or a file too large to be ours."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} is no file")
-    if path.exists():
-        _check_size(path.name, path.stat().st_size)
+    """ValueError where a path is nothing, a pipe or a device, which would be waited for, or a file too large."""
+    if not path.is_file():
+        raise ValueError(f"{path.name} is {'no file' if path.exists() else 'missing'}")
+    _check_size(path.name, path.stat().st_size)
 
 
 def _check_size(name: str, count: int) -> None:
@@ -255,6 +284,7 @@ def _check_values(surrogate: Surrogate) -> None:
     positive = [*_flat(dataclasses.astuple(surrogate.widths)), *kernel.values]
     for own in surrogate.own:
         positive += [own.width, own.width_of_known or 1.0, *own.clocks, own.measured_limit_w]
+        positive += [target.overshoot for target in own.heat.values() if target.overshoot is not None]
         scales = (own.power, *(target.scale for target in own.heat.values()))
         positive += [value for scale in scales for value in (float(scale.factor), scale.log_sd or 1.0)]
         if not all(abs(float(scale.offset_w)) < _MOST_OFFSET_W for scale in scales):

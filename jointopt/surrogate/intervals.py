@@ -235,6 +235,18 @@ def within_power_limit(job: Job, columns: Columns) -> Columns:
     return columns | {"avg_power_w_high": np.where(high_w > most_w, most_w, high_w), "energy_j_high": energy_j}
 
 
+def within_peak_limit(job: Job, columns: Columns, overshoot: float | None) -> Columns:
+    """``columns`` of `with_heat_intervals` with no bound of peak power above ``overshoot`` times a GPU's limit.
+
+    The limit as in `within_power_limit`; a prediction above it is its own bound. None: as they are.
+    """
+    if overshoot is None or "peak_power_w_high" not in columns:
+        return columns
+    limit_w = np.fmin(job.cluster.power_limit_w, columns.get(POWER_LIMIT, np.inf))
+    most_w = np.maximum(columns["peak_power_w"], overshoot * limit_w)
+    return columns | {"peak_power_w_high": np.fmin(columns["peak_power_w_high"], most_w)}
+
+
 def with_power_interval(columns: Columns, half_width: float) -> Columns:
     """``columns`` of `add_intervals` with the interval of power replaced by one of measured power, in logarithms."""
     power = columns["avg_power_w"]

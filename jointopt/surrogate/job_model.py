@@ -22,10 +22,10 @@ from jointopt.spec.machine import Machine, on_machine
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.power_limits import without_limits
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
-from jointopt.surrogate.differences import Apart, against, recorded
+from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import DOUBTS, add_intervals, doubts, within_power_limit
+from jointopt.surrogate.intervals import DOUBTS, add_intervals, doubts, within_peak_limit, within_power_limit
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
@@ -213,14 +213,15 @@ class JobModel:
         clocks = top if stage_clock_mhz is None else stage_clock_mhz[:1]
         by_clock = correction.log_clock_response(self.job, one, clocks)
         factor = float(correction.log_factor(runs)[0])
-        return (learned_sentence(own, factor, by_clock, runs, correction.known_of_own),)
+        return (learned_sentence(own, factor, by_clock, runs),)
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         if POWER_LIMIT in columns:
             held = self.intervals(self._held(columns))
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
-            return within_power_limit(self.job, limited)
+            overshoot = None if self._correction is None else self._correction.peak_overshoot
+            return within_peak_limit(self.job, within_power_limit(self.job, limited), overshoot)
         if self._correction is None:
             return add_intervals(self.job, columns, network=self._network(columns))
         physics, layout, runs = self._as_runs(columns)
@@ -253,13 +254,37 @@ class JobModel:
         return {name: values for name, values in columns.items() if name != POWER_LIMIT} | {"stage_clock_mhz": clocks}
 
     def differences(self, columns: Columns, first: int) -> Columns:
-        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`."""
+        """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`.
+
+        Plans under power limits (all then have one) are compared at the clocks that these leave them.
+        """
+        held = self._held(columns) if POWER_LIMIT in columns else columns
         if self._correction is None:
-            _, layout = self._layouts_of(columns)
-            return against(self.job, columns, first, Apart(recorded(self.job, columns, first), layout != layout[first]))
-        _, layout, runs = self._as_runs(columns)
-        half, measured = self._correction.apart(self.job, columns, runs, first)
-        return against(self.job, columns, first, Apart(half, layout != layout[first], measured))
+            _, layout = self._layouts_of(held)
+            apart = Apart(recorded(self.job, held, first), layout != layout[first])
+        else:
+            _, layout, runs = self._as_runs(held)
+            half, measured = self._correction.apart(self.job, held, runs, first)
+            apart = Apart(half, layout != layout[first], measured)
+        if POWER_LIMIT in columns:
+            apart = replace(apart, by_limit=of_limits(*self._off_limits(columns, held), first, apart.other_layout))
+        return against(self.job, held, first, apart)
+
+    def _off_limits(self, columns: Columns, held: Columns) -> tuple[Floats, Floats]:
+        """Changes of log(time) and log(energy) of plans on GPUs that draw less than predicted, and by how much less.
+
+        (2, n) and the 90 % half-width (n,) of the logarithm of power. Under its limit such a GPU runs at the clock that
+        one as predicted reaches under a limit higher by as much, up to the cluster's. ``held``: the plans as `_held`.
+        """
+        known, count = self.intervals(held), len(columns["pp"])
+        half = np.log(known["avg_power_w"] / known["avg_power_w_low"])
+        limit_w = columns[POWER_LIMIT]
+        higher_w = np.maximum(np.minimum(limit_w * np.exp(half), self.job.cluster.power_limit_w), limit_w)
+        both = {name: np.concatenate([columns[name]] * 2) for name in LAYOUT_COLUMNS}
+        physics = self.cost_model(both | {POWER_LIMIT: np.concatenate([limit_w, higher_w])})
+        found = physics.evaluate(np.arange(2 * count), np.concatenate([columns["stage_clock_mhz"]] * 2))
+        logs = np.log([found[name].reshape(2, count) for name in ("iteration_time_s", "energy_j")])
+        return logs[:, 1] - logs[:, 0], half
 
     def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
         """`_layouts_of` plans, and the plans as runs of the source."""
@@ -330,7 +355,11 @@ def _remembered(surrogate: Surrogate, job: Job) -> tuple[list[str], Ints]:
 
 
 def _warn_of_left_aside(surrogate: Surrogate, name: str, job: Job) -> None:
-    """Log that few runs of a surrogate, which are not priced anew, count for nothing beside measured ones."""
+    """Log that few runs of a surrogate count for nothing beside measured ones.
+
+    It keeps their features and no rows, so that they cannot be priced anew: together with them, measured runs could not
+    be either, on a network far from the assumed one (`Correction.by`), and runs that both have would count twice.
+    """
     if count := len(_remembered(surrogate, job)[1]):
         _log.warning(
             "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "

@@ -37,7 +37,9 @@ class LearnedHeat:
         if len(unknown):
             self._lines[:, unknown] = self._worked_out(unknown)
         peak, rise = self._lines[:2, index], self._lines[2:, index]
-        return HeatScale(peak if PEAK in self._targets else None, rise if RISE in self._targets else None)
+        of_peak = self._targets.get(PEAK)
+        overshoot = np.inf if of_peak is None or of_peak.overshoot is None else of_peak.overshoot
+        return HeatScale(peak if of_peak else None, rise if RISE in self._targets else None, overshoot)
 
     def _worked_out(self, index: Ints) -> Floats:
         layouts = {name: self._layouts[name][index] for name in LAYOUT_COLUMNS}

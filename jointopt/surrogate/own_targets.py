@@ -25,15 +25,20 @@ _log = logging.getLogger(__name__)
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 AGREEMENT = 0.05  # by which a peak may be below the mean, as tables are checked
 BELIEVED = 5.0  # times the physics or its inverse: a measured value beyond is of something else
+LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 
 
 @dataclass(frozen=True)
 class OwnTarget:
-    """A quantity that runs were measured of: ``scale`` on what the physics says, ``mix`` with trees on its rest."""
+    """A quantity that runs were measured of: ``scale`` on what the physics says, ``mix`` with trees on its rest.
+
+    ``overshoot``: of peak power, `limit_overshoot`; None: of another quantity, or by a version that knew of none.
+    """
 
     scale: PowerScale
     mix: Mix
+    overshoot: float | None = None
 
     def log_ratio(self, runs: Runs, values: Floats) -> Floats:
         """log(measured / predicted) (n,) of ``runs``, which the physics has at ``values`` (n,)."""
@@ -57,6 +62,18 @@ class OwnTarget:
             slope = (weight * (values - mean_of_physics) * (found - mean)).sum(axis=0) / spread
         slope = np.where(apart, np.clip(slope, LEAST_SLOPE * level, level), level)  # neither falls, nor below nothing
         return PowerScale(slope, self.scale.log_sd, mean - slope * mean_of_physics)
+
+
+def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | None:
+    """The share of a power limit that boards hold peaks to, by measured peaks (n,) and the limit of each run (n,).
+
+    That of nearly all peaks above their limit; 1, the limit itself, where fewer than `LEAST_ABOVE` are: peaks below say
+    nothing of what holds them. None where either is unknown.
+    """
+    if peak_w is None or limit_w is None:
+        return None
+    above = peak_w[peak_w > limit_w] / limit_w[peak_w > limit_w]
+    return round(float(np.quantile(above, MOST_ABOVE)), 4) if len(above) >= LEAST_ABOVE else 1.0
 
 
 def line_clocks(clocks: tuple[float, float]) -> tuple[float, ...]:

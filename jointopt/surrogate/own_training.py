@@ -110,7 +110,8 @@ def measured(data: TrainingSet, rows: Ints) -> Measured:
     static_w = gpu.power.static_w if gpu.power else np.nan
     share = static_w / known.physics["avg_power_w"][rows]
     heat = {name: (ratio[rows], known.physics[name][rows]) for name, ratio in data.heat.items()}
-    return Measured(known.runs.take(rows), data.known_residual[rows], data.log_power[rows], share, static_w, heat)
+    of_power = data.log_power[rows], share, static_w
+    return Measured(known.runs.take(rows), data.known_residual[rows], *of_power, heat, known.limits_w[rows])
 
 
 def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:

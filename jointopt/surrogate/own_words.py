@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import COLUMNS
+from jointopt.physics.describe import CATEGORY
 from jointopt.surrogate.clock_response import LearnedResponse
-from jointopt.surrogate.own_runs import SENSITIVITY, Mix, OwnRuns
+from jointopt.surrogate.own_runs import SENSITIVITY, Mix, OwnRuns, inputs
 from jointopt.surrogate.residual_gp import Runs
 
-_NAMED = 2  # features of a plan that are named
-_LEAST = 0.003  # of a logarithm, below which a feature is not
+_NAMED = 3  # groups of features of a plan that are named
+_LEAST = 0.003  # of a logarithm, below which one is not
+_SHOWN = 0.0005  # of a logarithm: a digit of what is printed
+_WHOLE = 0.95  # of what trees say that counts, below which it is said
 
 
-def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Runs, known: Runs) -> str:
+def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Runs) -> str:
     """By how much the own runs of a cluster move the time of the first of ``runs``, and by which of its features.
 
     ``log_factor``: of its time at the top clock; ``by_clock``: what the learned clock response adds to that at the
-    clocks of the plan. ``known``: runs that were learned from.
+    clocks of the plan.
     """
     total = f"The cluster's own runs: time {_percent(log_factor)} on the physics"
     if own.response is not None:
         total += f" at the top clock{_clock_words(own.response, log_factor, by_clock)}"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
-    return f"{total}; {_trees_words(own.time, runs, known)}."
+    return f"{total}; {_trees_words(own.time, runs)}."
 
 
 def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -> str:
@@ -37,39 +41,72 @@ def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -
     return f" and {_percent(log_factor + by_clock)} at this plan's, as {shares} follow the clock"
 
 
-def _trees_words(mix: Mix, runs: Runs, known: Runs) -> str:
-    """All that trees add to the first of ``runs``, in the mean of ``known`` ones, and why it is more or less here."""
-    names, added = mix.contributions(runs.take(np.zeros(1, np.int64)))
-    share, usual = float(added.sum()), mix.contributions(known)[1].mean(axis=0)
-    words = f"trees: {_percent(share)}; {_percent(float(usual.sum()))} for the runs that they learned from in the mean"
-    apart = added[0] - usual
-    if not (reasons := _reasons(apart)):
-        return words
+def _trees_words(mix: Mix, runs: Runs) -> str:
+    """All that trees add to the first of ``runs``: what they do to the cluster's runs in the mean, and why that here.
+
+    By SHAP values, whose sum it is: by groups of features, the largest named.
+    """
+    names, added = mix.contributions(one := runs.take(np.zeros(1, np.int64)))
     values = {name: float(column[0]) for name, column in runs.features.items()}
-    like = abs(added[0, -1]) > abs(usual[-1])  # trees count in full within the range of training
-    named = [feature_words(name, values.get(name)) for name in names]
-    named.append("being like most of them" if like else "being unlike most of them")
-    because = ", ".join(f"{named[i]} {_percent(float(apart[i]))}" for i in reasons)
-    return f"{words}, here {'more' if apart.sum() > 0.0 else 'less'} because of {because}"
+    by_group = dict.fromkeys(map(_group_of, names), 0.0)
+    for name, value in zip(names, added[0].tolist(), strict=False):
+        by_group[_group_of(name)] += value
+    largest = sorted((name for name in by_group if abs(by_group[name]) > _LEAST), key=lambda n: -abs(by_group[n]))
+    named, of_all = largest[:_NAMED], float(added[0, -1])
+    parts = [f"{_percent(of_all)} as for all of its runs"] * (abs(of_all) > _LEAST)
+    parts += [f"{_percent(by_group[name])} because {group_words(name, values)}" for name in named]
+    others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
+    parts += [f"others {_percent(others)}"] * (abs(others) >= _SHOWN and bool(parts))
+    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(one, mix.names))[0])
+    beyond = f" (counted by {part:.0%}, as the plan is beyond its runs)" * (part < _WHOLE)
+    return f"trees: {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
 
 
-def _reasons(apart: Floats) -> list[int]:
-    """Positions of the largest parts of a difference that have its sign; none where it is too small to explain."""
-    total = float(apart.sum())
-    if abs(total) <= _LEAST:
-        return []
-    along = np.sign(total) * apart
-    return [i for i in np.argsort(-along)[:_NAMED].tolist() if along[i] > _LEAST]
+# What a feature, or the sensitivity to a constant, says something of, in a word of a plan.
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("log2_tp", "log2_tp_nodes", "log2_width", "sequence_parallel", "share_tp_comm", "intra_node", "tp_overlap"),
+    "pp": ("log2_pp", "log2_vpp", "log2_stage_layers", "share_bubble", "share_pp_comm"),
+    "cp": ("log2_cp", "share_cp_comm"),
+    "ep": ("log2_ep", "share_ep_comm", "moe"),
+    "dp": ("log2_dp", "log2_dp_nodes", "zero_stage", "share_dp_comm", "share_zero_comm", "dp_overlap"),
+    "micro_batch_size": ("log2_micro_batch_size", "log2_micro_batches", "log2_rank_tokens", "micro_batch"),
+    "hidden": ("log2_hidden", "log2_layers", "log2_head_dim", "attention", "fused_norm", "dtype", "loss"),
+    "seq_length": ("log2_seq_length",),
+    "gpus": ("log2_gpus", "log2_nodes", "log2_peak", "log2_memory", "framework", "inter_node", "iteration"),
+    "recompute": ("recompute",),
+    "compute": ("share_compute", "occupancy", "efficiency", "compute", "elementwise"),
+    "host": ("share_host", "host"),
+    "optimizer": ("share_optimizer",),
+    "clock": ("clock",),
+}
+_GROUP = {feature: name for name, features in _GROUPS.items() for feature in features}
 
 
-def feature_words(name: str, value: float | None) -> str:
-    """A feature of `shape_columns` or `share_columns` with its value in the words of a plan: log2_tp 3 is tp 8."""
-    words = name.removeprefix("log2_").removeprefix("share_").replace("_", " ")
-    if value is None or name.startswith(SENSITIVITY):
-        return name.replace("_", " ")
-    if name.startswith("log2_"):
-        return f"{words} {2.0**value:,.6g}"
-    return f"{words} {value:.0%}" if name.startswith("share_") else f"{words} {value:g}"
+def _group_of(feature: str) -> str:
+    """The group of `_GROUPS` of a feature; what is in none is a group of its own."""
+    name = feature.removeprefix(SENSITIVITY).split(CATEGORY)[0]
+    return _GROUP.get(name, name)
+
+
+def group_words(group: str, values: Mapping[str, float]) -> str:
+    """A group of features in the words of a plan, by the ``values`` of its features: ``tp 8 at hidden 4,096``."""
+    degree = {name.removeprefix("log2_"): f"{2.0**v:,.6g}" for name, v in values.items() if name.startswith("log2_")}
+    share = {name.removeprefix("share_"): f"{v:.0%}" for name, v in values.items() if name.startswith("share_")}
+    wanted = {
+        "tp": [("tp", degree), (" at hidden", degree)], "pp": [("pp", degree), (" with vpp", degree)],
+        "cp": [("cp", degree)], "ep": [("ep", degree)], "dp": [("dp", degree)],
+        "micro_batch_size": [("micro_batch_size", degree), (" at seq_length", degree)],
+        "hidden": [("hidden", degree), (" and layers", degree)], "seq_length": [("seq_length", degree)],
+        "gpus": [("gpus", degree)], "compute": [("compute", share)], "host": [("host", share)],
+        "optimizer": [("optimizer", share)],
+    }.get(group, [])  # fmt: skip
+    words = [f"{word} {known[key]}" for word, known in wanted if (key := word.split()[-1]) in known]
+    endings = {"compute": " of the time", "host": " of the time", "optimizer": " of the time"}
+    if words:
+        return "".join(words) + endings.get(group, "")
+    if group == "recompute" and group in values:
+        return f"recompute {COLUMNS[group].outside(round(values[group]))}"
+    return group.replace("_", " ")
 
 
 def _percent(log_factor: float) -> str:

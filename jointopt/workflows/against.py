@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jointopt.core.schema import POWER_LIMIT, Columns, Floats
 from jointopt.search.pareto import concat, take
+from jointopt.spec.job import Job
 from jointopt.surrogate.job_model import JobModel
+
+_OF_STAGES = "stage_power_limit_w"
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,9 @@ class Against:
     def differences(self, plans: Columns) -> tuple[Columns, Columns]:
         """(differences of plans (n,) from the reference, those of the reference from itself).
 
-        As `JobModel.differences` has them; nothing where any runs under a power limit: how far one holds clocks down is
-        not known as clocks that are set are.
+        As `JobModel.differences` has them; nothing where stages of the reference have limits of their own.
         """
-        if self._limited(plans) or not len(plans["pp"]):
+        if _OF_STAGES in self.reference or not len(plans["pp"]):
             return {}, {}
         found = self.model.differences(self._with_reference(plans), len(plans["pp"]))
         return take(found, slice(0, -1)), take(found, slice(-1, None))
@@ -33,19 +36,25 @@ class Against:
         """Plans and results (n,) with intervals of both and of their differences from the reference."""
         if not len(plans["pp"]):
             return plans
-        if self._limited(plans):
+        if _OF_STAGES in self.reference:
             return self.model.intervals(plans)
         both = self._with_reference(plans)  # the same for both, which are then priced once
         return take(self.model.intervals(both) | self.model.differences(both, len(plans["pp"])), slice(0, -1))
 
-    def _limited(self, plans: Columns) -> bool:
-        return bool(self.model.job.search.power_limit_w) or POWER_LIMIT in self.reference or POWER_LIMIT in plans
-
     def _with_reference(self, plans: Columns) -> Columns:
         """Plans, and the reference behind them, in the columns that both have."""
-        parts = [plans, self.reference]
+        parts = with_limits([plans, self.reference], self.model.job)
         deepest = max(one["stage_clock_mhz"].shape[1] for one in parts)
         return concat([one | {"stage_clock_mhz": _padded(one["stage_clock_mhz"], deepest)} for one in parts])
+
+
+def with_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
+    """Plans in the columns of ``parts``, all with the power limit that holds for them where any states one."""
+    if not any(POWER_LIMIT in one for one in parts):
+        return list(parts)
+    usual = job.cluster.power_limit_w
+    limits = [np.fmin(one.get(POWER_LIMIT, np.full(len(one["pp"]), usual)), usual) for one in parts]
+    return [one | {POWER_LIMIT: limit_w} for one, limit_w in zip(parts, limits, strict=True)]
 
 
 def _padded(stage_clock_mhz: Floats, stages: int) -> Floats:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report.comparison import Compared
 from jointopt.report.explanation import Explanation
+from jointopt.search.pareto import concat
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.against import with_limits
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
 
@@ -48,14 +49,11 @@ def compare(
 
 
 def against_first(model: JobModel, plans: Sequence[Explanation]) -> list[dict[str, float]]:
-    """Each later plan against the first, as `surrogate.differences.against` has it; nothing of plans under a limit.
-
-    How far a power limit holds the clocks down is not known as clocks that are set are.
-    """
-    if any(name in plan.plan for plan in plans for name in ("power_limit_w", "stage_power_limit_w")):
+    """Each later plan against the first, as `surrogate.differences.against` has it; nothing with limits of stages."""
+    if any("stage_power_limit_w" in plan.plan for plan in plans):
         return [{} for _ in plans[1:]]
     parsed = [parse_plan(plan.plan, model.job) for plan in plans]
-    columns = {name: np.concatenate([one.layouts[name] for one in parsed]) for name in LAYOUT_COLUMNS}
+    columns = concat(with_limits([one.layouts for one in parsed], model.job))
     columns |= {name: np.array([getattr(plan, name) for plan in plans]) for name in RESULTS}
     deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
     columns["stage_clock_mhz"] = np.full((len(plans), deepest), np.nan)

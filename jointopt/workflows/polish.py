@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
@@ -18,6 +18,7 @@ from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.physics.polish.options import Options, Problem, efficient, widened, window
 from jointopt.report.results import Polished, PolishedPoint
+from jointopt.search.pareto import take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -71,6 +72,7 @@ def polish(
         slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
+        against_plan=_against_plan(model, parsed, schedule, points),
         seconds=time.perf_counter() - started,
         assumed=(*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed),
     )  # fmt: skip
@@ -95,6 +97,8 @@ class Schedule:
         self._plan_passes_j = float(each_j[np.arange(pp), np.searchsorted(grid, stage_clock_mhz)].sum())
         self._plan_clocks = stage_clock_mhz
         self.assumed = physics.power.assumed
+        # (pp,), of the stages within their power limits
+        self.highest_mhz = physics.reached_mhz(0, np.zeros(1, np.int64), np.full((1, pp), physics.top_mhz))[0]
 
     def limit_s(self, slowdown: float) -> float:
         """Seconds of an iteration slower by that share than the plan's, within rounding."""
@@ -128,6 +132,17 @@ class Schedule:
         range_s = part.makespan_s(part.slowest()) - part.makespan_s(self.plan_choice(part))
         steps = seconds / (_STEP_S_PER_INSTRUCTION * len(part.graph))
         return max(range_s / steps, self.shortest_s / _FINEST)
+
+
+def _against_plan(model: JobModel, parsed: ParsedPlan, schedule: Schedule, points: Sequence[PolishedPoint]) -> Columns:
+    """`JobModel.differences` of the points from the plan, (points,) each, by the clocks that all passes reach."""
+    graph, each = schedule.problem.graph, [schedule.plan_s, *(point.iteration_time_s for point in points)]
+    columns = {name: np.repeat(parsed.layouts[name], len(each)) for name in LAYOUT_COLUMNS}
+    columns["iteration_time_s"] = np.array(each)
+    columns["energy_j"] = np.array([schedule.plan_j, *(point.energy_j for point in points)])
+    clocks = np.stack([parsed.stage_clock_mhz[0][graph.rank], *(point.clock_mhz for point in points)])
+    columns["stage_clock_mhz"] = np.minimum(clocks, schedule.highest_mhz[graph.rank])
+    return take(model.differences(columns, 0), slice(1, None))
 
 
 def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waiting_w: float) -> list[Options]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -55,3 +56,17 @@ def test_coarse_units_and_passes_as_short_as_a_change_of_clock_are_remarked_on(
     text = " ".join(found.text().split())
     assert [words for words in ("unit is coarse", "40 ms; the time") if words in text] == said
     assert ("in units of" in text) == (unit_s is not None)
+
+
+def test_schedules_have_how_surely_they_differ_from_one_clock_per_stage() -> None:
+    document, text = json.loads(json_text(polished().to_dict())), polished().text()
+    for point in document["points"]:
+        change = 100 * (point["energy_j"] / document["energy_j"] - 1)
+        assert point["energy_vs_first_percent"] == pytest.approx(change)
+        assert point["energy_vs_first_percent_low"] < change < point["energy_vs_first_percent_high"]
+    assert document["chosen"]["leaner_probability"] > 0.5 >= document["chosen"]["faster_probability"]
+    assert re.search(r"\+1\.00±\d", text)
+    assert "t|E %" in text
+    bare = replace(polished(), against_plan={}).text()
+    assert "±" not in bare
+    assert "t|E" not in bare

@@ -43,6 +43,18 @@ def test_a_figure_that_a_group_does_not_have_is_not_in_the_document(results: dic
     assert "group out" not in results["Retrained"].to_dict()["sources"][0]
 
 
+def test_the_errors_of_several_sources_fit_a_terminal_in_as_many_tables_as_they_need() -> None:
+    names = ("physics", "group out", "source out", "+3 runs", "+10 runs", "framework unknown", "differences")
+    scores = pd.DataFrame({"source": ["a" * 40, "mean"], **{name: [0.123, np.nan] for name in names}})
+    scores = scores.assign(**{f"{name} covered": 0.9 for name in names[1:]})
+    lines = Retrained(("b" * 30 + ":\n  time: " + "word " * 30,), scores, None, (), Path("out")).text().splitlines()
+    assert max(map(len, lines)) <= 100
+    cells = [line.split() for line in lines if line.startswith("a")]
+    assert len(cells) == 4
+    assert [sum(cell.count(value) for cell in cells) for value in ("12.3", "90.0")] == [7, 6]
+    assert lines[1].startswith("  time: word")
+
+
 def test_work_without_a_clock_of_least_energy_has_blanks(results: dict[str, Result]) -> None:
     line = next(line for line in results["Calibrated"].text().splitlines() if "forward" in line)
     assert line.split() == ["forward", "0.5"]

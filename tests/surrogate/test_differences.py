@@ -12,7 +12,7 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
 from jointopt.spec.jobfile import job_from_options, shipped_job
 from jointopt.spec.plans.parse import parse_plan
-from jointopt.surrogate.differences import Apart, against, recorded
+from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.held_out import HeldOut, calibrated, pairs
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.job_model import JobModel
@@ -156,3 +156,32 @@ def test_plans_that_nothing_recorded_supports_differ_by_more_than_those_of_a_mea
     assert recorded(job, columns, 0).tolist() == [errors["unknown"]] * 2
     assert recorded(job, columns, 0, known=True).tolist() == [errors["known"]] * 2
     assert errors["known"] < errors["unknown"]
+
+
+def test_what_limits_leave_cancels_where_all_gpus_are_off_by_the_same_but_for_what_layouts_are_off_by() -> None:
+    moved = np.array([[-0.04, -0.04, -0.04, 0.0], [0.02, 0.02, 0.02, 0.0]])
+    found = of_limits(moved, np.full(4, 0.2), 0, np.array([False, False, True, False]))
+    assert found[0] == pytest.approx([0.0, 0.0, 0.25 * 0.04, 0.04])  # 5 % of power of layouts, of the 20 % of all
+    assert found[1] == pytest.approx([0.0, 0.0, 0.25 * 0.02, 0.02])
+    assert of_limits(moved, np.zeros(4), 0, np.full(4, True))[0] == pytest.approx([0.04] * 3 + [0.04])
+
+
+def test_a_plan_under_a_limit_is_in_doubt_by_what_gpus_that_draw_less_would_run_at() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    parsed, model = parse_plan("dp=4 tp=2 micro_batch_size=4", job), JobModel(job)
+    limits = np.array([400.0, 200.0])
+    layouts = {name: np.repeat(values, 2) for name, values in parsed.layouts.items()}
+    clocks, every = np.full((2, 1), 1410.0), np.arange(2)
+
+    def at(limits_w: np.ndarray) -> Columns:
+        return model.cost_model(layouts | {"power_limit_w": limits_w}).evaluate(every, clocks)
+
+    columns = layouts | at(limits) | {"power_limit_w": limits, "stage_clock_mhz": clocks}
+    found = model.differences(columns, 0)
+    less = at(limits / 0.9)["iteration_time_s"][1] / columns["iteration_time_s"][1]  # power is known within a tenth
+    held = model._held(columns)["stage_clock_mhz"][:, 0]
+    by_clock = 0.1 * np.log(held[0] / held[1])
+    half = np.hypot(by_clock, np.log(less))
+    change = np.log(columns["iteration_time_s"][1] / columns["iteration_time_s"][0])
+    assert found["time_vs_first_percent_high"][1] == pytest.approx(100.0 * np.expm1(change + half))
+    assert found["time_vs_first_percent_high"][0] == 0.0

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -265,12 +265,10 @@ DAMAGE = {
     "cut trees": _cut("trees.json"),
     "no arrays": lambda folder: (folder / "support.npz").unlink(),
     "no trees": lambda folder: (folder / "trees.json").unlink(),
-    "no folder": shutil.rmtree,
     "a list": _bytes("card.json", b"[]"),
     "a number": _bytes("card.json", b"3"),
     "deep brackets": _bytes("card.json", b"[" * 100_000),
-    "another format": _card(format=99),
-    "the format before this one": _card(format=4),
+    "a format that is no number": _card(format="new"),
     "a category of another table": _setting(categories=[99]),
     "a sign too few": _setting(monotone=[-1]),
     "a sign that is a list": _setting(monotone=[[1]]),
@@ -314,14 +312,40 @@ def test_a_file_without_a_hash_in_the_card_is_refused_by_name(folder: Path, name
     card = json.loads((folder / "card.json").read_text())
     del card["model"]["sha256"][name]
     (folder / "card.json").write_text(json.dumps(card))
-    with pytest.raises(TableError, match=rf"holds no surrogate \(its card has no hash of {name}\)"):
+    with pytest.raises(TableError, match=rf"is damaged \(its card has no hash of {name}\)"):
+        load(folder)
+
+
+def test_a_folder_that_is_none_and_one_of_another_version_are_said_apart(folder: Path) -> None:
+    _card(format=4)(folder)
+    with pytest.raises(TableError, match=r"of format 4, of an earlier version; retrain it for format 6"):
+        load(folder)
+    _card(format=99)(folder)
+    with pytest.raises(TableError, match=r"of format 99, and this version reads 6: update jointopt\."):
+        load(folder)
+    (folder / "card.json").unlink()
+    with pytest.raises(TableError, match=r"holds no surrogate \(no card\.json\); expected a folder that"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_cut("support.npz"), "support.npz has changed since it was written: its sha256 is not that of the card"),
+        (lambda folder: (folder / "trees.json").unlink(), "trees.json is missing"),
+        (_bytes("card.json", b"{"), "card.json is no JSON"), (_bytes("card.json", b"{}"), "'model' is missing"),
+    ],
+)  # fmt: skip
+def test_the_file_that_is_damaged_is_named(folder: Path, change: Callable[[Path], object], words: str) -> None:
+    change(folder)
+    with pytest.raises(TableError, match=re.escape(f"is damaged ({words})")):
         load(folder)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_no_surrogate_is_refused_in_one_sentence_and_runs_nothing(folder: Path, damage: str) -> None:
     DAMAGE[damage](folder)
-    with pytest.raises(TableError, match="holds no surrogate") as error:
+    with pytest.raises(TableError, match="is damaged") as error:
         load(folder)
     assert "\n" not in str(error.value)
     assert "retrain" in str(error.value)

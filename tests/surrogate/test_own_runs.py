@@ -65,9 +65,13 @@ def predicted(own: OwnRuns, new: Runs, known: Runs, residual: Floats) -> Floats:
 def test_trees_count_where_the_truth_has_steps_and_say_so_in_their_line(learned: OwnRuns) -> None:
     assert learned.time.weight > 0.0
     assert learned.errors["time"] < 0.9 * min(learned.errors["process"], learned.errors.get("kernel", 1.0))
-    assert f"on models left out: {'kernel relearned' if learned.kernel else 'shared kernel'}" in learned.to_text()
-    assert f"trees {learned.time.weight:g}" in learned.to_text()
-    assert f"-> {learned.errors['time']:.1%} (physics {learned.errors['physics']:.1%})" in learned.to_text()
+    before, after, physics = (100 * learned.errors[name] for name in ("process", "time", "physics"))
+    _, time, power = learned.to_text().splitlines()
+    kernel, mix = "own" if learned.kernel else "shared", learned.time
+    process, rest = (1, " on its rest") if mix.beyond else (1 - mix.weight, "")
+    errors = f"{before:.1f} -> {after:.1f} % on held-out models (physics {physics:.1f} %)"
+    assert time == f"  time: process {process:g} ({kernel} kernel), trees {mix.weight:g}{rest}: {errors}"
+    assert power.startswith("  power: scaled physics ")
 
 
 def test_new_runs_are_predicted_better_than_by_the_process_alone(learned: OwnRuns) -> None:
@@ -82,7 +86,7 @@ def test_trees_stay_out_where_nothing_but_noise_is_left() -> None:
     some = runs(120)
     own = learn_own(SOURCE, timed(some, 0.3 + noise(120)), KERNEL)[0]
     assert own.time.weight == 0.0
-    assert "trees 0," in own.to_text()
+    assert "trees 0: " in own.to_text()
 
 
 def test_answers_for_runs_left_out_hold_nine_in_ten() -> None:

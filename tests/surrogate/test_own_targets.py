@@ -30,7 +30,7 @@ from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
-from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, measures_heat
+from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, limit_overshoot, measures_heat
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.training import training_set
 from jointopt.workflows.evaluate import evaluate
@@ -77,6 +77,36 @@ def test_peaks_and_temperature_follow_mean_power_where_they_were_not_measured() 
     assert found["peak_power_w"] == pytest.approx(1.1 * bare["peak_power_w"])
     # a GPU that leaks heats itself by more: within the leakage of what it draws more
     assert found["temperature_c"] - AIR_C == pytest.approx(1.1 * (bare["temperature_c"] - AIR_C), rel=0.05)
+
+
+def test_measured_peaks_show_by_how_much_boards_exceed_their_limits() -> None:
+    peaks, limits = np.linspace(1.0, 1.2, 21) * 500.0, np.full(21, 500.0)
+    assert limit_overshoot(peaks, limits) == pytest.approx(1.1905)  # 0.95 of the 20 above it, 1.01 to 1.2
+    assert limit_overshoot(np.full(60, 500.0), np.full(60, 500.0)) == 1.0
+    assert limit_overshoot(np.array([520.0] * 4 + [300.0] * 60), np.full(64, 500.0)) == 1.0  # four may be the meter's
+    assert limit_overshoot(np.array([660.0] * 30), np.array([600.0] * 30)) == pytest.approx(1.1)
+    assert limit_overshoot(None, limits) is limit_overshoot(peaks, None) is None
+
+
+def capped(overshoot: float | None, **limits: Any) -> dict[str, float]:
+    """Peak of the plan, its upper bound and mean power, by runs whose peaks are 1.5 times those of the physics."""
+    own = learned().own[0]
+    of_peak = OwnTarget(PowerScale(1.5, 0.03), Mix(), overshoot)
+    limited = replace(job(), cluster=replace(job().cluster, **limits))
+    model = JobModel(limited, replace(learned(), own=(replace(own, heat={PEAK: of_peak}),)))
+    parsed, one = parse_plan(PLAN, limited), np.zeros(1, np.int64)
+    physics = model.cost_model(parsed.layouts)
+    plans = physics.evaluate(one, parsed.stage_clock_mhz) | physics.heat(one, parsed.stage_clock_mhz)
+    out = model.intervals(plans | parsed.layouts | {"stage_clock_mhz": parsed.stage_clock_mhz})
+    return {name: float(out[name][0]) for name in ("peak_power_w", "peak_power_w_high", "avg_power_w")}
+
+
+def test_learned_peaks_and_their_bounds_end_at_what_boards_draw_at_the_limit() -> None:
+    free, at_limit = capped(None), capped(1.05, power_limit_w=250.0)
+    assert free["peak_power_w"] > 1.05 * 250.0
+    assert (at_limit["peak_power_w"], at_limit["peak_power_w_high"]) == pytest.approx((262.5, 262.5))
+    assert capped(2.0)["peak_power_w"] == pytest.approx(free["peak_power_w"])
+    assert capped(0.2, power_limit_w=250.0)["peak_power_w"] == pytest.approx(at_limit["avg_power_w"])
 
 
 def test_explain_and_propose_give_learned_peaks_with_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,15 +218,18 @@ def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on(
     assert list(own.heat) == [PEAK]
     assert not own.knows_power
     assert own.errors["peak power"] < 0.8 * own.errors["peak power process"] < own.errors["peak power physics"]
-    line = f"peak power {own.errors['peak power process']:.1%} -> {own.errors['peak power']:.1%} (physics "
-    assert line in own.to_text()
+    before, after = (100 * own.errors[name] for name in ("peak power process", "peak power"))
+    (line,) = (line for line in own.to_text().splitlines() if line.startswith("  peak power: scaled physics "))
+    assert f": {before:.1f} -> {after:.1f} % on held-out models (physics " in line
     assert "temperature" not in own.to_text()
     assert own.heat[PEAK].scale.log_sd == pytest.approx(0.03, rel=0.6)
 
 
 @functools.cache
 def with_steps() -> Surrogate:
-    return Surrogate(KERNEL, None, (), runs(3), np.zeros(3), own=(replace(own_of_steps(), power_limit_w=650.0),))
+    own = own_of_steps()
+    heat = {PEAK: replace(own.heat[PEAK], overshoot=1.04)}
+    return Surrogate(KERNEL, None, (), runs(3), np.zeros(3), own=(replace(own, power_limit_w=650.0, heat=heat),))
 
 
 def test_what_was_learned_of_heat_is_kept_with_hashes(tmp_path: Path) -> None:
@@ -207,6 +240,7 @@ def test_what_was_learned_of_heat_is_kept_with_hashes(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, kept, atol=1e-6)
     assert (read.heat[PEAK].scale, read.power_limit_w) == (own.heat[PEAK].scale, 650.0)
     assert (read.width, read.width_of_known) == (own.width, own.width_of_known)
+    assert (read.heat[PEAK].overshoot, own.heat[PEAK].overshoot) == (1.04, 1.04)
     trees = tmp_path / "mine" / "own-0-peak_power_w.json"
     trees.write_text(trees.read_text().replace("1", "2", 1))
     with pytest.raises(TableError, match="has changed since it was written"):
@@ -229,6 +263,10 @@ def _too_heavy(model: dict[str, Any]) -> None:
     model["own"][0]["heat"][PEAK]["mix"]["weight"] = 1.5
 
 
+def _below_nothing(model: dict[str, Any]) -> None:
+    model["own"][0]["heat"][PEAK]["overshoot"] = -1.0
+
+
 def _of_no_limit(model: dict[str, Any]) -> None:
     model["own"][0]["power_limit_w"] = -1.0
 
@@ -238,6 +276,7 @@ def _of_no_limit(model: dict[str, Any]) -> None:
     [
         (_without_hash, "no hash of own-0-peak_power_w.json"), (_of_another_name, "learned of fan_speed"),
         (_infinite, "offset of power or temperature"), (_too_heavy, "weight of trees"), (_of_no_limit, "between 1e-9"),
+        (_below_nothing, "between 1e-9"),
     ],
 )  # fmt: skip
 def test_a_card_that_no_training_wrote_is_refused(

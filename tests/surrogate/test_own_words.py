@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.physics.describe import CONSTANTS, OCCUPANCY, SHARES
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.own_runs import Mix, OwnRuns, booster, inputs
-from jointopt.surrogate.own_words import feature_words, learned_sentence
+from jointopt.surrogate.own_words import _GROUPS, group_words, learned_sentence
 from jointopt.surrogate.residual_gp import FEATURES, Runs
 from jointopt.surrogate.trees import Trees
 
@@ -19,7 +20,8 @@ NAMES = ("log2_pp", "log2_tp", "recompute")
 
 def runs(count: int = 200, seed: int = 0) -> Runs:
     rng = np.random.default_rng(seed)
-    features = {name: rng.integers(0, 4, count).astype(float) for name in {*FEATURES, *NAMES}}
+    features = {name: rng.integers(0, 4, count).astype(float) for name in sorted({*FEATURES, *NAMES})}
+    features["recompute"] %= 3  # none, selective, full
     return Runs(rng.uniform(0, 0.3, (count, 3)), features, np.full(count, "lab|megatron-lm|h100-sxm5-80gb|8"),
                 np.full(count, "m|64"))  # fmt: skip
 
@@ -43,49 +45,65 @@ def test_contributions_and_what_all_runs_have_add_up_to_what_trees_predict_even_
     np.testing.assert_allclose(trees.contributions(far).sum(axis=1), trees.predict(far), atol=1e-6)
 
 
+def sentence(one: Runs) -> str:
+    return learned_sentence(own(), 0.2, 0.0, one)
+
+
 @pytest.mark.parametrize("row", range(0, 40, 5))
-def test_the_sentence_has_the_whole_share_of_the_trees_and_reasons_of_the_difference_s_sign(row: int) -> None:
-    learned, known = own(), runs()
-    one = known.take(np.array([row]))
-    share, mean = (
-        100 * np.expm1(0.75 * learned.time.trees.predict(inputs(some, NAMES)).mean()) for some in (one, known)
-    )
-    of_all, *rest = percents(learned_sentence(learned, 0.2, 0.0, one, known))
-    assert (of_all, *rest[:2]) == pytest.approx((22.1, share, mean), abs=0.051)
-    assert rest[2:] or abs(share - mean) < 2.0
-    assert all(reason * (share - mean) > 0 for reason in rest[2:])
+def test_the_sentence_has_the_whole_share_of_the_trees_and_parts_that_add_up_to_it(row: int) -> None:
+    trees, one = own().time.trees, runs().take(np.array([row]))
+    assert trees is not None
+    share = 75.0 * trees.predict(inputs(one, NAMES))[0]
+    of_all, whole, *parts = percents(sentence(one).replace("counted by", ""))
+    assert (of_all, whole) == pytest.approx((22.1, 100 * np.expm1(share / 100)), abs=0.051)
+    assert 100 * np.log1p(np.array(parts) / 100).sum() == pytest.approx(share, abs=0.2)
 
 
-def test_reasons_name_the_features_that_made_the_runs_slower_and_faster() -> None:
-    known, learned = runs(), own()
-    assert learned.time.trees is not None
-    inside = learned.time.trees.range.gate(inputs(known, NAMES)) > 0.99
+def test_reasons_name_what_of_the_plan_made_the_runs_slower_and_faster() -> None:
+    known = runs()
     tp, recompute = (known.features[name] for name in ("log2_tp", "recompute"))
-    rows = {"more": inside & (tp == 3) & (recompute == 1), "less": inside & (tp < 3) & (recompute == 3)}
-    for word, reason in (("more", "tp 8 +"), ("less", "recompute 3 -")):
-        one = known.take(np.flatnonzero(rows[word])[:1])
-        said = learned_sentence(learned, 0.2, 0.0, one, known).partition(f"in the mean, here {word} because of ")[2]
-        assert reason in said
+    for rows, slower, reason in (
+        ((tp == 3) & (recompute == 1), "+", "tp 8"), ((tp < 3) & (recompute == 2), "-", "recompute full"),
+    ):  # fmt: skip
+        said = sentence(known.take(np.flatnonzero(rows)[:1]))
+        assert re.search(rf"\{slower}[0-9.]+% because {reason}", said)
+    assert "as for all of its runs" in sentence(known.take(np.array([0])))
+
+
+def test_trees_beyond_the_range_of_their_training_say_by_how_much_they_count() -> None:
+    one = runs().take(np.array([0]))
+    far = replace(one, features=dict(one.features) | {"log2_tp": np.array([3.3])})
+    assert re.search(r"trees: \+[0-9.]+% \(counted by [1-8]\d%, as the plan is beyond its runs\): ", sentence(far))
+    assert "counted by" not in sentence(one)
 
 
 def test_a_learned_clock_response_is_named_with_the_factor_at_the_plan_s_clocks() -> None:
     learned = replace(OwnRuns("lab"), response=LearnedResponse(ClockResponse(0.82, 0.04), 0.04, 0.03))
     shares = "82% of compute-bound and 4% of other kernels' time follow the clock."
-    low = learned_sentence(learned, np.log(1.304), np.log(1.268 / 1.304), runs(1), runs())
+    low = learned_sentence(learned, np.log(1.304), np.log(1.268 / 1.304), runs(1))
     assert low.endswith(f"time +30.4% on the physics at the top clock and +26.8% at this plan's, as {shares}")
-    top = learned_sentence(learned, np.log(1.304), 0.0, runs(1), runs())
+    top = learned_sentence(learned, np.log(1.304), 0.0, runs(1))
     assert top.endswith(f"time +30.4% on the physics at the top clock, below which {shares}")
-    assert learned_sentence(OwnRuns("lab"), 0.1, 0.0, runs(1), runs()).endswith("time +10.5% on the physics.")
+    assert learned_sentence(OwnRuns("lab"), 0.1, 0.0, runs(1)).endswith("time +10.5% on the physics.")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("group", "values", "words"),
     [
-        ("log2_tp", 3.0, "tp 8"), ("log2_hidden", 12.0, "hidden 4,096"),
-        ("log2_rank_tokens", 0.5, "rank tokens 1.41421"),
-        ("share_bubble", 0.124, "bubble 12%"), ("recompute", 2.0, "recompute 2"),
-        ("sensitivity to inter_node", None, "sensitivity to inter node"),
+        ("tp", {"log2_tp": 3.0, "log2_hidden": 12.0}, "tp 8 at hidden 4,096"), ("tp", {"log2_tp": 3.0}, "tp 8"),
+        ("pp", {"log2_pp": 2.0, "log2_vpp": 1.0, "share_bubble": 0.1}, "pp 4 with vpp 2"),
+        ("host", {"share_host": 0.124}, "host 12% of the time"),
+        ("recompute", {"recompute": 1.0}, "recompute selective"),
+        ("micro_batch_size", {"log2_micro_batch_size": 1.0, "log2_seq_length": 13.0},
+         "micro_batch_size 2 at seq_length 8,192"),
+        ("ep", {}, "ep"), ("fan_speed", {"fan_speed": 3.0}, "fan speed"),
     ],
 )  # fmt: skip
-def test_a_feature_is_named_with_its_value(name: str, value: float | None, words: str) -> None:
-    assert feature_words(name, value) == words
+def test_a_group_of_features_is_named_in_the_words_of_a_plan(group: str, values: dict[str, float], words: str) -> None:
+    assert group_words(group, values) == words
+
+
+def test_every_feature_and_constant_is_of_one_group() -> None:
+    features = [name for names in _GROUPS.values() for name in names]
+    assert len(features) == len(set(features))
+    assert {*CONSTANTS, *FEATURES, *(f"share_{part}" for part in SHARES), *OCCUPANCY} - {*features} == set()

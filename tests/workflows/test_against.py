@@ -53,11 +53,28 @@ def test_a_baseline_is_what_plans_surely_differ_from_or_not() -> None:
     assert "±" in row.split()[-2]
 
 
-def test_a_power_limit_leaves_differences_without_intervals() -> None:
-    found = propose(replace(JOB, search=replace(JOB.search, power_limit_w=(250.0,))), surrogate="none")
-    assert not [
-        name for name in (*found.front, *found.reference, *found.best_layouts[0].plans[0]) if "vs_first" in name
-    ]
+def test_plans_under_power_limits_are_compared_with_the_reference_too() -> None:
+    found = propose(replace(JOB, search=replace(JOB.search, power_limit_w=(400.0, 200.0))), surrogate="none")
+    assert [found.reference[end][0] for end in ENDS] == [0.0] * 4
+    limited = found.front["power_limit_w"] == 200.0
+    for name in ("time", "energy"):
+        ends = (found.front[f"{name}_vs_first_percent_{end}"][limited] for end in ("low", "high"))
+        low, high = (end / 100.0 for end in ends)
+        assert (high - low > 0.01).all()
+    by_layout = [plan for layout in found.best_layouts for plan in layout.plans]
+    assert all("faster_probability" in plan for plan in by_layout)
+
+
+def test_a_baseline_without_a_limit_is_under_the_cluster_s() -> None:
+    limited = replace(JOB, search=replace(JOB.search, power_limit_w=(400.0, 200.0)))
+    plan = "dp=4 tp=2 clock_mhz=1410"
+    without, stated = (
+        propose(limited, surrogate="none", baseline=f"{plan}{more}") for more in ("", " power_limit_w=400")
+    )
+    for end in ENDS:
+        assert without.front[end] == pytest.approx(stated.front[end])
+    of_stages = propose(limited, surrogate="none", baseline="dp=2 tp=2 pp=2 stage_power_limit_w=300;200")
+    assert "time_vs_first_percent" not in of_stages.front
 
 
 def test_a_selection_compares_with_the_plan_chosen(proposal: Proposal, tmp_path: Any) -> None:

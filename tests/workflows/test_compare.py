@@ -83,9 +83,14 @@ def test_differences_come_with_an_interval_and_the_probability_of_an_improvement
     assert "faster with probability" in compared.text()
 
 
-def test_plans_under_a_power_limit_have_no_interval_of_differences():
-    found = jointopt.compare(shipped_job(JOB), ("dp=8 zero_stage=3", "dp=8 zero_stage=3 power_limit_w=400"))
-    assert "faster_probability" not in found.to_dict()["differences"][0]
+def test_of_a_plan_and_itself_under_a_lower_limit_the_limit_alone_is_in_doubt():
+    plans = ("dp=8 zero_stage=3", "dp=8 zero_stage=3 power_limit_w=700", "dp=8 zero_stage=3 power_limit_w=400")
+    same, lower = jointopt.compare(shipped_job(JOB), plans).to_dict()["differences"]
+    assert [same[f"time_vs_first_percent{end}"] for end in ("_low", "_high")] == pytest.approx([0.0, 0.0])
+    assert 0.0 < lower["time_vs_first_percent_low"] < lower["time_vs_first_percent"] - 1.0
+    assert lower["faster_probability"] < 0.05
+    of_stages = ("dp=4 pp=2 zero_stage=1", "dp=4 pp=2 zero_stage=1 stage_power_limit_w=500;400")
+    assert "faster_probability" not in jointopt.compare(shipped_job(JOB), of_stages).to_dict()["differences"][0]
 
 
 @pytest.mark.parametrize(("limited", "said"), [

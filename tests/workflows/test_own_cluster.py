@@ -21,7 +21,11 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import load
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.own_runs import Mix
+from jointopt.surrogate.own_targets import OwnTarget
+from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate, earlier_runs
@@ -78,11 +82,12 @@ def job() -> Job:
 
 def test_the_line_of_a_source_says_what_helped_on_groups_left_out(folder: Path) -> None:
     lines = (folder.parent / "said.txt").read_text().splitlines()
-    line = next(line for line in lines if "left out:" in line and "time" in line)
     named = Source.parse("my cluster|megatron-lm|a100-sxm4-40gb|4")
-    assert line.startswith(f"{named.to_text()}: on groups left out: ")
-    assert "power" in line
-    assert json.loads((folder / "card.json").read_text())["own"] == {str(named): line}
+    first = lines.index(f"{named.to_text()}:")
+    assert "% on held-out groups (physics" in lines[first + 1]
+    assert lines[first + 2].startswith("  power: scaled physics ")
+    (said,) = json.loads((folder / "card.json").read_text())["own"].values()
+    assert said.splitlines()[:2] == lines[first : first + 2]
 
 
 def test_new_runs_of_the_cluster_are_predicted_close_to_their_noise(folder: Path, new: pd.DataFrame) -> None:
@@ -161,6 +166,19 @@ def test_a_tune_s_first_expectations_are_what_the_surrogate_predicts_of_plans_se
     expected = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
     for name in ("iteration_time_s", "energy_j"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+
+
+def test_a_tune_starts_from_the_peak_power_that_the_surrogate_learned(folder: Path, job: Job) -> None:
+    wanted = replace(job, objectives=("iteration_time_s", "peak_power_w"))
+    surrogate = load(folder)
+    own = replace(surrogate.own[0], heat={PEAK: OwnTarget(PowerScale(1.3, 0.03), Mix())})
+    model = replace(JobModel.of(wanted, str(folder)), surrogate=replace(surrogate, own=(own,)))
+    candidates = searched(model)
+    factor = beside_surrogate(Earlier(), model, candidates).log_factor_on("peak_power_w")
+    assert factor is not None
+    np.testing.assert_allclose(np.exp(factor), 1.3, rtol=1e-9)
+    assert candidates.size == len(factor)
+    assert beside_surrogate(Earlier(), JobModel.of(job), candidates).log_factor_on("peak_power_w") is None
 
 
 def test_a_tune_s_first_expectations_of_listed_rows_of_two_batches_are_those_of_predict(folder, job, new) -> None:

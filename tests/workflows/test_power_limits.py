@@ -87,10 +87,6 @@ def test_a_limit_is_as_doubtful_as_the_clock_that_it_leaves() -> None:
     assert (front["stage_clock_mhz"][~np.isnan(front["stage_clock_mhz"])] == 1980.0).all()
 
 
-def test_how_far_plans_under_limits_are_apart_is_not_claimed(found) -> None:
-    assert not [name for name in found.front if "vs_first" in name]
-
-
 def test_tables_reports_and_the_study_say_the_limit(found, tmp_path) -> None:
     assert "limit" in found.text(show_all=True)
     assert found.to_frame()[POWER_LIMIT].isin(LIMITS).all()

@@ -128,9 +128,9 @@ def searched(job: Job | JobModel) -> Candidates:
     if not len(feasible):
         raise InfeasibleError(f"No plan of job {job.name!r} keeps the constraints; `jointopt propose` says why.")
     if "peak_power_w" in job.objectives:
-        plans["peak_power_w"] = model.physics(problem.layouts).heat(plans["layout_index"], plans["stage_clock_mhz"])[
-            "peak_power_w"
-        ]
+        plans["peak_power_w"] = np.full(len(layout), np.nan)
+        peaks = model.cost_model(problem.layouts).heat(layout[feasible], plans["stage_clock_mhz"][feasible])
+        plans["peak_power_w"][feasible] = peaks["peak_power_w"]
     best = feasible[peeled(np.stack([plans[name][feasible] for name in job.objectives], axis=1), MOST)]
     columns = {name: values[plans["layout_index"][best]] for name, values in problem.layouts.items()}
     clocks = columns["stage_clock_mhz"] = plans["stage_clock_mhz"][best]

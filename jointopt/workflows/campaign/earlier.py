@@ -17,6 +17,7 @@ from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.own_runs import LEAST_RUNS, Measured
 
 if TYPE_CHECKING:
@@ -116,15 +117,17 @@ def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) 
 
 def _expected(model: JobModel, candidates: Candidates) -> Columns:
     """Results of `JobModel.cost_model` of every candidate, (n,) each, those of a list by their own jobs."""
-    end, parts = 0, []
+    end, parts, with_peaks = 0, [], PEAK in candidates.predicted
+    names = (*_MOVED, *[PEAK] * with_peaks)
     for job, count in candidates.jobs or ((model.job, candidates.size),):
         at, end = slice(end, end + count), end + count
         plans = {name: values[at] for name, values in candidates.plans.items()}
         clocks = plans.pop("stage_clock_mhz")
         if candidates.jobs:  # these have the limits of their rows
             plans.pop(POWER_LIMIT, None)
-        parts.append(replace(model, job=job).cost_model(plans).evaluate(np.arange(count), clocks))
-    return {name: np.concatenate([part[name] for part in parts]) for name in _MOVED}
+        physics, every = replace(model, job=job).cost_model(plans), np.arange(count)
+        parts.append(physics.evaluate(every, clocks) | (physics.heat(every, clocks) if with_peaks else {}))
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def _remembered(model: JobModel) -> int:
