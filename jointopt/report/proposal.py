@@ -33,6 +33,7 @@ from jointopt.report.plans import (
     rate_words,
     site_table,
 )
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import blocks_text, paragraphs, study_lines
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import job_mapping
@@ -281,8 +282,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
-    if not all(plan.get("in_domain", True) for plan in plans):
-        lines.append(f"? the interval (±) is wider: {'; '.join(proposal.doubts)}.")
+    lines += wider_lines(reasons_of(plans, proposal.surrogate))
     if any(map(is_tight, plans)):
         least = min(plan["fit_probability"] for plan in plans)
         lines.append(

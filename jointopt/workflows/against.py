@@ -30,13 +30,13 @@ class Against:
         return take(found, slice(0, -1)), take(found, slice(-1, None))
 
     def known(self, plans: Columns) -> Columns:
-        """Plans and results (n,) with intervals of both and of their differences from the reference."""
+        """Plans and results (n,) with intervals of both and of their differences from the reference; doubts too."""
         if not len(plans["pp"]):
             return plans
         if self._limited(plans):
-            return self.model.intervals(plans)
+            return self.model.bounded(plans)
         both = self._with_reference(plans)  # the same for both, which are then priced once
-        return take(self.model.intervals(both) | self.model.differences(both, len(plans["pp"])), slice(0, -1))
+        return take(self.model.bounded(both) | self.model.differences(both, len(plans["pp"])), slice(0, -1))
 
     def _limited(self, plans: Columns) -> bool:
         return bool(self.model.job.search.power_limit_w) or POWER_LIMIT in self.reference or POWER_LIMIT in plans

@@ -27,6 +27,7 @@ from jointopt.report.plans import (
     rate_words,
     short_clocks,
 )
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.spec.job import Job
 from jointopt.spec.objectives import words
 
@@ -79,7 +80,7 @@ def content(
         nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
         dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}),
         provenance=_provenance(job, document), job_file=job_file,
-        notes=_notes(plans, drift, document.get("doubts") or ()), data=_data(job, document, plans, cooler),
+        notes=_notes(plans, drift, document), data=_data(job, document, plans, cooler),
     )  # fmt: skip
 
 
@@ -332,17 +333,15 @@ def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _notes(plans: Sequence[Pictured], drift: float, doubts: Sequence[str]) -> list[str]:
+def _notes(plans: Sequence[Pictured], drift: float, document: Mapping[str, Any]) -> list[str]:
     notes = []
     if drift > 0.005:
         notes.append(
             f"Parts, passes and power are priced now, without the measured runs or files that moved the proposal: "
             f"their totals differ from it by up to {drift:.1%}."
         )
-    if any(plan.chosen.entry.get("in_domain") is False for plan in plans):
-        why = f" Of the front: {'; '.join(doubts)}." if doubts else ""
-        notes.append(f"Intervals of plans that recorded runs do not support are wider; the table shows them.{why}")
-    return notes
+    reasons = reasons_of([plan.chosen.entry for plan in plans], str(document.get("surrogate") or ""))
+    return notes + wider_lines(reasons, [plan.letter for plan in plans], "interval")
 
 
 def _data(job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cooler: Cooler) -> dict[str, Any]:
