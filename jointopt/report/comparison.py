@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from jointopt.physics.facility import facility_energy_j
 from jointopt.report import table
 from jointopt.report.documents import Result, tidy_parts
 from jointopt.report.explanation import Explanation
-from jointopt.report.plans import differing, plan_words
+from jointopt.report.plans import differing, plan_words, shows_site
 from jointopt.report.reasons import beyond, wider_lines
 from jointopt.report.table import TextColumn
 
@@ -123,6 +124,9 @@ def _how_surely(what: str, against: Mapping[str, float]) -> str:
 
 def _totals(plans: Sequence[Explanation], names: str) -> list[str]:
     rows = [(head, [getattr(plan, total) for plan in plans], units) for head, _, total, units in _BREAKDOWNS]
+    if shows_site(job := plans[0].job) and math.isfinite(plans[0].energy_j):
+        joules = [float(facility_energy_j(job.cluster, plan.iteration_time_s, plan.energy_j)) for plan in plans]
+        rows.insert(2, (f"Site energy (PUE {job.cluster.pue:g})", joules, table.ENERGY_UNITS))
     labels, cells = [], []
     for head, values, units in rows:
         column = table.measured("", values, units)

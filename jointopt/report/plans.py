@@ -309,6 +309,11 @@ def has_site_costs(job: Job) -> bool:
     return any(rate is not None for rate in rates)
 
 
+def shows_site(job: Job) -> bool:
+    """True where energy at the site's meter belongs into an answer: its costs are stated, or its PUE is."""
+    return has_site_costs(job) or job.cluster.origin("pue") == "stated"
+
+
 def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> list[str]:
     """Energy, carbon and money at the site's meter: a line per plan, per iteration and for the run where it is known.
 

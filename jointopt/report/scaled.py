@@ -118,7 +118,8 @@ _SHOWN = frozenset({"cp", "ep", "vpp", "stage_clock_mhz"})
 
 def _of_what(job: Job) -> str:
     tokens = job.training.run_tokens
-    return f"Of a run of {tokens:,} tokens:" if tokens else "Of a billion tokens:"
+    of = f"Of a run of {tokens:,} tokens" if tokens else "Of a billion tokens"
+    return f"{of}, at the site's meter (PUE {job.cluster.pue:g}):"
 
 
 def _words(job: Job) -> str:

@@ -22,10 +22,10 @@ from jointopt.report.plans import (
     better_words,
     differing,
     half_difference,
-    has_site_costs,
     plan_words,
     rate_words,
     short_clocks,
+    shows_site,
 )
 from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.spec.job import Job
@@ -52,7 +52,7 @@ class Content:
     cards: Sequence[tuple[str, str, str]]
     plans: Table
     layouts: Table
-    costs: Table | None  # of the site; None where the job states no price
+    costs: Table | None  # of the site; None where the job states neither prices nor its PUE
     rates: str
     joint: str
     beside: Sequence[str]
@@ -163,7 +163,7 @@ def _cost_table(job: Job, plans: Sequence[Pictured]) -> Table | None:
     """Energy, carbon and money at the site's meter, and of the whole run, per chosen plan."""
     entries = [plan.chosen.entry for plan in plans]
     known = [name for name in _COSTS if all(entry.get(name) is not None for entry in entries)]
-    if not has_site_costs(job) or not known:
+    if not shows_site(job) or not known:
         return None
     currency = job.cluster.currency
     rows = [
