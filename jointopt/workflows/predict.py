@@ -65,7 +65,7 @@ def predict(
     database, whose measurements are measured runs too. ``pue``: of a site, whose energy is then predicted too. A row
     that cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. ``violations``
     names the rules by which a row's plan cannot be started (``spec/catalog/framework_rules.yaml``). TableError for a
-    cell that makes no sense, and where no row can be predicted.
+    number that makes no sense, and where no row can be predicted.
     """
     import pandas as pd
 
