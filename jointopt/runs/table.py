@@ -20,9 +20,9 @@ import pandas as pd
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
-from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Ints, column_of
+from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
-from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules
+from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules, in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _MOST_BYTES = 400_000_000  # unpacked: two million rows
@@ -331,6 +331,12 @@ def doubtful_lines(frame: pd.DataFrame) -> list[str]:
             complaint = rule.complaint(clean.iloc[rows[0]])
             lines.append(f"{len(rows):,} row{many} whose {name} is doubtful (row {rows[0] + 1}: {complaint}): used.")
     return lines
+
+
+def asked_for_precision(frame: pd.DataFrame) -> Bools:
+    """Rows (n,) that `doubtful_lines` asks for a faster precision than they state."""
+    clean, _ = read_columns(frame, [*COLUMNS], STRICT_READERS)
+    return in_faster_precision(clean)
 
 
 def _not_used(name: str, rows: Ints, complaint: str) -> str:
