@@ -333,7 +333,7 @@ def doubtful_lines(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
-def asked_for_precision(frame: pd.DataFrame) -> Bools:
+def doubtful_precision(frame: pd.DataFrame) -> Bools:
     """Rows (n,) that `doubtful_lines` asks for a faster precision than they state."""
     clean, _ = read_columns(frame, [*COLUMNS], STRICT_READERS)
     return in_faster_precision(clean)

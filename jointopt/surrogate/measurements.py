@@ -16,7 +16,7 @@ from jointopt.core.schema import Floats
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
-from jointopt.runs.table import asked_for_precision, checked_results
+from jointopt.runs.table import checked_results, doubtful_precision
 from jointopt.runs.unused import unread_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
@@ -180,7 +180,7 @@ class Measurements:
             return []
         of_precision, ratio = precision_lines(self.evidence_by_source()), log_time_ratio(self.table, priced)
         check_scale(ratio, priced.runs.source)
-        unasked = np.where(asked_for_precision(self.table)[priced.rows], np.nan, ratio)
+        unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
         return [*doubts(off_scale(unasked, priced.runs.source), but=of_precision), *of_precision.values()]
 
 

@@ -14,7 +14,7 @@ from jointopt.core.errors import TableError, nearest
 from jointopt.core.facts import Source
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
-from jointopt.runs.table import asked_for_precision
+from jointopt.runs.table import doubtful_precision
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
@@ -118,11 +118,11 @@ def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
 
     That is of a row, or by ``of_precision``, keys of sources.
     """
-    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & ~asked_for_precision(judged)]
+    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & ~doubtful_precision(judged)]
     source = ran["source"].to_numpy(str) if "source" in ran else np.full(len(ran), "")
     ratio = (ran["iteration_time_s"] / ran["predicted_iteration_time_s"]).to_numpy(float)
-    asked = {Source.parse(key).origin for key in of_precision}
-    return doubts(off_scale(np.log(ratio), source), "what was predicted", asked)
+    known = {Source.parse(key).origin for key in of_precision}
+    return doubts(off_scale(np.log(ratio), source), "what was predicted", known)
 
 
 def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:
