@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from jointopt.physics.facility import facility_energy_j
 from jointopt.report import table
 from jointopt.report.documents import Result, tidy_parts
 from jointopt.report.explanation import Explanation
-from jointopt.report.plans import beyond, differing, plan_words
+from jointopt.report.plans import differing, plan_words, shows_site
+from jointopt.report.reasons import beyond, wider_lines
 from jointopt.report.table import TextColumn
 
 MOST_PARTS = 3  # that a sentence names
@@ -71,17 +73,13 @@ class Compared(Result):
             for sentence in differences(self.plans[0], plan, against)
         ]
         title = f"{self.plans[0].job.name}: {len(self.plans)} plans."
-        last = [*sentences, *_wider(self.plans, names), *broken]
+        wider = wider_lines(list(map(_reasons, self.plans)), names, "interval")
+        last = [*sentences, *wider, *broken]
         return table.blocks_text(table.paragraphs([title, *heads]), *blocks, table.paragraphs(last))
 
 
-def _wider(plans: Sequence[Explanation], names: str) -> list[str]:
-    """A sentence on each plan outside of what predictions were checked against, plans of one reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for name, plan in zip(names, plans, strict=True):
-        if not plan.in_domain:
-            by_reason.setdefault("; ".join(plan.doubts) or beyond(plan.surrogate), []).append(name)
-    return [f"The interval of {' and '.join(of)} is wider: {why}." for why, of in by_reason.items()]
+def _reasons(plan: Explanation) -> tuple[str, ...]:
+    return () if plan.in_domain else plan.doubts or (beyond(plan.surrogate),)
 
 
 def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -126,6 +124,9 @@ def _how_surely(what: str, against: Mapping[str, float]) -> str:
 
 def _totals(plans: Sequence[Explanation], names: str) -> list[str]:
     rows = [(head, [getattr(plan, total) for plan in plans], units) for head, _, total, units in _BREAKDOWNS]
+    if shows_site(job := plans[0].job) and math.isfinite(plans[0].energy_j):
+        joules = [float(facility_energy_j(job.cluster, plan.iteration_time_s, plan.energy_j)) for plan in plans]
+        rows.insert(2, (f"Site energy (PUE {job.cluster.pue:g})", joules, table.ENERGY_UNITS))
     labels, cells = [], []
     for head, values, units in rows:
         column = table.measured("", values, units)

@@ -15,7 +15,8 @@ from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.heat import between, heat_words, warming_words
 from jointopt.report.layouts import Rank
-from jointopt.report.plans import TIGHT, basis_lines, beyond, has_site_costs, plan_words, rate_words, site_table
+from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, plan_words, rate_words, site_table
+from jointopt.report.reasons import beyond
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job

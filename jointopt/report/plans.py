@@ -25,6 +25,7 @@ from jointopt.core.schema import (
 from jointopt.physics.facility import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
+from jointopt.report.reasons import beyond, own_reasons, reasons_of
 from jointopt.report.table import TextColumn
 from jointopt.search.fastest import MOST
 from jointopt.spec.job import Job
@@ -144,10 +145,11 @@ def predicted_table(
 
     Where the plans' entries have how they differ from that very plan, with the intervals of the differences and the
     probabilities that they are really better, faster first.
-    ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans outside of
-    what the prediction was checked against, ``~`` to those that may not fit in memory.
+    ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans with reasons
+    for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
     """
-    unsure = ["?" * (plan.get("in_domain") is False) + "~" * is_tight(plan) for plan in plans]
+    own = own_reasons(reasons_of(plans))
+    unsure = ["?" * bool(why) + "~" * is_tight(plan) for why, plan in zip(own, plans, strict=True)]
     values = {
         name: _cells(name, plans)
         for result in table.RESULT_UNITS
@@ -307,6 +309,11 @@ def has_site_costs(job: Job) -> bool:
     return any(rate is not None for rate in rates)
 
 
+def shows_site(job: Job) -> bool:
+    """True where energy at the site's meter belongs into an answer: its costs are stated, or its PUE is."""
+    return has_site_costs(job) or job.cluster.origin("pue") == "stated"
+
+
 def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> list[str]:
     """Energy, carbon and money at the site's meter: a line per plan, per iteration and for the run where it is known.
 
@@ -337,10 +344,3 @@ def doubt_words(model: JobModel, plans: Columns) -> list[str]:
     reasons = {DOUBTS[name]: int(of.sum()) for name, of in found.items()}
     reasons[beyond(model.name)] = int(rest.sum())
     return [f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in reasons.items() if count]
-
-
-def beyond(surrogate: str) -> str:
-    """Reason for a plan that is like no recorded run in several ways at once."""
-    return (
-        f"beyond the runs that {'the physics was checked on' if surrogate == 'none' else surrogate + ' was trained on'}"
-    )

@@ -26,13 +26,14 @@ from jointopt.report.plans import (
     basis_lines,
     compared_lines,
     doubt_words,
-    has_site_costs,
     is_tight,
     plan_frame,
     predicted_table,
     rate_words,
+    shows_site,
     site_table,
 )
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import blocks_text, paragraphs, study_lines
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import job_mapping
@@ -281,8 +282,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
-    if not all(plan.get("in_domain", True) for plan in plans):
-        lines.append(f"? the interval (±) is wider: {'; '.join(proposal.doubts)}.")
+    lines += wider_lines(reasons_of(plans, proposal.surrogate))
     if any(map(is_tight, plans)):
         least = min(plan["fit_probability"] for plan in plans)
         lines.append(
@@ -293,9 +293,9 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
 
 
 def _site(proposal: Proposal) -> list[str]:
-    """The site's costs of the reference, the fastest plan and the one of least energy, where the job has prices."""
+    """The site's costs of the reference, the fastest plan and the one of least energy, where `shows_site`."""
     job, front = proposal.job, proposal.front
-    if not has_site_costs(job) or not np.isfinite(front["energy_j"]).any():
+    if not shows_site(job) or not np.isfinite(front["energy_j"]).any():
         return []
     ends = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
     ends = ends if len(front["pp"]) > 1 else {"front": 0}  # the best in one objective, whichever that is

@@ -13,6 +13,7 @@ from jointopt.core.budget import Spent
 from jointopt.report import table
 from jointopt.report.documents import Result, pick
 from jointopt.report.plans import plan_table
+from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
@@ -94,9 +95,10 @@ class ValidatedRun(MeasuredRun):
     """One proposed plan that was run."""
 
     in_domain: bool
+    doubts: str = ""  # why not: names of doubts, a blank between them
     reference: bool  # what a job does without jointopt: the fastest plan at the GPU's own clock
     earlier: bool  # the store had measured it, it was not run again
-    keys = "in_domain reference earlier broken notes"
+    keys = "in_domain doubts reference earlier broken notes"
 
     def document(self) -> dict[str, Any]:
         """As of every run, with the error of each prediction."""
@@ -245,8 +247,8 @@ class Validated(MeasuredResult):
             "err: the prediction against the measurement; in: within the 90 % interval.": True,
             "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
             "0 measured before, not run again (--again does).": any(run.earlier for run in runs),
-            "? outside of what the prediction was checked against.": not all(run.in_domain for run in runs),
         }
+        reasons = reasons_of([pick(run, "in_domain doubts") for run in runs], self.surrogate)
         remarks = [
             f"Row {number}, {run.status}: {run.notes or 'no reason known'}"
             for number, run in enumerate(runs, start=1)
@@ -257,7 +259,8 @@ class Validated(MeasuredResult):
             head = table.RESULT_UNITS[name][0].capitalize()
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
-        marks = ["=" * run.reference + "0" * run.earlier + "?" * (not run.in_domain) for run in runs]
+        own = own_reasons(reasons)
+        marks = ["=" * r.reference + "0" * r.earlier + "?" * bool(why) for r, why in zip(runs, own, strict=True)]
         judged = {
             name: [
                 TextColumn("err\n%", table.fixed((100 * run.error(name) for run in runs), "+.0f")),
@@ -266,4 +269,5 @@ class Validated(MeasuredResult):
             for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
         }
         rows = run_table(runs, [TextColumn("", marks)], judged)
-        return self.page(title, rows, " ".join(text for text, needed in legend.items() if needed), remarks)
+        sentences = [text for text, needed in legend.items() if needed]
+        return self.page(title, rows, " ".join([*sentences, *wider_lines(reasons, interval="interval")]), remarks)

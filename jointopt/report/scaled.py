@@ -11,6 +11,7 @@ from jointopt.physics.facility import run_costs
 from jointopt.report import table
 from jointopt.report.documents import Result
 from jointopt.report.plans import half_difference, plan_words
+from jointopt.report.reasons import wider_lines
 from jointopt.report.table import TextColumn
 from jointopt.spec.job import Job
 
@@ -82,9 +83,7 @@ class Scaled(Result):
         left_out = [f"{_words(size.job)}: {size.reason}" for size in self.sizes if not size.plans]
         known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
         legend = ["± behind a difference is its 90 % interval."] * known
-        for why in dict.fromkeys("; ".join(size.doubts) for size in sizes if size.doubts):
-            of = ", ".join(_words(size.job) for size in sizes if "; ".join(size.doubts) == why)
-            legend.append(f"The interval (±) of {of} is wider: {why}.")
+        legend += wider_lines([size.doubts for size in sizes], [_words(size.job) for size in sizes])
         legend = table.paragraphs(legend)
         blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
@@ -119,7 +118,8 @@ _SHOWN = frozenset({"cp", "ep", "vpp", "stage_clock_mhz"})
 
 def _of_what(job: Job) -> str:
     tokens = job.training.run_tokens
-    return f"Of a run of {tokens:,} tokens:" if tokens else "Of a billion tokens:"
+    of = f"Of a run of {tokens:,} tokens" if tokens else "Of a billion tokens"
+    return f"{of}, at the site's meter (PUE {job.cluster.pue:g}):"
 
 
 def _words(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,14 +36,21 @@ def _table(frame: pd.DataFrame) -> str:
     return frame.round(3).to_string(index=False, na_rep="")
 
 
-def _signed(frame: pd.DataFrame) -> str:
-    """The table with its bias in percent, signs written out."""
-    percent = {name: f"{{:{form}}}".format for name, form in _PERCENT.items()}
-    blank = {name: (lambda v, show=show: "" if v != v else show(v)) for name, show in percent.items()}
-    return frame.to_string(index=False, na_rep="", formatters=blank, float_format=lambda value: f"{value:.3f}")
+def _scored(frame: pd.DataFrame) -> str:
+    """The table with shares in percent, the bias with its sign, without figures of which none is known."""
+    frame = frame.dropna(axis=1, how="all")
+    shown = {name: functools.partial(_score, name) for name in _PERCENT}
+    return frame.to_string(index=False, na_rep="", formatters=shown, float_format=lambda value: f"{value:.3f}")
 
 
-_PERCENT = {"bias": "+.1%", "top1_regret": ".1%", "covered": ".0%"} | {
+def _score(name: str, value: float) -> str:
+    """A figure as tables and sentences show it; blank where it is not known."""
+    if value != value:
+        return ""
+    return format(value, _PERCENT.get(name, "," if isinstance(value, int) else ".3f"))
+
+
+_PERCENT = {"bias": "+.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall": ".0%", "oom_precision": ".0%"} | {
     f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
 }
 
@@ -68,13 +76,12 @@ class Evaluation(Result):
 
     def text(self, *, groups: bool = True) -> str:
         """The groups as a table (or the summary by source and GPU), then the figures over all rows."""
-        overall = known_figures(self.overall).items()
-        words = (f"{n.replace('_', ' ')} {v:{',' if isinstance(v, int) else '.3f'}}" for n, v in overall)
-        overall_line = "\n".join([", ".join(words), *self._fit_lines()])
+        words = (f"{name.replace('_', ' ')} {_score(name, v)}" for name, v in known_figures(self.overall).items())
+        lines = [*paragraphs([f"Overall: {', '.join(words)}."]), *self._fit_lines()]
         if groups or self.summary is None:
-            return f"{_table(self.groups)}\n\n{overall_line}"
-        more = f"{len(self.groups):,} groups: --groups prints each. bias: + is slower than measured."
-        return f"{_signed(self.summary)}\n\n{more}\n{overall_line}"
+            return "\n".join([_scored(self.groups), "", *lines])
+        many = f"{len(self.groups):,} groups: --groups prints each. " if len(self.groups) > 1 else ""
+        return "\n".join([_scored(self.summary), "", f"{many}bias: + is slower than measured.", *lines])
 
     def _fit_lines(self) -> list[str]:
         """A sentence on rows that predictions learned from; none where there is none, or it is not known."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import Result, pick, plan_entries
-from jointopt.report.plans import compared_lines, has_site_costs, plan_frame, predicted_table, short_plan, site_table
+from jointopt.report.plans import compared_lines, plan_frame, predicted_table, short_plan, shows_site, site_table
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.spec.jobfile import shipped_jobs
@@ -72,6 +73,7 @@ class Selection(Result):
     ends: tuple[int, int]  # the fastest plan and the one of least energy within all limits
     binds_together: bool  # no limit alone keeps the best plan away, all of them do
     measured: bool = False  # the values are of real runs, and not predicted
+    surrogate: str = ""  # that alone predicted them; blank: not known, or measured runs did so too
 
     @property
     def num_plans(self) -> int:
@@ -138,10 +140,9 @@ class Selection(Result):
         entries = plan_entries(self.plans, rows)
         drawn = predicted_table(entries, marks)
         legend += compared_lines(entries, drawn)
-        if any(entry.get("in_domain") is False for entry in entries):
-            legend.append("? outside of what was checked: its interval (±) is wider.")
+        legend += wider_lines(reasons_of(entries, self.surrogate))
         site = []
-        if job is not None and (has_site_costs(job) or self.energy == SITE_ENERGY):
+        if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))
         return blocks_text(
             paragraphs([f"{self.job_name or 'Plans'}: {counted}.", best]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
+from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Bools, Floats
 from jointopt.core.units import TERA
 from jointopt.runs import reasons
 from jointopt.runs.cells import is_known, named_dtype, spelled
@@ -277,6 +277,19 @@ def _reached(runs: pd.DataFrame) -> pd.Series:
 
 def _near_peak(runs: pd.DataFrame) -> pd.Series:
     return _reached(runs) > _MOST_REACHED
+
+
+@functools.cache
+def _fastest_flops(gpu: str, _: str) -> float:
+    known = known_gpu(gpu)
+    return max(reasons.peaks(known).values(), default=math.nan) if known else math.nan
+
+
+def in_faster_precision(runs: pd.DataFrame) -> Bools:
+    """Rows (n,) too fast for the precision that they state, and not for the fastest of their GPU."""
+    runs = runs.reindex(columns=pd.Index(_TIMED))
+    reached, slower = _reached(runs).to_numpy(float), _rates(runs, _stated_flops) / _rates(runs, _fastest_flops)
+    return np.asarray((reached > _MOST_REACHED) & (slower < 1.0) & (reached * slower <= 1.0))
 
 
 def _too_slow(runs: pd.DataFrame) -> pd.Series:

@@ -20,9 +20,9 @@ import pandas as pd
 from jointopt.core.atomic_write import replacing
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
-from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Ints
+from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
-from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules
+from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules, in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _MOST_BYTES = 400_000_000  # unpacked: two million rows
@@ -204,14 +204,30 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     Numbers and flags become floats, blank cells NaN; columns that no prediction reads stay. Raises TableError that
     names row, column and value of a cell that makes no sense, for a table without rows and for a column given twice.
     """
+    clean, unread = readable_runs(table)
+    for row, reason in sorted(unread.items()):
+        raise TableError(f"Row {row + 1} of the table: {reason}")
+    return clean
+
+
+def readable_runs(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
+    """As `clean_runs`, and why rows (by position) with a word that none of their column's is cannot be read.
+
+    Such cells are blank. A number or clock that makes no sense is a TableError all the same: it may be of another unit
+    or column in every row.
+    """
     _check_columns(table)
     table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
     clean, faults = read_columns(table, names, READERS)
+    unread: dict[int, str] = {}
     for name, wrong, expected in faults:
-        row = int(wrong.to_numpy().argmax())
-        raise TableError(f"Row {row + 1} of the table: {name} must be {expected}; got {shown(table, row, name)}.")
-    return clean
+        rows = np.flatnonzero(wrong)
+        reasons = {row: f"{name} must be {expected}; got {shown(table, row, name)}." for row in rows.tolist()}
+        if column_of(name).dtype not in ("str", "bool"):
+            raise TableError(f"Row {rows[0] + 1} of the table: {reasons[rows[0]]}")
+        unread = reasons | unread
+    return clean, unread
 
 
 def check_measurements(
@@ -315,6 +331,12 @@ def doubtful_lines(frame: pd.DataFrame) -> list[str]:
             complaint = rule.complaint(clean.iloc[rows[0]])
             lines.append(f"{len(rows):,} row{many} whose {name} is doubtful (row {rows[0] + 1}: {complaint}): used.")
     return lines
+
+
+def doubtful_precision(frame: pd.DataFrame) -> Bools:
+    """Rows (n,) that `doubtful_lines` asks for a faster precision than they state."""
+    clean, _ = read_columns(frame, [*COLUMNS], STRICT_READERS)
+    return in_faster_precision(clean)
 
 
 def _not_used(name: str, rows: Ints, complaint: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES
-from jointopt.runs.cells import named_dtype, shown
+from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES
+from jointopt.runs.cells import named_attention, named_dtype, shown
 from jointopt.runs.precision import named_precision, named_recipe, with_precision
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
@@ -93,27 +94,32 @@ def _rows_are(count: int) -> str:
 
 
 def unread_lines(table: pd.DataFrame) -> list[str]:
-    """One sentence for each column, and for each kind of precision, that a table states and nothing can read."""
-    return misspelt_lines(table) + _unknown_precisions(table)
+    """One sentence for each column that nothing reads, and each of precisions or kernels with cells that mean none."""
+    return misspelt_lines(table) + _meaningless_lines(table)
 
 
-_PRECISION_OF = {"precision": lambda text: named_recipe(text) or named_precision(text), "dtype": named_dtype}
+_DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"
+# Columns of free text: what a cell of each means, and the words to take where it means nothing.
+_MEANINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
+    "precision": (lambda text: named_recipe(text) or named_precision(text), _DTYPES), "dtype": (named_dtype, _DTYPES),
+    "attention": (lambda text: named_attention(text)[0], f"{', '.join(ATTENTIONS[:-1])} or {ATTENTIONS[-1]}"),
+}  # fmt: skip
 
 
-def _unknown_precisions(table: pd.DataFrame) -> list[str]:
-    """One sentence for each column of precisions with cells that mean none."""
+def _meaningless_lines(table: pd.DataFrame) -> list[str]:
+    """One sentence for each column of `_MEANINGS` with cells that mean none."""
     lines = []
-    for name, meant in _PRECISION_OF.items():
+    for name, (meant, expected) in _MEANINGS.items():
         if name not in table:
             continue
         cells = table[name]
         known = {cell: meant(str(cell)) for cell in cells.dropna().unique()}
         rows = [row for row, cell in enumerate(cells.tolist()) if cell in known and not known[cell]]
         if rows:
-            words = "row has" if len(rows) == 1 else "rows have"
+            words = f"row{'s have' if len(rows) > 1 else ' has'} {'an' if name[0] == 'a' else 'a'}"
             lines.append(
-                f"{len(rows):,} {words} a {name} that means none (row {rows[0] + 1}: {shown(table, rows[0], name)}): "
-                "not read, what is usual there is assumed; expected bf16, fp16, fp32, tf32, fp8 or fp4."
+                f"{len(rows):,} {words} {name} that means none (row {rows[0] + 1}: {shown(table, rows[0], name)}): "
+                f"not read, what is usual there is assumed; expected {expected}."
             )
     return lines
 

@@ -39,7 +39,7 @@ from jointopt.runs.shapes import (
     window_shape,
     with_catalogue_shapes,
 )
-from jointopt.runs.table import clean_runs
+from jointopt.runs.table import readable_runs
 from jointopt.spec import defaults
 from jointopt.spec.block import NOT_IN, block_of
 from jointopt.spec.catalog.architectures import runnable_attention
@@ -114,11 +114,12 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
     Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
-    position and with the reason, where it names no known GPU, lacks what nothing stands in for, or could not run.
+    position and with the reason, where a word or GPU is unknown, what has no default is lacking, or it could not run.
     ``kin``: another table whose rows tell the heads of a model and the recipe class of a source, as this one's do.
-    Raises TableError for a missing column, a cell that makes no sense, or a table of which no row is left.
+    Raises TableError for a missing column, a number that makes no sense, or a table of which no row is left.
     """
-    runs = with_precision(clean_runs(table))
+    clean, unread = readable_runs(table)
+    runs = with_precision(clean)
     runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     missing = [c for c in _REQUIRED if c not in runs]
     if missing:
@@ -126,9 +127,9 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
         raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
     runs = _with_degrees(runs)
     if lacks_heads(runs):
-        runs = with_heads_of_kin(runs, None if kin is None else with_catalogue_shapes(clean_runs(kin)))
+        runs = with_heads_of_kin(runs, None if kin is None else with_catalogue_shapes(readable_runs(kin)[0]))
     runs = with_classes_of_kin(runs, kin)
-    reasons = _impossible(runs)
+    reasons = _impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
     for rows in _alike(good, [name for name in _WORKLOAD if name in good]):

@@ -8,8 +8,8 @@ from typing import Any
 from jointopt.core.errors import JobError
 from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.architectures import attention_kernels
-from jointopt.spec.catalog.frameworks import framework_names, load_framework
-from jointopt.spec.catalog.recipe_classes import of_class
+from jointopt.spec.catalog.frameworks import framework_names, framework_of_words, load_framework
+from jointopt.spec.catalog.recipe_classes import named_class, of_class
 from jointopt.spec.catalog.scaling import architectures_of, only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Gpu
@@ -50,8 +50,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
             f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
-    stated = training.choice("recipe_class", RECIPE_CLASSES, "")
-    framework = of_class(load_framework(training.choice("framework", framework_names(), "generic")), stated)
+    framework, stated = _framework(training)
     framework = dataclasses.replace(framework, tf32=framework.tf32 or precision == TF32)
     return Training(
         seq_length=training.whole("seq_length"),
@@ -73,6 +72,16 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         **_state_formats(training),
         **_adapters(training, framework),
     )
+
+
+def _framework(training: Section) -> tuple[Framework, str]:
+    """The framework's profile by the recipe class of the job, and that class, which free text may name as a table's."""
+    given = training.values.get("framework")
+    text = given if isinstance(given, str) else ""
+    meant = framework_of_words(text)
+    profile = meant or load_framework(training.choice("framework", framework_names(), "generic"))
+    stated = training.choice("recipe_class", RECIPE_CLASSES, "") or (named_class(text) if meant else "")
+    return of_class(profile, stated), stated
 
 
 def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
@@ -41,6 +42,9 @@ DOUBTS: Mapping[str, str] = {
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "clock": "clock response not measured on this GPU",
 }
+# Beside these, where no doubt says why: precision or attention are not the plan's, and runs that were learned from do
+# not resemble it.
+NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
 # Doubts with a width of their own, which is added in squares.
 APART = frozenset({"clock", "network"})
 # Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
@@ -111,6 +115,18 @@ def new_kinds(job: Job, measured: Iterable[Job]) -> frozenset[str]:
     """Names of doubts that runs of the jobs ``measured`` leave open, since none is of that kind; none without runs."""
     kind, known = kind_of(job), [kind_of(one) for one in measured]
     return frozenset(name for name, value in kind.items() if known and all(one[name] != value for one in known))
+
+
+def doubt_names(found: Mapping[str, Bools], in_domain: Bools) -> npt.NDArray[np.object_]:
+    """Why plans are outside of the domain, (n,): names of the doubts ``found``, joined by a blank; else blank."""
+    of_all = {name: doubt & ~in_domain for name, doubt in found.items()}
+    of_all |= {UNLIKE: ~in_domain & ~np.logical_or.reduce(list(of_all.values()))}
+    codes = np.zeros(len(in_domain), np.int64)
+    for bit, doubt in enumerate(of_all.values()):
+        codes |= doubt.astype(np.int64) << bit
+    distinct, which = np.unique(codes, return_inverse=True)
+    words = [" ".join(name for bit, name in enumerate(of_all) if code >> bit & 1) for code in distinct.tolist()]
+    return np.array(words, object)[which]
 
 
 def clock_half_width(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> Floats:

@@ -25,7 +25,14 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import DOUBTS, add_intervals, doubts, within_peak_limit, within_power_limit
+from jointopt.surrogate.intervals import (
+    DOUBTS,
+    add_intervals,
+    doubt_names,
+    doubts,
+    within_peak_limit,
+    within_power_limit,
+)
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
@@ -235,6 +242,11 @@ class JobModel:
         if self._correction is None:
             return doubts(self.job, columns, network=self._network(columns))
         return self._correction.doubts(self.job, columns, self._as_runs(columns)[2])
+
+    def bounded(self, columns: Columns) -> Columns:
+        """As `intervals`, with ``doubts``: names of the doubts of each plan, joined by a blank (`doubt_names`)."""
+        found = self.intervals(columns)
+        return found | {"doubts": doubt_names(self.doubts(found), found["in_domain"])}
 
     def reasons(self, plan: Columns) -> tuple[str, ...]:
         """`doubts` of one plan (columns of one row) in words."""

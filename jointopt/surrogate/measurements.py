@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from jointopt.core.schema import Floats
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
-from jointopt.runs.table import checked_results
+from jointopt.runs.table import checked_results, doubtful_precision
 from jointopt.runs.unused import unread_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
@@ -178,8 +178,10 @@ class Measurements:
             priced = self.priced
         except TableError:
             return []
-        found = checked_scale(log_time_ratio(self.table, priced), priced.runs.source)
-        return found + precision_lines(self.evidence_by_source())
+        of_precision, ratio = precision_lines(self.evidence_by_source()), log_time_ratio(self.table, priced)
+        check_scale(ratio, priced.runs.source)
+        unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
+        return [*doubts(off_scale(unasked, priced.runs.source), but=of_precision), *of_precision.values()]
 
 
 def nothing_learned(error: TableError) -> TableError:
@@ -198,13 +200,19 @@ def off_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> dict[str, floa
     return {name: float(np.exp(value)) for name, value in found.items() if abs(value) > np.log(DOUBTED)}
 
 
-def doubts(found: Mapping[str, float], predicted: str = "what the physics says") -> list[str]:
-    """One sentence for each source (or group) that is `off_scale`."""
-    return [f"Measured runs{_named(name)} take {_times(v)} {predicted}: {_QUESTION}" for name, v in found.items()]
+def doubts(
+    found: Mapping[str, float], predicted: str = "what the physics says", but: Collection[str] = ()
+) -> list[str]:
+    """One sentence for each source (or group) that is `off_scale`, ``but`` those whose likelier reason is known."""
+    return [
+        f"Measured runs{_named(name)} take {_times(v)} {predicted}: {_QUESTION}"
+        for name, v in found.items()
+        if name not in but
+    ]
 
 
-def checked_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> list[str]:
-    """`doubts` of runs that are to be learned from; TableError for a source beyond `REFUSED`."""
+def check_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> None:
+    """Raises TableError for a source beyond `REFUSED`, of which nothing can be learned; arguments as of `off_scale`."""
     found = off_scale(log_ratio, source)
     for name, value in found.items():
         if max(value, 1 / value) > REFUSED:
@@ -213,7 +221,6 @@ def checked_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> list[str]:
                 f"physics says; expected less than {REFUSED:g} times either way. {_QUESTION.capitalize()} Correct the "
                 "column, or leave these runs out."
             )
-    return doubts(found)
 
 
 def _named(name: str) -> str:

@@ -66,7 +66,7 @@ def precision_words(evidence: Evidence) -> str:
     )
 
 
-def precision_lines(evidence: Mapping[str, Evidence]) -> list[str]:
-    """`precision_words` of each source, by its key, behind its name."""
+def precision_lines(evidence: Mapping[str, Evidence]) -> dict[str, str]:
+    """`precision_words` behind the name of each source that they are of, by its key."""
     words = {key: precision_words(one) for key, one in evidence.items()}
-    return [f"Measured runs ({Source.parse(key).to_text()}) {text}" for key, text in words.items() if text]
+    return {key: f"Measured runs ({Source.parse(key).to_text()}) {text}" for key, text in words.items() if text}

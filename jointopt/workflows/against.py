@@ -33,13 +33,13 @@ class Against:
         return take(found, slice(0, -1)), take(found, slice(-1, None))
 
     def known(self, plans: Columns) -> Columns:
-        """Plans and results (n,) with intervals of both and of their differences from the reference."""
+        """Plans and results (n,) with intervals of both and of their differences from the reference; doubts too."""
         if not len(plans["pp"]):
             return plans
         if _OF_STAGES in self.reference:
-            return self.model.intervals(plans)
+            return self.model.bounded(plans)
         both = self._with_reference(plans)  # the same for both, which are then priced once
-        return take(self.model.intervals(both) | self.model.differences(both, len(plans["pp"])), slice(0, -1))
+        return take(self.model.bounded(both) | self.model.differences(both, len(plans["pp"])), slice(0, -1))
 
     def _with_reference(self, plans: Columns) -> Columns:
         """Plans, and the reference behind them, in the columns that both have."""

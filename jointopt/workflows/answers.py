@@ -19,7 +19,7 @@ from jointopt.surrogate.job_model import JobModel
 
 
 def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
-    """Plan and prediction columns of chosen plans of ``physics``, with heat and intervals.
+    """Plan and prediction columns of chosen plans of ``physics``, with heat, intervals and doubts.
 
     ``plans``: results, ``layout_index`` and ``stage_clock_mhz``.
     """
@@ -28,7 +28,7 @@ def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
     columns |= {name: plans[name] for name in (*RESULTS, "fit_probability") if name in plans}
     columns |= physics.heat(layout, plans["stage_clock_mhz"])
     columns["stage_clock_mhz"] = plans["stage_clock_mhz"]
-    return model.intervals(columns)
+    return model.bounded(columns)
 
 
 def assumptions(job: Job) -> tuple[Assumption, ...]:

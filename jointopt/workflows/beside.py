@@ -11,15 +11,15 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
-from jointopt.search.fastest import fastest, rank
+from jointopt.search.fastest import fastest
 from jointopt.search.problem import Problem
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.problem import at_top, top_times
+from jointopt.workflows.ranking import place_of
 
 # What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
 FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
@@ -34,7 +34,7 @@ def beside(
 
     ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which the ``problem`` ranks them.
     """
-    return (*_published(model, problem, answer), *_conventional(model, problem, physics, answer, fitting))
+    return (*_published(model, problem, physics, answer), *_conventional(model, problem, physics, answer, fitting))
 
 
 def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
@@ -49,18 +49,18 @@ def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
     }
 
 
-def _published(model: JobModel, problem: Problem, answer: Columns) -> Iterator[Beside]:
+def _published(model: JobModel, problem: Problem, physics: CostModel, answer: Columns) -> Iterator[Beside]:
     found: dict[str, Beside] = {}
     for recipe in recipes_for(model.job):
         try:
-            one = _of_recipe(model, problem, answer, recipe)
+            one = _of_recipe(model, problem, physics, answer, recipe)
         except UsageError:  # of a recipe that this framework cannot even lay out
             continue
         found.setdefault(one.text, one)
     yield from found.values()
 
 
-def _of_recipe(model: JobModel, problem: Problem, answer: Columns, recipe: Recipe) -> Beside:
+def _of_recipe(model: JobModel, problem: Problem, physics: CostModel, answer: Columns, recipe: Recipe) -> Beside:
     job = model.job
     parsed = parse_plan(recipe.plan, job)
     priced = model.cost_model(parsed.layouts)
@@ -74,7 +74,7 @@ def _of_recipe(model: JobModel, problem: Problem, answer: Columns, recipe: Recip
         source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
         text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
         energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
-        rank=_rank(problem, time_s, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
+        rank=place_of(problem, physics, priced, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
         violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
         reasons=tuple(f"{name} {record[name]}, not {first[name]}" for name in _TELLING if record[name] != first[name]),
     )  # fmt: skip
@@ -82,10 +82,6 @@ def _of_recipe(model: JobModel, problem: Problem, answer: Columns, recipe: Recip
 
 # what explains most of a distance in time, the strongest first
 _TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
-
-
-def _rank(problem: Problem, time_s: float, fits: float) -> int | None:
-    return rank(problem, time_s * float(cost_of_failing(np.array(fits))))
 
 
 def _conventional(
@@ -108,7 +104,7 @@ def _conventional(
         source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
         iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
         peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
-        rank=_rank(problem, time_s, fits), behind=behind,
+        rank=place_of(problem, physics, model.cost_model(layout), fits), behind=behind,
         behind_low=_lower(behind, answer), reasons=reasons,
     )  # fmt: skip
 

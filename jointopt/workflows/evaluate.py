@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from jointopt.core.errors import TableError, nearest
+from jointopt.core.facts import Source
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
+from jointopt.runs.table import doubtful_precision
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
@@ -57,7 +60,8 @@ def evaluate(
     given = None if measured is None else Measurements.given(measured)
     judged = predict(table, surrogate, given, calibration, storage, machine).assign(**names)
     some = _some_of_each(table)
-    for sentence in _doubts(judged) + precision_lines(some):
+    of_precision = precision_lines(some)
+    for sentence in [*_doubts(judged, of_precision), *of_precision.values()]:
         _log.warning("%s", sentence)
     for sentence in class_lines(some):
         _log.info("%s", sentence)
@@ -109,12 +113,16 @@ def _bias(rows: pd.DataFrame) -> dict[str, float]:
     return {"bias": float((ran["predicted_iteration_time_s"] / ran["iteration_time_s"] - 1.0).median())}
 
 
-def _doubts(judged: pd.DataFrame) -> list[str]:
-    """A sentence on each source whose times are far from the predicted ones."""
-    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0)]
+def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
+    """A sentence on each source whose times are far from the predicted ones, and nothing likelier has been asked of.
+
+    That is of a row, or by ``of_precision``, keys of sources.
+    """
+    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & ~doubtful_precision(judged)]
     source = ran["source"].to_numpy(str) if "source" in ran else np.full(len(ran), "")
     ratio = (ran["iteration_time_s"] / ran["predicted_iteration_time_s"]).to_numpy(float)
-    return doubts(off_scale(np.log(ratio), source), "what was predicted")
+    known = {Source.parse(key).origin for key in of_precision}
+    return doubts(off_scale(np.log(ratio), source), "what was predicted", known)
 
 
 def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:

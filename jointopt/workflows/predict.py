@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from jointopt.core.errors import JointOptError, TableError
-from jointopt.core.schema import Bools, Columns, Ints
+from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.heat import heat
 from jointopt.physics.limits import memory_limit_gib
@@ -30,7 +29,7 @@ from jointopt.surrogate.correction import Correction, Move, load_surrogate
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.heat_names import HEAT_COLUMNS
-from jointopt.surrogate.intervals import RESULTS, add_intervals, doubts, outside_of_domain
+from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
 from jointopt.surrogate.measurements import Measurements, nothing_learned
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_half_width, network_slope
@@ -49,8 +48,6 @@ _BLANKS: dict[str, tuple[bool | str, type]] = {
     "violations": ("", object), "assumed": ("", object),
 }  # fmt: skip
 _RATES = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "tokens_per_j")
-# beside the names of `DOUBTS`: precision or attention are not the row's, and runs learned from do not resemble it
-_NOT_AS_STATED, _UNLIKE = "not_as_stated", "unlike_known_runs"
 _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
@@ -68,7 +65,7 @@ def predict(
     database, whose measurements are measured runs too. ``pue``: of a site, whose energy is then predicted too. A row
     that cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. ``violations``
     names the rules by which a row's plan cannot be started (``spec/catalog/framework_rules.yaml``). TableError for a
-    cell that makes no sense, and where no row can be predicted.
+    number that makes no sense, and where no row can be predicted.
     """
     import pandas as pd
 
@@ -264,7 +261,7 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
     else:
         columns, found = move.bounded(job, move.scaled(columns)), move.doubts(job, columns)
     if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
-        columns, found = outside_of_domain(columns), found | {_NOT_AS_STATED: np.ones(len(load), bool)}
+        columns, found = outside_of_domain(columns), found | {NOT_AS_STATED: np.ones(len(load), bool)}
     names: tuple[str, ...] = (*RESULTS, *warmth)
     if "pue" in job.cluster.stated:
         columns, names = with_site(job, columns), (*names, "facility_energy_j")
@@ -272,20 +269,8 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
     fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
     rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
     kept |= {name: rates[name] for name in _RATES}
-    kept |= {"in_domain": columns["in_domain"], "doubts": _reasons(found, columns["in_domain"])}
+    kept |= {"in_domain": columns["in_domain"], "doubts": doubt_names(found, columns["in_domain"])}
     return kept | fitting | {"violations": violations(job, plans.plans)}
-
-
-def _reasons(found: Mapping[str, Bools], in_domain: Bools) -> npt.NDArray[np.object_]:
-    """Why plans are outside of the domain, (n,): names of the doubts ``found``, joined by a blank; else blank."""
-    of_all = {name: doubt & ~in_domain for name, doubt in found.items()}
-    of_all |= {_UNLIKE: ~in_domain & ~np.logical_or.reduce(list(of_all.values()))}
-    codes = np.zeros(len(in_domain), np.int64)
-    for bit, doubt in enumerate(of_all.values()):
-        codes |= doubt.astype(np.int64) << bit
-    distinct, which = np.unique(codes, return_inverse=True)
-    words = [" ".join(name for bit, name in enumerate(of_all) if code >> bit & 1) for code in distinct.tolist()]
-    return np.array(words, object)[which]
 
 
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:

@@ -177,7 +177,8 @@ def _bounds(answer: Columns, count: int) -> Columns:
     """Intervals of the first of ``count`` plans, which are the answer; of the others they are not worked out."""
     names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
     unknown = count - len(answer["in_domain"])
-    return {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
+    found = {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
+    return found | {"doubts": np.concatenate([answer["doubts"], np.full(unknown, "", object)])}
 
 
 def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns:

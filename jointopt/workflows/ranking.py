@@ -8,6 +8,7 @@ from jointopt.core.schema import Columns
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.layouts import Rank
 from jointopt.search.fastest import fastest, rank
+from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.problem import at_top, prepared, top_times
@@ -25,7 +26,7 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     fits = model.fit_probability(alone)
     own_s, own_j = _at_top(alone, 0)
     time_of = top_times(ready.problem, ready.physics)
-    place = rank(ready.problem, float(own_s * cost_of_failing(fits)[0]), time_of)
+    place = place_of(ready.problem, ready.physics, alone, float(fits[0]))
     first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
@@ -33,6 +34,15 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
         energy_behind=None if not np.isfinite(own_j / first_j) else 0.0 if is_first else own_j / first_j - 1.0,
         fit_probability=float(fits[0]),
     )  # fmt: skip
+
+
+def place_of(problem: Problem, physics: CostModel, alone: CostModel, fits: float) -> int | None:
+    """The rank of the layout that ``alone`` prices by its time at the GPU's highest clock; None: beyond `MOST`.
+
+    Among the ``problem``'s layouts, which ``physics`` prices; ``fits``: the probability that it fits in memory.
+    """
+    own_s = _at_top(alone, 0)[0] * float(cost_of_failing(np.array(fits)))
+    return rank(problem, own_s, top_times(problem, physics))
 
 
 def _at_top(physics: CostModel, index: int) -> tuple[float, float]:

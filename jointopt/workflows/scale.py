@@ -92,7 +92,7 @@ def _searched(model: JobModel) -> _Found:
     rows = _condensed(front)
     fastest = take(columns, np.array(rows[:1]))
     apart, _ = Against(model, fastest).differences(columns)
-    entries = plan_entries(with_rates(job, model.intervals(columns) | apart))
+    entries = plan_entries(with_rates(job, model.bounded(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     return _Found(Size(job, tuple(entries[row] for row in rows), parts, doubts=model.reasons(fastest)), entries)
 

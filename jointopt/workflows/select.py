@@ -205,7 +205,7 @@ def _selection(
     return Selection(
         source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
         objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
-        measured=stored.measured, limits=limits, ends=(fastest, least),
+        measured=stored.measured, surrogate=stored.surrogate, limits=limits, ends=(fastest, least),
         binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limits),
     )  # fmt: skip
 

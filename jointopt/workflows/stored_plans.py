@@ -34,7 +34,8 @@ _EXPECTED = "expected proposal.json or front.csv of `jointopt propose --out`, or
 class StoredPlans:
     """Plans as columns: the plan, its predictions, and `jointopt.physics.throughput.with_rates`.
 
-    The last are there only where the job is known or they were stored; ``in_domain`` and intervals where stored.
+    The last are there only where the job is known or they were stored; ``in_domain``, ``doubts`` and intervals where
+    stored.
     """
 
     source: str  # as a message calls it
@@ -206,6 +207,8 @@ def _results(clean: pd.DataFrame) -> Columns:
     if "in_domain" in clean:
         words = clean["in_domain"].astype(str).str.lower()
         columns["in_domain"] = words.map({"true": True, "1.0": True, "false": False, "0.0": False}).to_numpy(object)
+    if "doubts" in clean:
+        columns["doubts"] = clean["doubts"].astype(object).fillna("").to_numpy(object)
     return columns
 
 

@@ -141,7 +141,7 @@ class _Bench(Campaign):
                 total, words = len(self.plans.rows), plan_words(plan, apart)
                 _log.info("run %d of %d: %s ...", index + 1, total, words)
                 question = {str(name): value for name, value in self.plans.rows.iloc[index].items()}
-                attributes = {"in_domain": bool(self.plans.columns["in_domain"][index])}
+                attributes = self._supported(index)
                 yield Queued(question, plan, self._predicted(index), 1, attributes)
 
         def name(place: int) -> str:
@@ -160,13 +160,17 @@ class _Bench(Campaign):
     def _add(self, index: int, row: dict[str, Any], earlier: bool) -> None:
         self._runs[index] = ValidatedRun(
             plan=self._plan(index), row=row, predicted=self._predicted(index), broken=self.broken_by(row),
-            in_domain=bool(self.plans.columns["in_domain"][index]), reference=index == self.plans.reference,
-            earlier=earlier,
+            reference=index == self.plans.reference, earlier=earlier, **self._supported(index),
         )  # fmt: skip
 
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns
         return plan_records(columns, columns["stage_clock_mhz"], [index])[0]
+
+    def _supported(self, index: int) -> dict[str, Any]:
+        """Whether recorded runs support a plan, and why not."""
+        columns = self.plans.columns
+        return {"in_domain": bool(columns["in_domain"][index]), "doubts": str(columns["doubts"][index])}
 
     def _predicted(self, index: int) -> dict[str, float]:
         return {name: float(self.plans.columns[name][index]) for name in _PREDICTED}
@@ -182,6 +186,7 @@ def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[s
     for name in _PREDICTED:
         columns[name] = np.array([trial.get(f"predicted_{name}", np.nan) for _, trial in others], float)
     columns["in_domain"] = np.array([bool(trial.get("in_domain")) for _, trial in others])
+    columns["doubts"] = np.array([str(trial.get("doubts") or "") for _, trial in others], object)
     rows = pd.concat([chosen.rows, measurement_columns(job, columns)], ignore_index=True)
     return replace(chosen, rows=rows, columns=_stacked(chosen.columns, columns))
 
@@ -221,7 +226,7 @@ def _of_space(model: JobModel, top: int) -> _Chosen:
     clocks = candidates.plans["stage_clock_mhz"]
     values = physics.evaluate(np.arange(candidates.size), clocks)
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
-    columns = model.intervals(plain)
+    columns = model.bounded(plain)
     fits = np.flatnonzero(values["violation"] <= 0)
     return _best(candidates, columns, fits, model.job, top)
 
@@ -235,6 +240,7 @@ def _of_list(candidates: Candidates, answers: pd.DataFrame, job: Job, top: int) 
     """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     columns["in_domain"] = answers["in_domain"].to_numpy(bool)
+    columns["doubts"] = answers["doubts"].to_numpy(object)
     fits = np.flatnonzero(answers["predicted_fits"].to_numpy(bool))
     return _best(candidates, columns, fits, job, top)
 

@@ -79,6 +79,24 @@ def test_twice_the_pue_is_twice_the_column_of_a_predicted_table(place: Path, tmp
     assert twice.tolist() == pytest.approx((2.0 * once).tolist())
 
 
+@pytest.mark.parametrize(("command", "shown"), [
+    ("propose", "times PUE 1.4, per"), ("explain", "Energy of the site (PUE 1.4)"), ("select", "times PUE 1.4, per"),
+    ("compare", "Site energy (PUE 1.4), kJ"), ("scale", "(PUE 1.4)"),
+])  # fmt: skip
+def test_a_pue_that_is_stated_shows_in_texts_of_jobs_without_prices(
+    command: str, shown: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    plain = JOB.replace(", carbon_kg_per_kwh: 0.4, price_per_kwh: 0.2, currency: EUR", "").replace(
+        ", run_tokens: 3e11", ""
+    )
+    Path("plain.yaml").write_text(plain)
+    source = ("proposal.json", "--job", "plain.yaml") if command == "select" else ("plain.yaml", *ANSWERS[command][1:])
+    basis = () if command == "select" else ("--storage", "none", "--surrogate", "none")
+    assert shown in " ".join(run(command, *source, *basis, "--pue", 1.4).stdout.split())
+    assert "PUE 1.4" not in run(command, *source, *basis).stdout
+
+
 def test_a_report_bills_its_plans_at_the_pue_that_is_given(place: Path) -> None:
     once, twice = (page(str(place / "proposal.json"), surrogate="none", pue=pue) for pue in (1.0, 2.0))
     assert ("PUE 1)" in once.page.html(), "PUE 2)" in twice.page.html()) == (True, True)

@@ -89,6 +89,15 @@ def test_without_a_limit_the_knee_and_both_ends_are_shown(source: list[str]) -> 
     assert {line[:1] for line in text.splitlines()} >= {"=", "f", "e"}
 
 
+def test_a_study_keeps_why_intervals_of_its_plans_are_wider(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("a100-sxm4-40gb", "h100-sxm5-80gb"))
+    storage = ["--storage", f"sqlite:///{tmp_path}/studies.db"]
+    assert run("propose", tmp_path / "job.yaml", *storage, "--study", "mine", "--out", tmp_path).exit_code == 0
+    for source in ([tmp_path], [tmp_path / "front.csv"], ["mine", *storage]):
+        text = run("select", *source, "--objective", "energy").stdout
+        assert "interval (±) is wider: clock response not measured on this GPU." in text
+
+
 def test_out_of_reach_is_exit_code_1_and_one_sentence(source: list[str]) -> None:
     done = run("select", *source, "--max-energy-j", 10)
     assert done.exit_code == 1

@@ -75,9 +75,23 @@ def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
 
 
 def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, make_front: Fronts) -> None:
-    text = make_proposal(front=make_front(2, in_domain=np.array([True, False]))).text()
+    columns = {"in_domain": np.array([True, False]), "doubts": np.array(["", "framework"], object)}
+    text = make_proposal(front=make_front(2, **columns)).text()
     assert "\n? " in text
-    assert "interval (±) is wider: no recorded runs of the framework (1 plan)" in text
+    assert "? the interval (±) is wider: no recorded runs of the framework." in text
+
+
+def test_what_holds_for_every_plan_stands_below_the_table_and_marks_none(
+    make_proposal: Proposals, make_front: Fronts
+) -> None:
+    def of_experts(n: int, *more: str) -> Columns:
+        doubts = np.array([" ".join(filter(None, ["model", one])) for one in more], object)
+        return make_front(n, in_domain=np.zeros(n, bool), doubts=doubts)
+
+    text = make_proposal(front=of_experts(2, "", "clock"), reference=of_experts(1, "")).text()
+    assert [line[:1] for line in text.splitlines() if line.split()[-1:] in (["0"], ["-2.0"])] == ["=", "?"]
+    assert "is wider for every plan here: few recorded runs of mixtures of experts." in text
+    assert "? the interval (±) is wider still: clock response not measured on this GPU." in text
 
 
 def test_the_summary_has_reasons_assumptions_and_the_dashboard(make_proposal: Proposals) -> None:

@@ -64,5 +64,8 @@ def test_clusters_of_one_doubt_are_named_together_and_those_of_none_not(job: Job
     doubted = Size(job, (FASTEST,), {"compute": 1.0}, doubts=("network assumed", "few runs"))
     text = Scaled((doubted, replace(doubted, doubts=())), ()).text()
     assert f"The interval (±) of 8 x {job.cluster.gpu.id} is wider: network assumed; few runs." in text
+    assert (
+        "wider for every plan here: few runs." in Scaled((doubted, replace(doubted, doubts=("few runs",))), ()).text()
+    )
     assert "is wider" not in Scaled((replace(doubted, doubts=()),), ()).text()
     assert doubted.document()["doubts"] == ["network assumed", "few runs"]

@@ -66,6 +66,12 @@ def test_precisions_that_mean_none_are_told_with_the_first_of_them(name, cells, 
     assert line.endswith("expected bf16, fp16, fp32, tf32, fp8 or fp4.")
 
 
+def test_an_attention_kernel_that_means_none_is_told_with_the_words_to_take():
+    (line,) = unread_lines(pd.DataFrame([{**GOOD, "attention": cell} for cell in ("flash2", "banana", None, "sdpa")]))
+    assert line.startswith("1 row has an attention that means none (row 2: 'banana'): not read")
+    assert line.endswith("expected unfused, fused, flash1, flash2 or flash3.")
+
+
 def test_a_table_that_states_known_precisions_or_none_has_no_such_line():
     for columns in ({}, {"dtype": None}, {"dtype": "bf16", "precision": "bf16-mixed"}):
         assert unread_lines(pd.DataFrame([GOOD | columns])) == []

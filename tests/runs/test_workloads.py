@@ -91,13 +91,11 @@ def test_a_blank_degree_of_expert_parallelism_is_assumed_for_experts_only() -> N
         ({"tp": 0}, "Row 2 of the table: tp must be"),
         ({"num_layers": 1.5}, "num_layers"),
         ({"zero_stage": 4}, "zero_stage .* 0 to 3"),
-        ({"recompute": "sometimes"}, "recompute"),
-        ({"sequence_parallel": "maybe"}, "sequence_parallel"),
         ({"clock_mhz": "fast"}, "clock_mhz"),
         ({"stage_clock_mhz": "1410;x"}, "stage_clock_mhz"),
     ],
 )
-def test_a_cell_that_makes_no_sense_is_named_with_row_and_column(change: dict[str, Any], message: str) -> None:
+def test_a_number_that_makes_no_sense_is_named_with_row_and_column(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TableError, match=message):
         predict({}, change)
 
@@ -210,6 +208,30 @@ def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, ass
     found = predict({"attention": word, "gpu": "h100-sxm5-80gb"}, {"attention": kernel, "gpu": "h100-sxm5-80gb"})
     assert found.assumed[0] == assumed
     assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[1]
+
+
+@pytest.mark.parametrize(("column", "word", "expected"), [
+    ("fp8_recipe", "mx", "one of delayed, tensorwise, blockwise, mxfp8, nvfp4, or blank"),
+    ("schedule", "1f1c", "one of 1f1b, zb-h1, zbv, dualpipev, or blank"),
+    ("recompute", "half", "one of none, selective, full, or blank"),
+    ("sequence_parallel", "perhaps", "true, false or blank"),
+])  # fmt: skip
+def test_a_word_that_its_column_does_not_know_leaves_out_its_row_alone(
+    column: str, word: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = predict({}, {column: word})
+    reason = f"{column} must be {expected}; got {word!r}."
+    assert found.not_predicted.tolist() == ["", reason]
+    assert found.predicted_iteration_time_s.isna().tolist() == [False, True]
+    assert f"1 row not predicted (row 2): {reason}" in caplog.messages
+    assert found.predicted_iteration_time_s[0] == predict().predicted_iteration_time_s[0]
+
+
+def test_a_table_of_nothing_but_unknown_words_or_with_a_senseless_number_is_refused() -> None:
+    with pytest.raises(TableError, match="No row of the table can be predicted; row 1: schedule must be one of"):
+        predict({"schedule": "1f1c"})
+    with pytest.raises(TableError, match="Row 2 of the table: tp must be a whole number"):
+        predict({}, {"tp": "two", "schedule": "1f1c"})
 
 
 KERNELS = {"banana": False, "flash3": False, "flash2": True, "sdpa": True, "flash": True, None: True}

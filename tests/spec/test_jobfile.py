@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import jointopt
 from jointopt.core.errors import JobError, JointOptError, UsageError
 from jointopt.physics.throughput import peak_tflops
+from jointopt.spec.catalog.frameworks import recognise_framework
+from jointopt.spec.catalog.recipe_classes import named_class
 from jointopt.spec.clocks import clock_grid_mhz
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.framework import Framework
@@ -616,3 +618,22 @@ def test_a_recipe_class_moves_the_profile_is_refused_by_name_and_survives_being_
 
 
 CLASSES: tuple[dict[str, str], ...] = ({}, {"recipe_class": "community"})
+
+
+@pytest.mark.parametrize(("text", "named"), [
+    ("MLPerf submission, torchtitan", {"framework": "torchtitan", "recipe_class": "submission"}),
+    ("NeMo 24.07", {"framework": "nemo"}),
+    ("torchtitan, community runs", {"framework": "torchtitan", "recipe_class": "community"}),
+])  # fmt: skip
+def test_a_framework_in_words_is_the_profile_and_class_that_a_table_reads_there(text: str, named: Any) -> None:
+    job, stated = (parse(SMALL | {"training": SMALL["training"] | more}) for more in ({"framework": text}, named))
+    assert job == stated
+    assert parse(parse_yaml(dump_job(job))) == job
+    assert job.training.framework.name == recognise_framework(text)[0].name
+    assert job.training.recipe_class == named_class(text)
+
+
+@pytest.mark.parametrize("text", ["nemoo", "megatron deepsped", "not NeMo", "our own trainer"])
+def test_a_framework_that_is_misspelt_or_unknown_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match=rf"training\.framework must be one of .*; got '{text}'"):
+        parse(SMALL | {"training": SMALL["training"] | {"framework": text}})

@@ -8,6 +8,7 @@ import pytest
 from jointopt.report.beside import Beside, beside_lines
 from jointopt.spec.jobfile import job_from_options, shipped_job
 from jointopt.workflows.beside import outside
+from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
 
 
@@ -24,6 +25,15 @@ def test_the_published_plan_of_llama_405b_has_its_rank_and_its_distance_from_the
     assert published.plan["pp"] == 16
     assert published.plan["stage_layers"].startswith("0;1;1")
     assert abs(published.behind) < 0.05
+
+
+def test_plans_beside_the_front_have_the_ranks_that_explain_has(found: tuple[Beside, ...]) -> None:
+    job = shipped_job("llama-3-405b-2048x8-h100")
+    for plan in found:
+        rank = explain(job, plan.text, ranked=True).rank
+        assert rank is not None
+        assert (rank.rank, rank.fit_probability) == (plan.rank, pytest.approx(plan.fit_probability))
+    assert any(plan.rank for plan in found)
 
 
 def test_a_layout_is_outside_by_what_no_published_run_has() -> None:

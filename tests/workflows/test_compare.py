@@ -110,3 +110,11 @@ def test_plans_outside_of_what_was_checked_say_why_those_of_one_reason_together(
     text = Compared((doubted, doubted, *(replace(one, in_domain=True) for one in rest))).text()
     assert "The interval of A and B is wider: no recorded runs on this GPU." in text
     assert "is wider" not in Compared(tuple(replace(one, in_domain=True) for one in compared.plans)).text()
+
+
+def test_a_reason_that_all_plans_compared_have_is_said_once(compared):
+    doubted = [replace(plan, in_domain=False, doubts=("few runs",)) for plan in compared.plans]
+    doubted[1] = replace(doubted[1], doubts=("few runs", "network assumed"))
+    text = Compared(tuple(doubted)).text()
+    assert "The interval is wider for every plan here: few runs." in text
+    assert "The interval of B is wider still: network assumed." in text

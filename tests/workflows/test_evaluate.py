@@ -13,6 +13,7 @@ from jointopt.core.errors import TableError
 from jointopt.report.documents import json_text
 from jointopt.workflows import evaluate as evaluation
 from jointopt.workflows.evaluate import evaluate
+from jointopt.workflows.predict import predict
 
 PREDICTED = "predicted_iteration_time_s"
 
@@ -83,7 +84,7 @@ def test_counts_are_whole_numbers_in_text_and_json(judge):
     document = json.loads(json_text(found.to_dict()))
     for figures in (*document["groups"], document["overall"]):
         assert [repr(figures[name]) for name in ("rows", "not_predicted")] == ["2", "1"]
-    assert "rows 2, not predicted 1, median error 0.000" in found.text()
+    assert "rows 2, not predicted 1, median error 0.0%" in found.text()
 
 
 def test_doubtful_measured_runs_are_warned_of_once(synthetic_runs, caplog) -> None:
@@ -113,7 +114,7 @@ def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
     assert found.overall["median_error"] == pytest.approx(0.2)
     assert found.groups["kendall_tau"].tolist() == pytest.approx([1.0, 1.0])
     assert found.groups["top1_regret"].tolist() == [0.0, 0.0]
-    assert "median error 0.200" in found.text()
+    assert "median error 20.0%" in found.text()
 
 
 def test_rows_with_results_that_cannot_be_are_named_and_not_judged(synthetic_runs, caplog):
@@ -147,3 +148,26 @@ def test_without_groups_runs_of_one_model_and_batch_are_ranked_together(syntheti
         assert found["group"].tolist() == [
             f"opt-350m 24 1024 megatron-lm a100-sxm4-40gb 8 {batch} 2048 bf16" for batch in (256, 512)
         ]
+
+
+def test_all_shares_of_a_text_are_in_percent_and_one_group_is_not_counted(judge):
+    text = judge(
+        [2.0, 2.0, 2.0, np.nan], [1.5, 2.5, 2.5, 1.0], [True] * 4, status=["ok"] * 3 + ["oom"], source="a"
+    ).text(groups=False)
+    assert "groups: --groups" not in text
+    assert text.splitlines()[-1] == (
+        "Overall: rows 3, not predicted 0, median error 25.0%, mean error 25.0%, covered 0%, oom recall 0%."
+    )
+    assert "oom_precision" not in text
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.7])
+def test_runs_too_fast_for_their_precision_are_asked_for_that_and_not_for_their_unit(factor, caplog):
+    run = {"source": "mine", "model": "llama-2-7b", "gpu": "a100-sxm4-80gb", "num_gpus": 8, "seq_length": 2048,
+           "global_batch_size": 64, "framework": "megatron-lm", "tp": 2, "pp": 2, "dp": 2}  # fmt: skip
+    table = pd.DataFrame([run | {"dtype": "tf32", "micro_batch_size": size} for size in (1, 2, 4, 8)])
+    table["iteration_time_s"] = factor * predict(table, "none")["predicted_iteration_time_s"]
+    evaluate(table.assign(dtype="fp32"), "none")
+    assert "is it TF32?" in caplog.text
+    assert "is iteration_time_s in seconds" not in caplog.text
+    assert (factor == 1.0) == ("in tf32 1.00 times: is the precision right?" in caplog.text)

@@ -16,6 +16,7 @@ from jointopt.physics.facility import facility_energy_j, with_site
 from jointopt.report.results import Selection
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.job import Job, Training
+from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.model import Model
 from jointopt.workflows.select import choose, select
 from jointopt.workflows.stored_plans import StoredPlans
@@ -200,6 +201,16 @@ def test_the_limits_decide_what_is_best_unless_told(limits: dict[str, float], ob
 def front_file(make_proposal: Callable[..., Any], tmp_path: Any) -> str:
     make_proposal(5).write(tmp_path)
     return str(tmp_path / "front.csv")
+
+
+def test_stored_plans_say_why_their_intervals_are_wider(make_proposal: Any, make_front: Any, tmp_path: Any) -> None:
+    doubts = np.array(["model", "model", "model", "model clock", "model clock"], object)
+    front = make_front(5, in_domain=np.zeros(5, bool), doubts=doubts)
+    make_proposal(front=front, job=shipped_job("opt-350m-2x4-a100")).write(tmp_path)
+    for source in (tmp_path, tmp_path / "front.csv"):
+        text = select(str(source), objective="time").text()
+        assert "is wider for every plan here: few recorded runs of mixtures of experts." in text
+        assert [line[:2] for line in text.splitlines() if line[:1] in ("=", "e")][:2] == ["= ", "e?"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 0.0, -1.0])

@@ -22,11 +22,12 @@ from jointopt.report.plans import (
     better_words,
     differing,
     half_difference,
-    has_site_costs,
     plan_words,
     rate_words,
     short_clocks,
+    shows_site,
 )
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.spec.job import Job
 from jointopt.spec.objectives import words
 
@@ -51,7 +52,7 @@ class Content:
     cards: Sequence[tuple[str, str, str]]
     plans: Table
     layouts: Table
-    costs: Table | None  # of the site; None where the job states no price
+    costs: Table | None  # of the site; None where the job states neither prices nor its PUE
     rates: str
     joint: str
     beside: Sequence[str]
@@ -79,7 +80,7 @@ def content(
         nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
         dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}),
         provenance=_provenance(job, document), job_file=job_file,
-        notes=_notes(plans, drift, document.get("doubts") or ()), data=_data(job, document, plans, cooler),
+        notes=_notes(plans, drift, document), data=_data(job, document, plans, cooler),
     )  # fmt: skip
 
 
@@ -162,7 +163,7 @@ def _cost_table(job: Job, plans: Sequence[Pictured]) -> Table | None:
     """Energy, carbon and money at the site's meter, and of the whole run, per chosen plan."""
     entries = [plan.chosen.entry for plan in plans]
     known = [name for name in _COSTS if all(entry.get(name) is not None for entry in entries)]
-    if not has_site_costs(job) or not known:
+    if not shows_site(job) or not known:
         return None
     currency = job.cluster.currency
     rows = [
@@ -332,17 +333,15 @@ def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _notes(plans: Sequence[Pictured], drift: float, doubts: Sequence[str]) -> list[str]:
+def _notes(plans: Sequence[Pictured], drift: float, document: Mapping[str, Any]) -> list[str]:
     notes = []
     if drift > 0.005:
         notes.append(
             f"Parts, passes and power are priced now, without the measured runs or files that moved the proposal: "
             f"their totals differ from it by up to {drift:.1%}."
         )
-    if any(plan.chosen.entry.get("in_domain") is False for plan in plans):
-        why = f" Of the front: {'; '.join(doubts)}." if doubts else ""
-        notes.append(f"Intervals of plans that recorded runs do not support are wider; the table shows them.{why}")
-    return notes
+    reasons = reasons_of([plan.chosen.entry for plan in plans], str(document.get("surrogate") or ""))
+    return notes + wider_lines(reasons, [plan.letter for plan in plans], "interval")
 
 
 def _data(job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cooler: Cooler) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
 
 def searched(plans: Columns) -> dict[str, BaseDistribution]:
     """The distributions of those columns that have more than one value: every parameter costs when it is written."""
-    varied = {name for name, values in plans.items() if np.ptp(np.nan_to_num(values).astype(float)) > 0.0}
-    return {name: kind for name, kind in distributions_of(plans).items() if name in varied}
+    known = distributions_of(plans)
+    return {name: kind for name, kind in known.items() if np.ptp(np.nan_to_num(plans[name]).astype(float)) > 0.0}
 
 
 def _distribution(name: str, values: Any) -> BaseDistribution:

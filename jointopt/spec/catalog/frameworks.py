@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import re
 from typing import Any
@@ -57,6 +58,17 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
     low = text.strip().lower()
     named = {a: p for p in reversed(_profiles().values()) for a in (p.name, *p.aliases) if _names(low, p, a)}
     return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
+
+
+def framework_of_words(text: str) -> Framework | None:
+    """The profile that free text of several words means ("MLPerf submission, NeMo"); None for any other text.
+
+    So it is where a name that is not the profile's own is nearer: "megatron deepsped" is no megatron-lm.
+    """
+    profile, known = recognise_framework(text)
+    close = difflib.get_close_matches(text.strip().lower(), framework_names(), n=1)
+    one_word = len(re.split(r"[\s,;]+", text.strip())) < 2
+    return None if one_word or not known or (close and close != [profile.name]) else profile
 
 
 def _names(text: str, profile: Framework, alias: str) -> bool:

@@ -89,6 +89,17 @@ def test_the_table_has_every_run_and_escapes_its_notes(tuned: Tuned) -> None:
     assert len(html.encode()) < 6_000_000
 
 
+def test_a_validate_marks_the_runs_whose_reasons_not_all_of_them_have(job: Job) -> None:
+    doubted = {"in_domain": False, "earlier": False}
+    runs = [one(ValidatedRun, 1, 3.0, 3.6, doubts="model", reference=True, **doubted),
+            one(ValidatedRun, 2, 3.0, 3.0, doubts="model clock", reference=False, **doubted)]  # fmt: skip
+    text = Validated(job=job, launcher="replay", runs=tuple(runs), stopped="done", surrogate="none", proposed=5).text()
+    assert [line[:1] for line in text.splitlines() if " ok " in line] == ["=", "?"]
+    sentences = " ".join(text.split())
+    assert "The interval is wider for every plan here: few recorded runs of mixtures of experts." in sentences
+    assert "? the interval is wider still: clock response not measured on this GPU." in sentences
+
+
 def test_a_validate_shows_what_it_missed_and_nothing_of_rounds(job: Job) -> None:
     runs = [one(ValidatedRun, 1, 3.0, 3.6, in_domain=True, reference=True, earlier=False),
             one(ValidatedRun, 2, 3.0, 3.0, in_domain=True, reference=False, earlier=True)]  # fmt: skip
