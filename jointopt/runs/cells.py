@@ -31,6 +31,7 @@ from jointopt.spec.job import STATE_FIELDS
 from jointopt.spec.model import skip_freq_text
 from jointopt.spec.windows import named_skip_freq
 
+_DENSE = 2**20  # whole numbers that differ by less are their own codes
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
 
@@ -65,11 +66,38 @@ def _read_once(cells: pd.Series, reader: Reader, name: str) -> Reading:
 
 def row_codes(columns: Iterable[npt.ArrayLike | pd.Series]) -> Ints:
     """One number per row, (n,), equal for rows whose cells are equal in all ``columns``; 0, 1, ... as they appear."""
-    codes = np.zeros(1, np.int64)
+    codes, span = np.zeros(1, np.int64), 1
     for column in columns:
-        found, distinct = pd.factorize(np.asarray(column))  # blanks are -1
-        codes = pd.factorize(codes * (len(distinct) + 1) + found + 1)[0].astype(np.int64)
-    return codes
+        found, count = _cell_codes(np.asarray(column))
+        if span * count >= 2**62:
+            codes = _numbered(codes)
+            span = int(codes.max()) + 1
+        codes, span = codes * count + found, span * count
+    return _numbered(codes)
+
+
+def first_rows(codes: Ints) -> Ints:
+    """The row in which each of the numbers from `row_codes` appears first."""
+    first = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
+    return first
+
+
+def _numbered(values: npt.NDArray[Any]) -> Ints:
+    """Each value's number, (n,), as they appear; blanks are -1."""
+    return pd.factorize(values)[0].astype(np.int64, copy=False)
+
+
+def _cell_codes(cells: npt.NDArray[Any]) -> tuple[Ints, int]:
+    """Equal numbers for equal cells, (n,), from 0 on and below the second; those of whole numbers without a search."""
+    if len(cells) and cells.dtype.kind in "bi":
+        low, high = int(cells.min()), int(cells.max())
+        if high - low < _DENSE:
+            return cells.astype(np.int64) - low, high - low + 1
+    if len(cells) and cells.dtype.kind == "f" and (cells == cells[0]).all():
+        return np.zeros(len(cells), np.int64), 1
+    found = _numbered(cells) + 1
+    return found, int(found.max(initial=0)) + 1
 
 
 def _stripped(cells: pd.Series) -> pd.Series:
