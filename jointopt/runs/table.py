@@ -279,7 +279,7 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
             kept = table[name].mask(wrong.to_numpy(), "unknown" if name == "status" else np.nan)
             table = table.assign(**{name: kept})
     if "status" in table:
-        known = clean["status"].set_axis(table.index)
+        known = pd.Series(clean["status"].tolist(), table.index)
         table = table.assign(status=known.where(known.notna(), table["status"]))
     return _held_to(table, rules, messages)
 

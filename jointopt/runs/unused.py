@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES
 from jointopt.runs.cells import named_dtype, shown
@@ -108,8 +110,9 @@ def _unknown_precisions(table: pd.DataFrame) -> list[str]:
             continue
         cells = table[name]
         known = {cell: meant(str(cell)) for cell in cells.dropna().unique()}
-        rows = [row for row, cell in enumerate(cells.tolist()) if cell in known and not known[cell]]
-        if rows:
+        unknown = [cell for cell, meaning in known.items() if not meaning]
+        if unknown:
+            rows = np.flatnonzero(cells.isin(unknown))
             words = "row has" if len(rows) == 1 else "rows have"
             lines.append(
                 f"{len(rows):,} {words} a {name} that means none (row {rows[0] + 1}: {shown(table, rows[0], name)}): "
