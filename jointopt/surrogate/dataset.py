@@ -271,8 +271,20 @@ class SourceTexts:
 
     def keys(self, work: Workload) -> np.ndarray[Any, Any]:
         """Key of `source_of` for every row of ``work``, (n,)."""
-        present, inverse = np.unique(self.of_row[work.rows], return_inverse=True)
-        return np.array([str(source_of(work.job, *self.texts[code])) for code in present.tolist()])[inverse]
+        return np.array(self._keys(work))[self.of_row[work.rows]]
+
+    def _keys(self, work: Workload) -> list[str]:
+        """Key of `source_of` for runs of ``work`` with each of the texts."""
+        return [str(source_of(work.job, *words)) for words in self.texts]
+
+    def by_key(self, work: Workload) -> Iterator[tuple[str, Ints]]:
+        """Each key of rows of ``work``, and the positions of its rows."""
+        names, of_text = np.unique(self._keys(work), return_inverse=True)
+        of_row = of_text[self.of_row[work.rows]]
+        for number, name in enumerate(names.tolist()):
+            rows = np.flatnonzero(of_row == number)
+            if len(rows):
+                yield name, rows
 
 
 @dataclass(frozen=True)
@@ -288,7 +300,7 @@ def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: i
     texts = SourceTexts.of(table)
     of_source: dict[str, list[Part]] = {}
     for work in works:
-        for part in _parts(work, texts.keys(work), most_rows):
+        for part in _parts(work, texts, most_rows):
             of_source.setdefault(part.source, []).append(part)
     batches: list[list[Part]] = []
     for parts in of_source.values():
@@ -297,13 +309,12 @@ def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: i
     return batches
 
 
-def _parts(work: Workload, sources: np.ndarray[Any, Any], most_rows: int) -> Iterator[Part]:
-    names, of_row = np.unique(sources, return_inverse=True)
-    for i, name in enumerate(names.tolist()):
-        rows = np.flatnonzero(of_row == i)
+def _parts(work: Workload, texts: SourceTexts, most_rows: int) -> Iterator[Part]:
+    for name, rows in texts.by_key(work):
         if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
             place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
+            place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
             rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
         for start in range(0, len(rows), most_rows):
             at = rows[start : start + most_rows]
-            yield Part(work if len(at) == len(work.rows) else work.take(at), str(name))
+            yield Part(work if len(at) == len(work.rows) else work.take(at), name)
