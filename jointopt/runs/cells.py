@@ -99,9 +99,11 @@ def _numbered(values: npt.NDArray[Any]) -> Ints:
 def _cell_codes(column: npt.ArrayLike | pd.Series) -> tuple[Ints, int]:
     """Equal numbers for equal cells, (n,), from 0 on and below the second; those of whole numbers without a search."""
     if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
-        return column.cat.codes.to_numpy(np.int64) + 1, len(column.cat.categories) + 1
+        return column.cat.codes.to_numpy().astype(np.int64) + 1, len(column.cat.categories) + 1
     cells = np.asarray(column)
-    low, high = (np.fmin.reduce(cells), np.fmax.reduce(cells)) if len(cells) and cells.dtype.kind in "if" else (0, np.inf)
+    low, high = 0, math.inf
+    if len(cells) and cells.dtype.kind in "if":
+        low, high = np.fmin.reduce(cells), np.fmax.reduce(cells)
     if float(high) - float(low) < _DENSE:
         place = cells - low
         codes = np.where(np.isnan(place), -1, place).astype(np.int64)

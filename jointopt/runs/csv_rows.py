@@ -31,7 +31,7 @@ def _is_text(cells: pd.Series) -> bool:
 
 
 def csv_text(table: pd.DataFrame) -> Iterator[str]:
-    """The header and the rows of a table that `is_plain`, in pieces; blank cells are empty, text is quoted if need be."""
+    """Header and rows of a table that `is_plain`, in pieces; blank cells are empty, text is quoted where it must be."""
     yield ",".join(map(_quoted, map(str, table.columns))) + "\n"
     for start in range(0, len(table), _ROWS):
         part = table.iloc[start : start + _ROWS]

@@ -46,7 +46,7 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     codes = row_codes(runs[name] for name in read)
     given = runs[read].iloc[first_rows(codes)].reset_index(drop=True)
     found = _filled_once(given)
-    new = [name for name in found if name not in given or not found[name].equals(given[name])]
+    new = [str(name) for name in found if name not in given or not found[name].equals(given[name])]
     return runs.assign(**{name: found[name].to_numpy(float)[codes] for name in new})
 
 

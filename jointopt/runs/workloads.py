@@ -24,17 +24,11 @@ from jointopt.core.schema import (
     Floats,
     Ints,
 )
-from jointopt.runs.cells import (
-    first_rows,
-    named_attention,
-    named_cuda_graph,
-    named_dispatcher,
-    named_dtype,
-    row_codes,
-)
+from jointopt.runs.cells import first_rows, named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.classes import with_classes_of_kin
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.named_size import with_stated_head
+from jointopt.runs.plan_cells import number_cells, stated_clocks, stated_layouts
 from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import (
@@ -56,7 +50,7 @@ from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
-from jointopt.spec.defaults import DefaultPlan, fill_degrees
+from jointopt.spec.defaults import fill_degrees
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import STATE_FIELDS, Job, Training
 from jointopt.spec.machine import Machine, is_of, on_machine
@@ -109,7 +103,8 @@ class Workload:
     def stage_clock_mhz(self) -> Floats:
         """The clock of each stage of each row, (n, deepest pp), NaN beyond a plan's pp."""
         depth = self.layouts["pp"]
-        return np.where(np.arange(int(depth.max())) >= depth[self.layout, None], np.nan, self.clock_mhz)
+        stages = np.arange(int(depth.max()))
+        return np.where(stages >= depth[self.layout, None], np.nan, self.clock_mhz[:, : len(stages)])
 
     def take(self, at: Ints) -> Workload:
         """The rows at positions ``at`` of this workload, in that order."""
@@ -176,26 +171,22 @@ def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[pd.Series, pd
     All cells of the first one, and those of all of them that are of their plans.
     """
     codes = row_codes(runs[name] for name in names)
-    of_plans = runs[[name for name in _OF_PLANS if name in runs]]
-    for code, first in enumerate(first_rows(codes).tolist()):
-        yield runs.iloc[first], of_plans.iloc[np.flatnonzero(codes == code)]
+    codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # two bytes are sorted without comparisons
+    order, of_plans = np.argsort(codes, kind="stable"), runs[[name for name in _OF_PLANS if name in runs]]
+    for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
+        yield runs.iloc[rows[0]], of_plans.iloc[rows]
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
     """Degrees without blanks, and ``assumed_plan``: the bits of those that are taken as 1."""
-    given = {name: _cells(runs, name) for name in DEGREES}
+    given = {name: number_cells(runs, name) for name in DEGREES}
     filled, guessed = fill_degrees(given, runs["num_gpus"].to_numpy(float))
     return runs.assign(**filled, assumed_plan=_bits(guessed))
 
 
-def _cells(rows: pd.DataFrame, name: str) -> Floats:
-    """A column of numbers, (n,), NaN where blank; all of it where the table has no such column."""
-    return rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
-
-
 def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
-    size = pd.Series(_cells(runs, "micro_batch_size"), index=runs.index)
+    size = pd.Series(number_cells(runs, "micro_batch_size"), index=runs.index)
     share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
     cut = size.fillna(1.0).clip(upper=share)
     step = runs["dp"] * cut
@@ -248,11 +239,11 @@ def _workload(cells: pd.Series, rows: pd.DataFrame) -> Workload:
     training = _of_model(training, model, assumed)
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
-    default, of_row = _plans(rows, job)
+    default, of_row = stated_layouts(rows, job)
     notes = _named(assumed, rows["assumed_plan"].to_numpy(np.int64) | _bits(default.assumed)[of_row])
     again = row_codes(default.layouts.values())  # what cells state and what blank ones mean may be the same
     layouts, layout = {name: values[first_rows(again)] for name, values in default.layouts.items()}, again[of_row]
-    clocks = _clocks(rows, layouts["pp"][layout], gpu)
+    clocks = stated_clocks(rows, layouts["pp"][layout], gpu)
     return Workload(job, rows.index.to_numpy(), layouts, layout, clocks, notes, _as_stated(first, training))
 
 
@@ -388,39 +379,3 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # told by the size in its name alone
     return sized
-
-
-def _plans(rows: pd.DataFrame, job: Job) -> tuple[DefaultPlan, Ints]:
-    """The layouts that rows of one job state, each once, blanks filled; and which of them each row has, (n,)."""
-    coded = {name: _codes(rows[name], name) for name in LAYOUT_COLUMNS if COLUMNS[name].codes and name in rows}
-    given = {name: coded[name] if name in coded else _cells(rows, name) for name in LAYOUT_COLUMNS}
-    of_row = row_codes(given.values())
-    first = first_rows(of_row)
-    default = defaults.default_plan(job, {name: values[first] for name, values in given.items()})
-    # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
-    kept = {"zero_stage": default.layouts["zero_stage"]}
-    return replace(default, layouts=defaults.canonical(job, default.layouts) | kept), of_row
-
-
-def _codes(cells: pd.Series, name: str) -> Floats:
-    """A plan's column of text as numbers, (n,), NaN where blank."""
-    codes, distinct = pd.factorize(cells)
-    return np.append([float(COLUMNS[name].inside(text)) for text in distinct], np.nan)[codes]
-
-
-def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:
-    """Clocks from ``stage_clock_mhz``, else ``clock_mhz``, else the GPU's maximum (1.0 if unknown); as `Workload`'s."""
-    one = np.full(len(rows), gpu.clock_max_mhz or 1.0)
-    if "clock_mhz" in rows:
-        one = rows["clock_mhz"].fillna(one[0]).to_numpy(float)
-    out = one[:, None]
-    if "stage_clock_mhz" in rows and rows["stage_clock_mhz"].notna().any():
-        beyond, given = np.arange(int(pp.max())) >= pp[:, None], rows["stage_clock_mhz"]
-        out = np.where(beyond, np.nan, out)
-        counts = given.map(len, na_action="ignore").fillna(0).to_numpy(np.int64)
-        for count in np.unique(counts[counts > 0]).tolist():
-            at = np.flatnonzero(counts == count)
-            clocks = np.array(given.iloc[at].tolist(), np.float64)
-            width = out.shape[1] if count == 1 else count  # one clock is that of all stages
-            out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
-    return out

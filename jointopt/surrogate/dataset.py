@@ -281,10 +281,8 @@ class SourceTexts:
         """Each key of rows of ``work``, and the positions of its rows."""
         names, of_text = np.unique(self._keys(work), return_inverse=True)
         of_row = of_text[self.of_row[work.rows]]
-        for number, name in enumerate(names.tolist()):
-            rows = np.flatnonzero(of_row == number)
-            if len(rows):
-                yield name, rows
+        for number in np.flatnonzero(np.bincount(of_row)).tolist():
+            yield str(names[number]), np.flatnonzero(of_row == number)
 
 
 @dataclass(frozen=True)

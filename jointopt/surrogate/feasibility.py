@@ -93,7 +93,8 @@ def _fit_table(weights: tuple[float, ...], plan_sd: float) -> tuple[float, float
     series = (below, density, -x * density / 2, (x**2 - 1) * density / 6, (3 * x - x**3) * density / 24,
               (x**4 - 6 * x**2 + 3) * density / 120)  # fmt: skip
     windows = (np.lib.stride_tricks.sliding_window_view(part, (len(GRID) - 1) * finer + 1) for part in series)
-    return float(room[0] + GRID[-1]), step, np.stack([window[:, ::finer] @ np.array(weights)[::-1] for window in windows])
+    table = np.stack([window[:, ::finer] @ np.array(weights)[::-1] for window in windows])
+    return float(room[0] + GRID[-1]), step, table
 
 
 def load_limit(weights: Floats, margin: MemoryMargin, probability: float) -> float:
