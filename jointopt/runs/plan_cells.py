@@ -1,4 +1,4 @@
-"""What rows of one job state of their plans: layouts, each once with its blanks filled, and clocks."""
+"""Layouts that rows of one job state, each once with its blanks filled, and their clocks."""
 
 from __future__ import annotations
 
