@@ -31,6 +31,7 @@ from jointopt.spec.job import STATE_FIELDS
 from jointopt.spec.model import skip_freq_text
 from jointopt.spec.windows import named_skip_freq
 
+_DENSE = 2**20  # whole numbers that differ by less are their own codes
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
 Reader = Callable[[pd.Series, str], Reading]
 
@@ -56,20 +57,60 @@ def _read_once(cells: pd.Series, reader: Reader, name: str) -> Reading:
     numbers = pd.api.types.is_numeric_dtype(cells) and reader in (_numbers, _text)
     if numbers or not (pd.api.types.is_numeric_dtype(cells) or pd.api.types.infer_dtype(cells) == "string"):
         return reader(_stripped(cells), name)
-    codes, distinct = pd.factorize(cells)
+    codes, distinct = pd.factorize(np.asarray(cells))
     values, wrong, expected = reader(_stripped(pd.Series(distinct)), name)
-    spread = np.append(values.to_numpy(), [np.nan if values.dtype == float else None])[codes]
-    bad = np.append(wrong.to_numpy(bool), [False])[codes]
-    return pd.Series(spread, cells.index, dtype=values.dtype), pd.Series(bad, cells.index), expected
+    bad = np.append(wrong.to_numpy(bool), [False])[codes] if wrong.any() else False
+    return _spread(values, codes, cells.index), pd.Series(bad, cells.index), expected
+
+
+def _spread(values: pd.Series, codes: Ints, index: pd.Index) -> pd.Series:
+    """The one of ``values`` that each row has by its code, blank for -1; words as categories, which are as they are."""
+    if values.dtype == float or any(isinstance(value, tuple) for value in values):
+        blank = np.nan if values.dtype == float else None
+        return pd.Series(np.append(values.to_numpy(), [blank])[codes], index, dtype=values.dtype)
+    number, words = pd.factorize(values)
+    return pd.Series(pd.Categorical.from_codes(np.append(number, -1)[codes], words), index)
 
 
 def row_codes(columns: Iterable[npt.ArrayLike | pd.Series]) -> Ints:
     """One number per row, (n,), equal for rows whose cells are equal in all ``columns``; 0, 1, ... as they appear."""
-    codes = np.zeros(1, np.int64)
+    codes, span = np.zeros(1, np.int64), 1
     for column in columns:
-        found, distinct = pd.factorize(np.asarray(column))  # blanks are -1
-        codes = pd.factorize(codes * (len(distinct) + 1) + found + 1)[0].astype(np.int64)
-    return codes
+        found, count = _cell_codes(column)
+        if span * count >= 2**62:
+            codes = _numbered(codes)
+            span = int(codes.max()) + 1
+        codes, span = codes * count + found, span * count
+    return _numbered(codes)
+
+
+def first_rows(codes: Ints) -> Ints:
+    """The row in which each of the numbers from `row_codes` appears first."""
+    first = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
+    return first
+
+
+def _numbered(values: npt.NDArray[Any]) -> Ints:
+    """Each value's number, (n,), as they appear; blanks are -1."""
+    return pd.factorize(values)[0].astype(np.int64, copy=False)
+
+
+def _cell_codes(column: npt.ArrayLike | pd.Series) -> tuple[Ints, int]:
+    """Equal numbers for equal cells, (n,), from 0 on and below the second; those of whole numbers without a search."""
+    if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
+        return column.cat.codes.to_numpy().astype(np.int64) + 1, len(column.cat.categories) + 1
+    cells = np.asarray(column)
+    low, high = 0, math.inf
+    if len(cells) and cells.dtype.kind in "if":
+        low, high = np.fmin.reduce(cells), np.fmax.reduce(cells)
+    if float(high) - float(low) < _DENSE:
+        place = cells - low
+        codes = np.where(np.isnan(place), -1, place).astype(np.int64)
+        if (codes == place)[codes >= 0].all():
+            return codes + 1, int(codes.max()) + 2
+    found = _numbered(cells) + 1
+    return found, int(found.max(initial=0)) + 1
 
 
 def _stripped(cells: pd.Series) -> pd.Series:

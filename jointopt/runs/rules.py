@@ -58,6 +58,8 @@ def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
 
 
 def _clocks_miscounted(runs: pd.DataFrame) -> pd.Series:
+    if runs["stage_clock_mhz"].isna().all():
+        return pd.Series(False, index=runs.index)
     count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
     return (count > 1) & ((count - runs["pp"]).abs() > 0)
 

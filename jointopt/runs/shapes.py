@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from jointopt.runs.cells import row_codes
+from jointopt.runs.cells import first_rows, row_codes
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.windows import named_skip_freq
 
@@ -42,6 +42,16 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """Blank shape cells of rows that name a catalogue model, filled where the row's other cells agree with it."""
     if "model" not in runs:
         return runs
+    read = [name for name in ("model", "block", *SHAPE, "attention_kind", *_FINER_SHAPE) if name in runs]
+    codes = row_codes(runs[name] for name in read)
+    given = runs[read].iloc[first_rows(codes)].reset_index(drop=True)
+    found = _filled_once(given)
+    new = [str(name) for name in found if name not in given or not found[name].equals(given[name])]
+    return runs.assign(**{name: found[name].to_numpy(float)[codes] for name in new})
+
+
+def _filled_once(runs: pd.DataFrame) -> pd.DataFrame:
+    """`_filled` of rows of which no two are alike."""
     named = [name for name in ("model", "block") if name in runs]
     codes = row_codes(runs[name] for name in named)
     for code, first in enumerate(pd.Series(codes).drop_duplicates().index):

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES
 from jointopt.runs.cells import named_attention, named_dtype, shown
@@ -114,8 +116,9 @@ def _meaningless_lines(table: pd.DataFrame) -> list[str]:
             continue
         cells = table[name]
         known = {cell: meant(str(cell)) for cell in cells.dropna().unique()}
-        rows = [row for row, cell in enumerate(cells.tolist()) if cell in known and not known[cell]]
-        if rows:
+        unknown = [cell for cell, meaning in known.items() if not meaning]
+        if unknown:
+            rows = np.flatnonzero(cells.isin(unknown))
             words = f"row{'s have' if len(rows) > 1 else ' has'} {'an' if name[0] == 'a' else 'a'}"
             lines.append(
                 f"{len(rows):,} {words} {name} that means none (row {rows[0] + 1}: {shown(table, rows[0], name)}): "

@@ -24,10 +24,11 @@ from jointopt.core.schema import (
     Floats,
     Ints,
 )
-from jointopt.runs.cells import named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
+from jointopt.runs.cells import first_rows, named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.classes import with_classes_of_kin
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.named_size import with_stated_head
+from jointopt.runs.plan_cells import number_cells, stated_clocks, stated_layouts
 from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import (
@@ -49,7 +50,7 @@ from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model, model_names
 from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
-from jointopt.spec.defaults import DefaultPlan, fill_degrees
+from jointopt.spec.defaults import fill_degrees
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import STATE_FIELDS, Job, Training
 from jointopt.spec.machine import Machine, is_of, on_machine
@@ -75,6 +76,7 @@ _ASSUMED_FIRST = (
     "recompute", *NEUTRAL,
 )  # fmt: skip
 _ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
+_OF_PLANS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "assumed_plan")
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
@@ -82,20 +84,32 @@ _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above
 
 @dataclass(frozen=True)
 class Workload:
-    """Rows of a table that share one job. ``rows`` are positions in the table; plans follow the same order."""
+    """Rows of a table that share one job. ``rows`` are positions in the table; arrays (n,) follow the same order."""
 
     job: Job
     rows: Ints
-    plans: Columns  # layout columns
-    stage_clock_mhz: Floats  # (n, max pp), NaN beyond a plan's pp
-    assumed: list[str]  # per row: names of defaulted columns, joined by a blank
+    layouts: Columns  # each once, (L,) by layout column; some may be no row's
+    layout: Ints  # which of them each row has
+    clock_mhz: Floats  # (n, 1) of all stages, or (n, deepest pp) of each, NaN beyond a plan's pp
+    assumed: npt.NDArray[np.object_]  # per row: names of defaulted columns, joined by a blank
     as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
+
+    @property
+    def plans(self) -> Columns:
+        """The layout columns of each row, (n,)."""
+        return {name: values[self.layout] for name, values in self.layouts.items()}
+
+    @property
+    def stage_clock_mhz(self) -> Floats:
+        """The clock of each stage of each row, (n, deepest pp), NaN beyond a plan's pp."""
+        depth = self.layouts["pp"]
+        stages = np.arange(int(depth.max()))
+        return np.where(stages >= depth[self.layout, None], np.nan, self.clock_mhz[:, : len(stages)])
 
     def take(self, at: Ints) -> Workload:
         """The rows at positions ``at`` of this workload, in that order."""
-        plans = {name: values[at] for name, values in self.plans.items()}
-        assumed = [self.assumed[i] for i in at.tolist()]
-        return replace(self, rows=self.rows[at], plans=plans, stage_clock_mhz=self.stage_clock_mhz[at], assumed=assumed)
+        of_rows = {name: getattr(self, name)[at] for name in ("rows", "layout", "clock_mhz", "assumed")}
+        return replace(self, **of_rows)
 
     def of_class(self, name: str) -> Workload:
         """The workload by a recipe class where its rows state none."""
@@ -106,8 +120,9 @@ class Workload:
         if machine is None or not is_of(machine, self.job.cluster):
             return self
         known = machine.figures.keys()
-        assumed = [" ".join(name for name in names.split() if name not in known) for names in self.assumed]
-        return replace(self, job=on_machine(self.job, machine), assumed=assumed)
+        codes, texts = pd.factorize(self.assumed)
+        left = [" ".join(name for name in text.split() if name not in known) for text in texts]
+        return replace(self, job=on_machine(self.job, machine), assumed=np.array(left, dtype=object)[codes])
 
 
 def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
@@ -132,9 +147,9 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     reasons = _impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
-    for rows in _alike(good, [name for name in _WORKLOAD if name in good]):
+    for first, rows in _alike(good, [name for name in _WORKLOAD if name in good]):
         try:
-            found.append(_workload(rows))
+            found.append(_workload(first, rows))
         except UsageError as error:
             reasons |= {int(row): str(error) for row in rows.index}
     if not found:
@@ -151,29 +166,28 @@ def _shape_hint(runs: pd.DataFrame) -> str:
     return f" ({names[0]!r} in the column model is no catalogue name{nearest(names[0], model_names())})"
 
 
-def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
-    """The rows that agree in the columns ``names``, blanks included, in the order in which they first appear."""
+def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[pd.Series, pd.DataFrame]]:
+    """The rows that agree in the columns ``names``, blanks included, in the order in which they first appear.
+
+    All cells of the first one, and those of all of them that are of their plans.
+    """
     codes = row_codes(runs[name] for name in names)
-    order = np.argsort(codes, kind="stable")
+    codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # two bytes are sorted without comparisons
+    order, of_plans = np.argsort(codes, kind="stable"), runs[[name for name in _OF_PLANS if name in runs]]
     for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
-        yield runs.iloc[rows]
+        yield runs.iloc[rows[0]], of_plans.iloc[rows]
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
     """Degrees without blanks, and ``assumed_plan``: the bits of those that are taken as 1."""
-    given = {name: _cells(runs, name) for name in DEGREES}
+    given = {name: number_cells(runs, name) for name in DEGREES}
     filled, guessed = fill_degrees(given, runs["num_gpus"].to_numpy(float))
     return runs.assign(**filled, assumed_plan=_bits(guessed))
 
 
-def _cells(rows: pd.DataFrame, name: str) -> Floats:
-    """A column of numbers, (n,), NaN where blank; all of it where the table has no such column."""
-    return rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
-
-
 def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
-    size = pd.Series(_cells(runs, "micro_batch_size"), index=runs.index)
+    size = pd.Series(number_cells(runs, "micro_batch_size"), index=runs.index)
     share = (runs["global_batch_size"] // runs["dp"]).clip(lower=1.0)
     cut = size.fillna(1.0).clip(upper=share)
     step = runs["dp"] * cut
@@ -215,8 +229,9 @@ def _unknown_gpus(names: pd.Series) -> dict[object, str]:
     return messages
 
 
-def _workload(rows: pd.DataFrame) -> Workload:
-    first = {str(k): v for k, v in rows.iloc[0].items() if isinstance(v, tuple) or not pd.isna(v)}
+def _workload(cells: pd.Series, rows: pd.DataFrame) -> Workload:
+    """The workload of rows that share the ``cells`` of the first but those of their plans."""
+    first = {str(k): v for k, v in cells.items() if isinstance(v, tuple) or not pd.isna(v)}
     gpu = load_gpu(str(first["gpu"]))
     framework, known = recognise_framework(str(first.get("framework", "")))
     assumed = [] if known else ["framework"]
@@ -225,10 +240,12 @@ def _workload(rows: pd.DataFrame) -> Workload:
     training = _of_model(training, model, assumed)
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
-    default = _plans(rows, job)
-    bits = rows["assumed_plan"].to_numpy(np.int64) | _bits(default.assumed)
-    notes, clocks = _named(assumed, bits), _clocks(rows, default.layouts["pp"], gpu)
-    return Workload(job, rows.index.to_numpy(), default.layouts, clocks, notes, _as_stated(first, training))
+    default, of_row = stated_layouts(rows, job)
+    notes = _named(assumed, rows["assumed_plan"].to_numpy(np.int64) | _bits(default.assumed)[of_row])
+    again = row_codes(default.layouts.values())  # what cells state and what blank ones mean may be the same
+    layouts, layout = {name: values[first_rows(again)] for name, values in default.layouts.items()}, again[of_row]
+    clocks = stated_clocks(rows, layouts["pp"][layout], gpu)
+    return Workload(job, rows.index.to_numpy(), layouts, layout, clocks, notes, _as_stated(first, training))
 
 
 def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
@@ -243,12 +260,11 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
     return kernel == training.attention if in_full else kernel is not None
 
 
-def _named(assumed: list[str], bits: Ints) -> list[str]:
-    """The assumed fields of every row as text: names common to all rows, then those of its ``bits``."""
+def _named(assumed: list[str], bits: Ints) -> npt.NDArray[np.object_]:
+    """The assumed fields of every row as text, (n,): names common to all rows, then those of its ``bits``."""
     codes, distinct = pd.factorize(bits)
     words = [" ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()]
-    texts: list[str] = np.array(words, dtype=object)[codes].tolist()
-    return texts
+    return np.array(words, dtype=object)[codes]
 
 
 def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
@@ -364,37 +380,3 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # told by the size in its name alone
     return sized
-
-
-def _plans(rows: pd.DataFrame, job: Job) -> DefaultPlan:
-    """The layouts of the rows of one job, blanks filled."""
-    coded = {name: _codes(rows[name], name) for name in LAYOUT_COLUMNS if COLUMNS[name].codes and name in rows}
-    given = {name: coded[name] if name in coded else _cells(rows, name) for name in LAYOUT_COLUMNS}
-    default = defaults.default_plan(job, given)
-    # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
-    kept = {"zero_stage": default.layouts["zero_stage"]}
-    return replace(default, layouts=defaults.canonical(job, default.layouts) | kept)
-
-
-def _codes(cells: pd.Series, name: str) -> Floats:
-    """A plan's column of text as numbers, (n,), NaN where blank."""
-    codes, distinct = pd.factorize(cells)
-    return np.append([float(COLUMNS[name].inside(text)) for text in distinct], np.nan)[codes]
-
-
-def _clocks(rows: pd.DataFrame, pp: Ints, gpu: Gpu) -> Floats:
-    """One clock per stage from ``stage_clock_mhz``, else ``clock_mhz``, else the GPU's maximum (1.0 if unknown)."""
-    one = np.full(len(rows), gpu.clock_max_mhz or 1.0)
-    if "clock_mhz" in rows:
-        one = rows["clock_mhz"].fillna(one[0]).to_numpy(float)
-    beyond = np.arange(int(pp.max())) >= pp[:, None]
-    out = np.where(beyond, np.nan, one[:, None])
-    if "stage_clock_mhz" in rows:
-        given = rows["stage_clock_mhz"]
-        counts = given.map(len, na_action="ignore").fillna(0).to_numpy(np.int64)
-        for count in np.unique(counts[counts > 0]).tolist():
-            at = np.flatnonzero(counts == count)
-            clocks = np.array(given.iloc[at].tolist(), np.float64)
-            width = out.shape[1] if count == 1 else count  # one clock is that of all stages
-            out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
-    return out

@@ -102,8 +102,7 @@ class _Swept:
         """Logarithm of the seconds of every run, (n,)."""
         shares = response.compute, response.memory
         each = (
-            time_with_clock_shares_s(p.physics, p.layout, p.plans.stage_clock_mhz, *shares)[p.plan_of_row]
-            for p in self.plans
+            time_with_clock_shares_s(p.physics, p.layout, p.plans.clock_mhz, *shares)[p.plan_of_row] for p in self.plans
         )
         return np.asarray(np.log(np.concatenate(list(each)))[self.order])
 

@@ -12,11 +12,11 @@ import pandas as pd
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.limits import memory_limit_gib
-from jointopt.runs.cells import MEASURED, floats, row_codes, shown
+from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
@@ -199,22 +199,27 @@ class PricedPlans:
     plans: Workload
     plan_of_row: Ints
     physics: CostModel
-    layout: Ints  # of ``physics``, (n,)
     values: Columns
 
     @classmethod
     def of(cls, work: Workload, power: MeasuredPower | None = None, *, heat: bool = False) -> PricedPlans:
         """Price layouts once, plans once, rows not at all; ``power``: by which limits hold; ``heat``: that too."""
-        layout = row_codes(work.plans[name] for name in LAYOUT_COLUMNS)
-        clocks = work.stage_clock_mhz
-        alike = ((clocks == clocks[:, :1]) | np.isnan(clocks)).all()
-        plan = row_codes([layout, *(clocks.T[:1] if alike else clocks.T)])
-        at, first = _first_rows(plan), _first_rows(layout)
-        layouts = {name: values[first] for name, values in work.plans.items()}
+        layout, clocks = row_codes([work.layout]), work.clock_mhz
+        if ((clocks == clocks[:, :1]) | np.isnan(clocks)).all():
+            clocks = clocks[:, :1]
+        plan = row_codes([layout, *clocks.T])
+        at, first = first_rows(plan), first_rows(layout)
+        layouts = {name: values[work.layout[first]] for name, values in work.layouts.items()}
+        plans = replace(work, layouts=layouts, layout=layout, clock_mhz=clocks).take(at)
         physics = CostModel(work.job, layouts, drawn=None if power is None else power.drawn(work.job, layouts))
-        values = physics.evaluate(layout[at], clocks[at])
-        values |= heat_of(physics, layout[at], clocks[at]) if heat else {}
-        return cls(work.take(at), plan, physics, layout[at], values)
+        values = physics.evaluate(plans.layout, plans.clock_mhz)
+        values |= heat_of(physics, plans.layout, plans.clock_mhz) if heat else {}
+        return cls(plans, plan, physics, values)
+
+    @property
+    def layout(self) -> Ints:
+        """Of ``physics``, (n,)."""
+        return self.plans.layout
 
     def watts(self, shares: tuple[float, ...] | None) -> Floats | None:
         """Power (shares, n) of the physics with all stages at these shares of the top clock; None for none."""
@@ -222,11 +227,11 @@ class PricedPlans:
 
     def under_limit(self, job: Job, power: PowerScale, limit_w: float) -> tuple[PricedPlans, PowerScale]:
         """The same plans on ``job``, of another limit, and ``power`` (n,) under that, measured under ``limit_w``."""
-        first = _first_rows(self.layout)
+        first = first_rows(self.layout)
         factor, offset_w = (np.broadcast_to(v, len(self.layout))[first] for v in (power.factor, power.offset_w))
         of_layouts = replace(power, factor=factor, offset_w=offset_w)
         physics = CostModel(job, self.physics.layouts, drawn=drawn_by(self.physics, of_layouts, limit_w))
-        values = physics.evaluate(self.layout, self.plans.stage_clock_mhz)
+        values = physics.evaluate(self.layout, self.plans.clock_mhz)
         held = within_limits(of_layouts, physics)
         of_plans = (np.broadcast_to(v, len(factor))[self.layout] for v in (held.factor, held.offset_w))
         there = replace(self, plans=replace(self.plans, job=job), physics=physics, values=values)
@@ -234,14 +239,7 @@ class PricedPlans:
 
     def runs(self, source: str) -> Runs:
         """The plans as runs of the source of that key."""
-        return runs_of(self.physics, self.plans.stage_clock_mhz, self.layout, source)
-
-
-def _first_rows(codes: Ints) -> Ints:
-    """The row in which each of the numbers from `row_codes` appears first."""
-    first = np.empty(int(codes.max()) + 1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows the last one written stays
-    return first
+        return runs_of(self.physics, self.plans.clock_mhz, self.layout, source)
 
 
 def source_of(job: Job, origin: str, framework_text: str) -> Source:
@@ -267,14 +265,24 @@ class SourceTexts:
         blank = np.full(len(table), "")
         columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
         codes = row_codes(columns)
-        first = _first_rows(codes)
+        first = first_rows(codes)
         origin, framework = (["" if pd.isna(v) else str(v) for v in column[first]] for column in columns)
         return cls(list(zip(origin, framework, strict=True)), codes)
 
     def keys(self, work: Workload) -> np.ndarray[Any, Any]:
         """Key of `source_of` for every row of ``work``, (n,)."""
-        present, inverse = np.unique(self.of_row[work.rows], return_inverse=True)
-        return np.array([str(source_of(work.job, *self.texts[code])) for code in present.tolist()])[inverse]
+        return np.array(self._keys(work))[self.of_row[work.rows]]
+
+    def _keys(self, work: Workload) -> list[str]:
+        """Key of `source_of` for runs of ``work`` with each of the texts."""
+        return [str(source_of(work.job, *words)) for words in self.texts]
+
+    def by_key(self, work: Workload) -> Iterator[tuple[str, Ints]]:
+        """Each key of rows of ``work``, and the positions of its rows."""
+        names, of_text = np.unique(self._keys(work), return_inverse=True)
+        of_row = of_text[self.of_row[work.rows]]
+        for number in np.flatnonzero(np.bincount(of_row)).tolist():
+            yield str(names[number]), np.flatnonzero(of_row == number)
 
 
 @dataclass(frozen=True)
@@ -290,7 +298,7 @@ def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: i
     texts = SourceTexts.of(table)
     of_source: dict[str, list[Part]] = {}
     for work in works:
-        for part in _parts(work, texts.keys(work), most_rows):
+        for part in _parts(work, texts, most_rows):
             of_source.setdefault(part.source, []).append(part)
     batches: list[list[Part]] = []
     for parts in of_source.values():
@@ -299,13 +307,12 @@ def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: i
     return batches
 
 
-def _parts(work: Workload, sources: np.ndarray[Any, Any], most_rows: int) -> Iterator[Part]:
-    names, of_row = np.unique(sources, return_inverse=True)
-    for i, name in enumerate(names.tolist()):
-        rows = np.flatnonzero(of_row == i)
+def _parts(work: Workload, texts: SourceTexts, most_rows: int) -> Iterator[Part]:
+    for name, rows in texts.by_key(work):
         if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
-            layout = row_codes(work.plans[n][rows] for n in LAYOUT_COLUMNS)
-            rows = rows[np.lexsort((layout, work.plans["pp"][rows]))]
+            place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
+            place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
+            rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
         for start in range(0, len(rows), most_rows):
             at = rows[start : start + most_rows]
-            yield Part(work if len(at) == len(work.rows) else work.take(at), str(name))
+            yield Part(work if len(at) == len(work.rows) else work.take(at), name)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -64,7 +65,7 @@ def fit_probability(log_load: Floats, weights: Floats, margin: MemoryMargin) -> 
     The sum over `GRID` of normal distribution functions, by its Taylor series of order 5 around the next of
     `_FINENESS` points per standard deviation, whose remainder is below 1e-13.
     """
-    first, step, table = _fit_table(weights, margin.plan_sd)
+    first, step, table = _fit_table(tuple(weights.tolist()), margin.plan_sd)
     place = np.clip((-log_load - first) / step, 0.0, table.shape[1] - 1.0)
     nearest = np.rint(place).astype(np.int64)
     beyond = (place - nearest) * (step / margin.plan_sd)
@@ -74,7 +75,8 @@ def fit_probability(log_load: Floats, weights: Floats, margin: MemoryMargin) -> 
     return np.clip(total, 0.0, 1.0)
 
 
-def _fit_table(weights: Floats, plan_sd: float) -> tuple[float, float, Floats]:
+@functools.lru_cache(maxsize=64)
+def _fit_table(weights: tuple[float, ...], plan_sd: float) -> tuple[float, float, Floats]:
     """(first room, step, Taylor coefficients (6, points) of the probability in standard deviations around each room).
 
     Room is -log(load). Rooms are so spaced that their distances to `GRID` are multiples of one step.
@@ -91,7 +93,8 @@ def _fit_table(weights: Floats, plan_sd: float) -> tuple[float, float, Floats]:
     series = (below, density, -x * density / 2, (x**2 - 1) * density / 6, (3 * x - x**3) * density / 24,
               (x**4 - 6 * x**2 + 3) * density / 120)  # fmt: skip
     windows = (np.lib.stride_tricks.sliding_window_view(part, (len(GRID) - 1) * finer + 1) for part in series)
-    return float(room[0] + GRID[-1]), step, np.stack([window[:, ::finer] @ weights[::-1] for window in windows])
+    table = np.stack([window[:, ::finer] @ np.array(weights)[::-1] for window in windows])
+    return float(room[0] + GRID[-1]), step, table
 
 
 def load_limit(weights: Floats, margin: MemoryMargin, probability: float) -> float:

@@ -96,11 +96,18 @@ def predict(
     priced = [a for a in answers if not a.refused]
     if not priced:
         raise TableError(f"No row of the table can be predicted; row {min(reasons) + 1}: {reasons[min(reasons)]}")
-    out = pd.DataFrame(_by_row(priced, len(table)))
-    out["not_predicted"] = [reasons.get(row, "") for row in range(len(table))]
+    out = pd.DataFrame(_by_row(priced, len(table)), copy=False)
+    out["not_predicted"] = _words(reasons, len(table))
     _log_unpredicted(reasons)
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
+
+
+def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:
+    """The reason of each of so many rows, (n,), blank where there is none."""
+    out = np.full(count, "", dtype=object)
+    out[list(reasons)] = list(reasons.values())
+    return out
 
 
 def _measured(
@@ -234,7 +241,7 @@ def _heat(priced: PricedPlans, correction: Correction | None) -> Columns:
         return {}
     physics = copy.copy(priced.physics)
     physics.heat_scale = correction.heat(priced.plans.job, physics.layouts)
-    found = heat(physics, priced.layout, priced.plans.stage_clock_mhz)
+    found = heat(physics, priced.layout, priced.plans.clock_mhz)
     return {HEAT_COLUMNS[name]: found[HEAT_COLUMNS[name]] for name in targets}
 
 
@@ -251,7 +258,7 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
     """Predicted columns of plans, (n,) each, named as in the table; ``warmth``: as `_heat`'s."""
     job, plans = priced.plans.job, priced.plans
     columns = {name: priced.values[name] for name in RESULTS} | warmth
-    columns |= plans.plans | {"stage_clock_mhz": plans.stage_clock_mhz}
+    columns |= plans.plans | {"stage_clock_mhz": plans.clock_mhz}
     framework = job.training.framework.name
     memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
     load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
@@ -270,7 +277,7 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
     rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
     kept |= {name: rates[name] for name in _RATES}
     kept |= {"in_domain": columns["in_domain"], "doubts": doubt_names(found, columns["in_domain"])}
-    return kept | fitting | {"violations": violations(job, plans.plans)}
+    return kept | fitting | {"violations": violations(job, plans.layouts)[plans.layout]}
 
 
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.runs.cells import READERS, read_columns, row_codes
+from jointopt.runs.cells import READERS, first_rows, read_columns, row_codes
 
 CELL = st.sampled_from(["1410", "1410;1395", " full ", "true", "2.0", "x", "", None])
 
@@ -44,3 +44,24 @@ def test_rows_are_numbered_as_they_appear_and_blanks_are_alike(blank: object) ->
     words = pd.Series(["b", "a", blank, "b", blank], dtype=object)
     assert row_codes([words]).tolist() == [0, 1, 2, 0, 2]
     assert row_codes([words, np.array([1, 1, 1, 2, 1])]).tolist() == [0, 1, 2, 3, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(
+    st.sampled_from([None, np.nan, 0.0, -0.0, 1.0, 2.5, -3.0, np.inf, 1e300]),
+    st.sampled_from([0, 1, -5, 2**62, 2**53, 2**53 + 1]), st.booleans(), CELL,
+), max_size=12))  # fmt: skip
+def test_rows_have_one_number_exactly_where_all_cells_are_equal(rows: list[tuple[object, ...]]) -> None:
+    number, whole, flag, words = zip(*rows, strict=True) if rows else ((),) * 4
+    columns = [np.array(number, float), np.array(whole, np.int64), np.array(flag, bool), np.array(words, object)]
+    seen: dict[object, int] = {}
+    keys = zip(*(pd.Series(column, dtype=object).fillna("nan").tolist() for column in columns), strict=True)
+    assert row_codes(columns).tolist() == [seen.setdefault(key, len(seen)) for key in keys]
+
+
+def test_words_are_numbered_by_their_categories_as_by_themselves() -> None:
+    words = pd.Series(["b", None, "a", "b", None])
+    table, _ = read_columns(pd.DataFrame({"group": words}), ["group"], READERS)
+    assert isinstance(table["group"].dtype, pd.CategoricalDtype)
+    assert row_codes([table["group"]]).tolist() == row_codes([words]).tolist() == [0, 1, 2, 0, 1]
+    assert first_rows(row_codes([words])).tolist() == [0, 1, 2]

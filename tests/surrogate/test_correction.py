@@ -146,6 +146,17 @@ def test_rows_get_the_same_answer_together_apart_repeated_and_in_any_order(synth
     np.testing.assert_allclose(together, pd.concat([*apart, apart[0]]), rtol=1e-9)
 
 
+@pytest.mark.parametrize("surrogate", ["none", "default"])
+def test_answers_are_the_same_to_the_last_digit_however_many_workers_there_are(synthetic_runs, monkeypatch, surrogate):
+    monkeypatch.setattr(predicting, "_MOST_ROWS", 20)
+    table = synthetic_runs("a", rows=50, clock_mhz=[1410, 1200, 900, 600, 300] * 20)
+    found = []
+    for workers in (1, 7):
+        monkeypatch.setattr(predicting.os, "cpu_count", lambda workers=workers: workers)
+        found.append(predict(table, surrogate))
+    pd.testing.assert_frame_equal(*found, check_exact=True)
+
+
 def test_what_stood_in_for_blanks_is_named(table):
     predicted = predict(table.head(3).drop(columns=["attention", "zero_stage"]), "default")
     assert predicted["assumed"].str.split().map({"attention", "zero_stage"}.issubset).all()

@@ -182,5 +182,5 @@ def test_draws_of_a_source_that_needs_more_fit_less():
 
 
 def test_the_table_of_fit_probabilities_reaches_as_far_up_as_down():
-    first, step, table = _fit_table(source_weights(MARGIN, MemoryEvidence()), MARGIN.plan_sd)
+    first, step, table = _fit_table(tuple(source_weights(MARGIN, MemoryEvidence()).tolist()), MARGIN.plan_sd)
     assert first + step * (table.shape[1] - 1) == pytest.approx(-first)
