@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
