@@ -8,8 +8,10 @@ widths of intervals are calibrated on the other sources; the *own* framework pro
 for the sources marked *, *generic* is the one of a framework that no profile describes: software known on a cluster
 that is not lies between the two tables.
 
-- raw: nothing measured; 3 runs, 10 runs: so many rows of each kind of GPU given, all others of such a GPU judged, means
-  over the draws; tau, regret: as in bench_accuracy.py, nothing measured;
+- raw: nothing measured; refitted: the same under a profile whose products and network the other sources were fitted to
+  (`new_sources.stand_in`; of * as raw);
+- 3 runs, 10 runs: so many rows of each kind of GPU given, all others of such a GPU judged, means over the draws;
+- tau, regret: as in bench_accuracy.py, nothing measured;
 - covered, width: share of measured times in the 90 % interval and its mean half-width, as `predict` gives it;
 - differences: pairs of runs of one group; off: 90 % quantile of how far the log of the ratio of their times is off;
   twins: the same of measured times alone, of pairs that are equal in every column of the plan and the job;
@@ -42,6 +44,7 @@ from jointopt.surrogate.dataset import price, timed_runs
 from jointopt.surrogate.files import save
 from jointopt.surrogate.held_out import HeldOut, pairs, predict_pairs
 from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.new_sources import NewSource, stand_in
 from jointopt.surrogate.training import (
     Scores,
     TrainingSet,
@@ -59,8 +62,8 @@ LEAST_TO_RANK = 12
 NOT_OF_A_PLAN = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w", "notes", "status", "provenance")
 NONE = np.empty(0, np.int64)
 COLUMNS = [
-    "rows", "raw", "3 runs", "10 runs", "tau", "regret", "covered", "width", "covered 3", "width 3", "in domain",
-    "called OOM", "pairs", "off", "twins", "diff covered", "diff width", "diff covered 3", "diff width 3",
+    "rows", "raw", "refitted", "3 runs", "10 runs", "tau", "regret", "covered", "width", "covered 3", "width 3",
+    "in domain", "called OOM", "pairs", "off", "twins", "diff covered", "diff width", "diff covered 3", "diff width 3",
 ]  # fmt: skip
 
 
@@ -153,6 +156,18 @@ def without(data: TrainingSet, scores: list[Scores], name: str) -> Surrogate:
     return with_calibrated_widths(found, [score for score in scores if score.source != name])
 
 
+def refitted(data: TrainingSet) -> dict[str, float]:
+    """Median error of every source under its framework's profile as the other sources have it."""
+    new = {
+        str(data.source[at[0]]): NewSource.of(
+            data.known.take(at), data.known_residual[at], data.unknown.take(at), data.unknown_residual[at]
+        )
+        for at in data.by_source(np.arange(len(data.source)))
+    }
+    left = {name: stand_in(one, [new[other] for other in new if other != name]) for name, one in new.items()}
+    return {name: float(np.median(np.abs(np.expm1(-residual)))) for name, residual in left.items()}
+
+
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Clean rows of every source."""
     found = {}
@@ -189,11 +204,12 @@ def board(folder: Path, names: list[str], draws: int) -> str:
     shipped, every = load_surrogate("default"), tables(folder)
     assert shipped is not None
     data = training_set(pd.concat([every[name] for name in shipped.card["data"]], ignore_index=True))
-    scores = cross_validate(data, set(data.source.tolist()), 0.0)
+    scores, by_others = cross_validate(data, set(data.source.tolist()), 0.0), refitted(data)
     lines: dict[str, dict[str, Any]] = {"own": {}, "generic": {}}
     for name in names or list(every):
         surrogate = without(data, scores, name)
-        lines["own"][f"{name}{'*' * (name in NOT_FITTED)}"] = judged(surrogate, every[name], draws)
+        line = judged(surrogate, every[name], draws)
+        lines["own"][f"{name}{'*' * (name in NOT_FITTED)}"] = line | {"refitted": by_others.get(name, line["raw"])}
         lines["generic"][name] = judged(surrogate, every[name].assign(framework=""), draws)
         print(f"judged {name}", file=sys.stderr, flush=True)
     judged_by = {profile: pd.DataFrame(found).T for profile, found in lines.items()}
@@ -204,13 +220,13 @@ def board(folder: Path, names: list[str], draws: int) -> str:
 
 
 def _text(found: pd.DataFrame) -> str:
-    found = found.reindex(columns=COLUMNS)
+    found = found.reindex(columns=COLUMNS).dropna(axis=1, how="all")
     found.loc["mean"] = found.mean()
     whole, plain = ("rows", "pairs"), ("tau",)
-    forms = {name: "{:.0f}" if name in whole else "{:.2f}" if name in plain else "{:.1%}" for name in COLUMNS}
-    shown = pd.DataFrame({n: ["" if v != v else forms[n].format(v) for v in found[n]] for n in COLUMNS}, found.index)
-    first, second = COLUMNS[:12], COLUMNS[12:]
-    return f"{shown[first].to_string()}\n\n{shown[second].to_string()}"
+    forms = {name: "{:.0f}" if name in whole else "{:.2f}" if name in plain else "{:.1%}" for name in found}
+    shown = pd.DataFrame({n: ["" if v != v else forms[n].format(v) for v in found[n]] for n in found}, found.index)
+    of_pairs = shown.columns.get_loc("pairs")
+    return f"{shown.iloc[:, :of_pairs].to_string()}\n\n{shown.iloc[:, of_pairs:].to_string()}"
 
 
 def main() -> None:
