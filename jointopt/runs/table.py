@@ -22,14 +22,12 @@ from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
-from jointopt.runs.csv_rows import csv_text, is_plain
 from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules, in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _MOST_BYTES = 400_000_000  # unpacked: two million rows
 _MOST_ROWS = 2_000_000
 _MOST_COLUMNS = 2_000
-_MANY_ROWS = 10_000  # from which pandas takes long to write
 _SHOWN = 20  # rows of a kind of problem that are described one by one
 _WHITE = re.compile(r"\s+")
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -113,14 +111,9 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     The file is there when it is whole.
     """
     packed: Literal["gzip"] | None = "gzip" if path.name.endswith(".gz") else None
-    quoting = _quoting(table)
     try:
         with replacing(path) as part:
-            if len(table) >= _MANY_ROWS and not packed and quoting == csv.QUOTE_MINIMAL and is_plain(table):
-                with part.open("w", encoding="utf-8", newline="") as file:
-                    file.writelines(csv_text(table))
-            else:
-                table.to_csv(part, index=False, compression=packed, lineterminator="\n", quoting=quoting)
+            table.to_csv(part, index=False, compression=packed, lineterminator="\n", quoting=_quoting(table))
     except OSError as error:
         raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
 
