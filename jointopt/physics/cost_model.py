@@ -21,7 +21,7 @@ from jointopt.physics.cooling import cooler, kernel_limits_w, stages_in_exhaust
 from jointopt.physics.drawn import Drawn, limit_left_w
 from jointopt.physics.heat import HeatScale, by_mean_power, heat
 from jointopt.physics.layer_costs import ShapeCosts
-from jointopt.physics.layout_arrays import LayoutArrays, by_depth
+from jointopt.physics.layout_arrays import LayoutArrays, lots
 from jointopt.physics.limits import bounded, broken_bounds
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.quick_bound import quick_bound
@@ -88,17 +88,22 @@ class CostModel:
         priced = np.flatnonzero(self.group_of >= 0)
         if len(priced) < len(new):
             new = np.union1d(priced, new)
-        for at, part in by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
+        for at, part in lots({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS):
             rows = new[at]
-            self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
-            laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
+            laid = self._common.of_lot(len(self.groups), self.job, part) if self._common else None
             costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
-            limit_w, g = limit_left_w(self, rows, costs.depth), len(self.groups)
-            own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
-            self._hold(g, costs, kernel_limits_w(*own))
-            for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
-                t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
-                self._hold(g, costs, kernel_limits_w(*own, slack.rests(self.groups[g], t, self.power.wait_w)))
+            for of_depth, group in costs.by_depth():
+                self._add(rows[of_depth], group)
+
+    def _add(self, rows: Ints, costs: pc.StageCosts) -> None:
+        """Another group: of the layouts ``rows``, all of one depth, at the clocks that their limits leave."""
+        self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
+        limit_w, g = limit_left_w(self, rows, costs.depth), len(self.groups)
+        own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
+        self._hold(g, costs, kernel_limits_w(*own))
+        for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
+            t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
+            self._hold(g, costs, kernel_limits_w(*own, slack.rests(self.groups[g], t, self.power.wait_w)))
 
     def _hold(self, g: int, costs: pc.StageCosts, limit_w: Floats) -> None:
         """Make ``costs`` under the limits of their kernels the last group, ``g``."""

@@ -1,4 +1,4 @@
-"""Costs of layouts of one pipeline depth before any clock is chosen, the SM-bound share kept apart.
+"""Costs of layouts before any clock is chosen, the SM-bound share kept apart.
 
 Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
 maximum clock.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from jointopt.spec.plans.placement import Group, even_domain, placement
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Clock-independent costs of layouts with one pipeline depth."""
+    """Clock-independent costs of layouts with one pipeline depth; of any until `by_depth` has them apart."""
 
     layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
     layers: Floats  # (L, pp)
@@ -70,6 +70,23 @@ class StageCosts:
     def depth(self) -> int:
         """Ranks of a pipeline, pp."""
         return int((self.layers if self.kind is None else self.kind).shape[1])
+
+    def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:
+        """Costs of the layouts of each depth, which follow each other, and where these are."""
+        pp = self.layouts["pp"]
+        ends = [*np.flatnonzero(np.diff(pp)) + 1, len(pp)]
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            yield slice(start, end), self if len(ends) == 1 else self._of_depth(slice(start, end), int(pp[start]))
+
+    def _of_depth(self, rows: slice, depth: int) -> StageCosts:
+        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name, held in found.items():
+            if isinstance(held, dict):
+                found[name] = {part: values[rows] for part, values in held.items()}
+            else:
+                found[name] = held.alone(rows) if name == "split" else held[rows]
+        found["kind"] = found["kind"][:, :depth]
+        return StageCosts(**found)
 
     def of_all_ranks(self) -> StageCosts:
         """The same costs of every rank, (L, pp)."""
@@ -154,7 +171,7 @@ def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
 
 @dataclass(frozen=True)
 class Laid:
-    """Layouts of one depth as the formulas read them: all that no speed and no overhead of the job changes.
+    """Layouts as the formulas read them: all that no speed and no overhead of the job changes.
 
     Of their ranks only those that differ; ``kind`` (L, pp): which of them each rank is as.
     """
@@ -193,7 +210,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
 def differing_costs(
     job: Job, hw: traffic.Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: Laid | None = None
 ) -> StageCosts:
-    """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
+    """Costs of layouts, in the order of their pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
 
     Of ranks that differ alone (`StageCosts.of_all_ranks`). ``layer``, ``laid``: their kernels, how they lie, if known.
 
@@ -336,11 +353,11 @@ class Common:
 
     hardware: traffic.Hardware  # of that one, whose shapes they are
     shapes: ShapeCosts
-    laid: dict[int, Laid] = field(default_factory=dict)  # by group
+    laid: dict[int, Laid] = field(default_factory=dict)  # by the first group of a lot of layouts
     collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-    def of_group(self, group: int, job: Job, layouts: Columns) -> Laid:
-        """The `Laid` of one group's layouts, worked out for the first job."""
+    def of_lot(self, group: int, job: Job, layouts: Columns) -> Laid:
+        """The `Laid` of the layouts of a lot whose first group this is, worked out for the first job."""
         if group not in self.laid:
             self.laid[group] = Laid.of(job, layouts)
         return self.laid[group]
