@@ -45,7 +45,7 @@ class CostModel:
     ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
     the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
     which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with
-    models of other jobs, all of whose layouts are priced at once. ``drawn``: measured power, by which power limits
+    models of other jobs, its own by default where layouts are few. ``drawn``: measured power, by which power limits
     then hold."""
 
     def __init__(
@@ -71,7 +71,9 @@ class CostModel:
         self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
         self._floors: dict[int, tuple[Floats, Floats]] = {}  # by group, see `lower_bound`
-        self._common = common
+        if common is None and not lazily and len(self.group_of) * int(layouts["pp"].max(initial=1)) <= _CELLS:
+            common = pc.Common(self.hardware, self.shapes)
+        self.common = common
         if common is not None:
             self.hardware = replace(self.hardware, answered=common.collectives)
             if common.hardware.kernels == self.hardware.kernels:
@@ -96,7 +98,7 @@ class CostModel:
         """Costs of lots of the layouts ``index`` under no power limit, and which of the layouts these are."""
         for at, part in lots({name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS):
             rows = index[at]
-            laid = self._common.of_lot(int(rows[0]), self.job, part) if self._common else None
+            laid = self.common.of_lot(rows, self.job, part) if self.common else None
             yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
 
     def add(self, rows: Ints, costs: sc.StageCosts) -> None:

@@ -217,14 +217,14 @@ class Common:
 
     hardware: traffic.Hardware  # of that one, whose shapes they are
     shapes: ShapeCosts
-    laid: dict[int, Laid] = field(default_factory=dict)  # by the first of a lot of layouts
+    laid: dict[bytes, Laid] = field(default_factory=dict)  # by the rows of a lot of layouts
     collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-    def of_lot(self, first: int, job: Job, layouts: Columns) -> Laid:
-        """The `Laid` of the layouts of a lot with this ``first`` one, worked out for the first job."""
-        if first not in self.laid:
-            self.laid[first] = Laid.of(job, layouts)
-        return self.laid[first]
+    def of_lot(self, rows: Ints, job: Job, layouts: Columns) -> Laid:
+        """The `Laid` of the layouts of a lot, which are these ``rows`` of all, worked out for the first job."""
+        if (key := rows.tobytes()) not in self.laid:
+            self.laid[key] = Laid.of(job, layouts)
+        return self.laid[key]
 
 
 def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Sequence[Pass]) -> Pass:

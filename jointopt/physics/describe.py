@@ -211,7 +211,7 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
     By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
     `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
     """
-    common, makespans = Common(physics.hardware, physics.shapes), _Makespans()
+    common, makespans = physics.common or Common(physics.hardware, physics.shapes), _Makespans()
     time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
     jobs = {name: _MOVES[name](physics.job, STEP) for name in names}
     priced = [name for name in names if name not in _AFTER_PRICING]

@@ -226,8 +226,10 @@ def _of_ranks(chunks: list[Floats]) -> Floats:
 
 def _filled(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Rows as one array, (rows, longest), zeros behind shorter ones."""
-    longest = max(map(len, rows))
-    return np.stack([row if len(row) == longest else np.pad(row, (0, longest - len(row))) for row in rows])
+    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+    return out
 
 
 def _differ(chunks: Floats) -> bool:
