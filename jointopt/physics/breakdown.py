@@ -14,11 +14,12 @@ from jointopt.core.units import PICO
 from jointopt.physics import costs as pc
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.costs import stage_costs
 from jointopt.physics.drawn import limit_left_w
 from jointopt.physics.heat import peak_w, stage_positions_c, temperature_c
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
+from jointopt.physics.stage_costs import StageCosts
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakd
     )  # fmt: skip
 
 
-def time_parts(costs: pc.StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+def time_parts(costs: StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
     """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
 
     ``bubble``: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages (Narayanan et al.

@@ -17,11 +17,12 @@ from jointopt.core.units import GIB
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
+from jointopt.physics import stage_costs as sc
 from jointopt.physics.cooling import cooler, kernel_limits_w, stages_in_exhaust
 from jointopt.physics.drawn import Drawn, limit_left_w
 from jointopt.physics.heat import HeatScale, by_mean_power, heat
 from jointopt.physics.layer_costs import ShapeCosts
-from jointopt.physics.layout_arrays import LayoutArrays, by_depth
+from jointopt.physics.layout_arrays import LayoutArrays, lots
 from jointopt.physics.limits import bounded, broken_bounds
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.quick_bound import quick_bound
@@ -44,7 +45,7 @@ class CostModel:
     ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
     the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
     which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with
-    models of other jobs, all of whose layouts are priced at once. ``drawn``: measured power, by which power limits
+    models of other jobs, its own by default where layouts are few. ``drawn``: measured power, by which power limits
     then hold."""
 
     def __init__(
@@ -57,12 +58,12 @@ class CostModel:
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
-        self.groups: list[pc.StageCosts] = []
+        self.groups: list[sc.StageCosts] = []
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.ceilings: list[Floats] = []
-        self.distinct: list[tuple[pc.StageCosts, Floats]] = []  # costs and ceilings of the ranks that differ, by group
-        self._energy_terms: dict[int, pc.EnergyTerms] = {}  # by group, of those whose energy was queried
+        self.distinct: list[tuple[sc.StageCosts, Floats]] = []  # costs and ceilings of the ranks that differ, by group
+        self._energy_terms: dict[int, sc.EnergyTerms] = {}  # by group, of those whose energy was queried
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
         self.power_offset_w = np.zeros(len(layouts["pp"]))
@@ -70,7 +71,9 @@ class CostModel:
         self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
         self._floors: dict[int, tuple[Floats, Floats]] = {}  # by group, see `lower_bound`
-        self._common = common
+        if common is None and not lazily and len(self.group_of) * int(layouts["pp"].max(initial=1)) <= _CELLS:
+            common = pc.Common(self.hardware, self.shapes)
+        self.common = common
         if common is not None:
             self.hardware = replace(self.hardware, answered=common.collectives)
             if common.hardware.kernels == self.hardware.kernels:
@@ -88,26 +91,38 @@ class CostModel:
         priced = np.flatnonzero(self.group_of >= 0)
         if len(priced) < len(new):
             new = np.union1d(priced, new)
-        for at, part in by_depth({name: values[new] for name, values in self.layouts.items()}, _PRICED_CELLS):
-            rows = new[at]
-            self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
-            laid = self._common.of_group(len(self.groups), self.job, part) if self._common else None
-            costs = pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
-            limit_w, g = limit_left_w(self, rows, costs.depth), len(self.groups)
-            own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
-            self._hold(g, costs, kernel_limits_w(*own))
-            for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
-                t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
-                self._hold(g, costs, kernel_limits_w(*own, slack.rests(self.groups[g], t, self.power.wait_w)))
+        for rows, costs in self.lots(new):
+            self.add(rows, costs)
 
-    def _hold(self, g: int, costs: pc.StageCosts, limit_w: Floats) -> None:
+    def lots(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
+        """Costs of lots of the layouts ``index`` under no power limit, and which of the layouts these are."""
+        for at, part in lots({name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS):
+            rows = index[at]
+            laid = self.common.of_lot(rows, self.job, part) if self.common else None
+            yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
+
+    def add(self, rows: Ints, costs: sc.StageCosts) -> None:
+        """Take these for the costs of the layouts ``rows``, at the clocks that their limits leave."""
+        for at, group in costs.by_depth():
+            self._add(rows[at], group)
+
+    def _add(self, rows: Ints, costs: sc.StageCosts) -> None:
+        self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
+        limit_w, g = limit_left_w(self, rows, costs.depth), len(self.groups)
+        own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
+        self._hold(g, costs, kernel_limits_w(*own))
+        for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
+            t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
+            self._hold(g, costs, kernel_limits_w(*own, slack.rests(self.groups[g], t, self.power.wait_w)))
+
+    def _hold(self, g: int, costs: sc.StageCosts, limit_w: Floats) -> None:
         """Make ``costs`` under the limits of their kernels the last group, ``g``."""
         costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
         lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
         ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
-        costs = pc.paused(costs, duty)
+        costs = sc.paused(costs, duty)
         self.limits_w[g:], self.distinct[g:], self.groups[g:] = [limit_w], [(costs, ceiling)], [costs.of_all_ranks()]
-        self.ceilings[g:] = [ceiling if costs.kind is None else pc.over_ranks(ceiling, costs.kind)]
+        self.ceilings[g:] = [ceiling if costs.kind is None else sc.over_ranks(ceiling, costs.kind)]
 
     @functools.cached_property
     def shapes(self) -> ShapeCosts:
@@ -227,10 +242,10 @@ class CostModel:
         offset_j = self.power_offset_w[index] * ranks * time_s
         return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
 
-    def energy_terms(self, g: int) -> pc.EnergyTerms:
+    def energy_terms(self, g: int) -> sc.EnergyTerms:
         """Energy of the layouts of group ``g`` by how it follows the clock."""
         if g not in self._energy_terms:
-            self._energy_terms[g] = pc.energy_terms(self.groups[g], self.power)
+            self._energy_terms[g] = sc.energy_terms(self.groups[g], self.power)
         return self._energy_terms[g]
 
     def _floor(self, g: int) -> tuple[Floats, Floats]:
@@ -274,7 +289,7 @@ class CostModel:
             clocks = slack.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
-            out[at, : costs.depth] = clocks if costs.kind is None else pc.over_ranks(clocks, costs.kind[rows])
+            out[at, : costs.depth] = clocks if costs.kind is None else sc.over_ranks(clocks, costs.kind[rows])
         return out
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
@@ -330,12 +345,12 @@ class CostModel:
         """
         parts = self._cold_parts(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], parts["static"].shape)
-        at_air, heated = self.cooler.leakage_parts_w(pc.summed(parts.values()) / total)
+        at_air, heated = self.cooler.leakage_parts_w(sc.summed(parts.values()) / total)
         return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
 
     def cold_power_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
         """Mean power of each stage's ranks at the reference temperature, (n, pp)."""
-        return np.asarray(pc.summed(self._cold_parts(g, rows, t).values()) / t.total_s[:, None])
+        return np.asarray(sc.summed(self._cold_parts(g, rows, t).values()) / t.total_s[:, None])
 
     def _cold_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part at the reference temperature, (n, pp)."""

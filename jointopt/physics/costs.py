@@ -1,4 +1,4 @@
-"""Costs of layouts of one pipeline depth before any clock is chosen, the SM-bound share kept apart.
+"""Costs of layouts before any clock is chosen, the SM-bound share kept apart.
 
 Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
 maximum clock.
@@ -8,153 +8,28 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.core.units import PICO
 from jointopt.physics import offload, traffic
 from jointopt.physics.compute import QUANTIZED, Pass
 from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
 from jointopt.physics.layer_traffic import PerLayer, layer_traffic, over_stages
-from jointopt.physics.layout_arrays import LayoutArrays, Split
-from jointopt.physics.makespan import Pipelines
+from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
 from jointopt.physics.module_work import module_work
-from jointopt.spec.cluster import PowerConstants
+from jointopt.physics.stage_costs import StageCosts, summed
 from jointopt.spec.framework import V_SHAPED
 from jointopt.spec.job import Job
-from jointopt.spec.overlap import share
 from jointopt.spec.plans.placement import Group, even_domain, placement
 
 
 @dataclass(frozen=True)
-class StageCosts:
-    """Clock-independent costs of layouts with one pipeline depth."""
-
-    layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
-    layers: Floats  # (L, pp)
-    split: Split  # the same by chunk
-    # (L, 3, kinds + 2) forward, backward, of it gradients of weights: a layer of each kind, the embedding, the head
-    units_s: Floats
-    num_micro_batches: Ints  # (L,)
-    replicas: Ints  # (L,) GPUs per stage
-    forward_sm_s: Floats
-    forward_memory_s: Floats
-    forward_comm_s: Floats  # exposed tp, cp and ep collectives
-    backward_sm_s: Floats
-    backward_memory_s: Floats
-    backward_comm_s: Floats
-    host_s: Floats  # (L, pp) floor of forward plus backward
-    p2p_s: Floats  # (L,) one boundary crossing; paid on every receive
-    gather_s: Floats  # ZeRO-3 weight gathers of one pass of one micro-batch, before overlap
-    reduce_s: Floats  # gradient and parameter traffic once per iteration, before overlap
-    optimizer_s: Floats
-    flops: Floats  # of one micro-batch, forward and backward, weighted by the energy of the precision
-    forward_flops: Floats  # of them those forward
-    hbm_bytes: Floats  # of one micro-batch
-    link_j: Floats  # communication energy of one micro-batch on one rank, the sum of ``link_parts_j``
-    iteration_link_j: Floats  # of the gradient traffic, once
-    iteration_hbm_bytes: Floats  # of the optimizer step
-    slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
-    comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
-    link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
-    collective_sm_s: Floats  # exposed tp, cp and ep collectives as seconds of kernels that fill the GPU
-    waiting_sm_s: Floats  # of both passes' ``_sm_s``, those of a rank with more tokens, for which a mean one waits
-    kind: Ints | None = None  # (L, pp): which of the K ranks that differ each rank is as; None: all ranks are here
-
-    @property
-    def depth(self) -> int:
-        """Ranks of a pipeline, pp."""
-        return int((self.layers if self.kind is None else self.kind).shape[1])
-
-    def of_all_ranks(self) -> StageCosts:
-        """The same costs of every rank, (L, pp)."""
-        if self.kind is None:
-            return self
-        at = np.arange(len(self.kind))[:, None] * self.layers.shape[1] + self.kind
-        every: dict[str, Any] = {name: getattr(self, name).take(at) for name in OF_RANKS}
-        for name in ("comm_parts_s", "link_parts_j"):
-            every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
-        return replace(self, **every, kind=None)
-
-    def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
-        """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
-        if not self.chooses_overlap:  # queried thousands of times in a search
-            return job.training.framework.dp_overlap
-        return np.asarray(share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
-
-    @functools.cached_property
-    def chooses_overlap(self) -> bool:
-        """Whether any layout states what overlaps."""
-        return bool(self.layouts["overlap"].any())
-
-    @functools.cached_property
-    def present(self) -> frozenset[str]:
-        """Which of host_s, gather_s and reduce_s any stage of any layout has."""
-        return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
-
-    @functools.cached_property
-    def pipelines(self) -> Pipelines:
-        """The part of them that their makespan reads."""
-        vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
-        return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
-
-
-OF_RANKS = (
-    "layers", "forward_sm_s", "forward_memory_s", "forward_comm_s", "backward_sm_s", "backward_memory_s",
-    "backward_comm_s", "host_s", "gather_s", "reduce_s", "optimizer_s", "flops", "forward_flops", "hbm_bytes", "link_j",
-    "iteration_link_j", "iteration_hbm_bytes", "collective_sm_s", "waiting_sm_s",
-)  # fmt: skip
-
-
-def over_ranks(values: Floats, kind: Ints) -> Floats:
-    """Values (L, K) of the ranks that differ as those of every rank, (L, pp)."""
-    return np.asarray(np.take_along_axis(values, kind, axis=1))
-
-
-def paused(costs: StageCosts, duty: Floats) -> StageCosts:
-    """The same work with pauses: kernels take ``duty`` >= 1 times as long, (L, pp)."""
-    if not np.any(duty > 1.0):
-        return costs
-    names = ("forward_sm_s", "forward_memory_s", "backward_sm_s", "backward_memory_s")
-    longer: dict[str, Any] = {name: getattr(costs, name) * duty for name in names}
-    return replace(costs, **longer)
-
-
-@dataclass(frozen=True)
-class EnergyTerms:
-    """Energy of an iteration by how it follows the clock, so that a plan costs few operations; L layouts."""
-
-    clocked_j: Floats  # (L, pp) at the top clock, follows V²
-    active_j: Floats  # (L, pp) at the top clock, follows f·V²
-    fixed_j: Floats  # (L,) of all stages, whatever the clock
-    sm_s: Floats  # (L, pp) busy at the top clock, follows 1/f
-    other_s: Floats  # (L,) busy whatever the clock, of all stages
-
-
-def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
-    """The work of `clock_law.energy_parts_j` summed into the terms above; SM-bound time times f is constant."""
-    batches = costs.num_micro_batches[:, None]
-    sm = costs.forward_sm_s + costs.backward_sm_s - costs.waiting_sm_s
-    memory = costs.forward_memory_s + costs.backward_memory_s
-    hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
-    link = batches * costs.link_j + costs.iteration_link_j
-    steady = batches * (memory + costs.collective_sm_s) + costs.optimizer_s
-    return EnergyTerms(
-        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * steady,
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        sm_s=batches * sm, other_s=steady.sum(axis=1),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Laid:
-    """Layouts of one depth as the formulas read them: all that no speed and no overhead of the job changes.
+    """Layouts as the formulas read them: all that no speed and no overhead of the job changes.
 
     Of their ranks only those that differ; ``kind`` (L, pp): which of them each rank is as.
     """
@@ -165,6 +40,7 @@ class Laid:
     parameters: Parameters
     trained: Parameters  # of them, those that get gradients
     gradients: list[tuple[object, tuple[Floats, ...]]] = field(default_factory=list, init=False)
+    worked: list[tuple[object, Pass, list[Pass]]] = field(default_factory=list, init=False)
 
     @classmethod
     def of(cls, job: Job, layouts: Columns) -> Laid:
@@ -173,6 +49,16 @@ class Laid:
         groups = placement(layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
         held = stage_parameters(job, lay, lay.layers)
         return cls(lay, kind, groups, held, trained_parameters(job, lay, held))
+
+    def work(self, job: Job, hw: traffic.Hardware, layer: LayerCosts) -> tuple[Pass, list[Pass]]:
+        """`work_per_stage` and `with_recompute`, worked out once for all jobs whose kernels are those of the first."""
+        if self.worked and self.worked[0][0] == hw.kernels:
+            return self.worked[0][1:]
+        kinds = with_recompute(job, hw, self.lay, layer)
+        found = work_per_stage(job, self.lay, layer, kinds), kinds
+        if not self.worked:
+            self.worked.append((hw.kernels, *found))
+        return found
 
     def gradient_traffic(self, job: Job, hw: traffic.Hardware) -> tuple[Floats, ...]:
         """`traffic.gradient_traffic`, worked out once for all jobs whose links are those of the first."""
@@ -193,7 +79,7 @@ def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
 def differing_costs(
     job: Job, hw: traffic.Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: Laid | None = None
 ) -> StageCosts:
-    """Costs of layouts that share one pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
+    """Costs of layouts, in the order of their pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
 
     Of ranks that differ alone (`StageCosts.of_all_ranks`). ``layer``, ``laid``: their kernels, how they lie, if known.
 
@@ -204,7 +90,7 @@ def differing_costs(
     lay, groups, trained = laid.lay, laid.groups, laid.trained
     layers = lay.layers
     layer = layer or layer_costs(job, hw, lay)
-    work = work_per_stage(job, lay, layer, kinds := with_recompute(job, hw, lay, layer))
+    work, kinds = laid.work(job, hw, layer)
     per_layer = layer_traffic(job, hw, lay, groups, layer)
     exposed = {name: over_stages(lay, one) for name, one in per_layer.items()}
     if lay.offloads_activations.any():
@@ -310,11 +196,6 @@ def _exposed_host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
     return np.asarray(profile.micro_batch_overhead_s + experts[:, None] * (layers - lay.dense_layers))
 
 
-def summed(parts: Iterable[Floats]) -> Floats:
-    """The sum of the parts, element by element."""
-    return np.asarray(functools.reduce(np.add, parts))
-
-
 def _optimizer_step(
     job: Job, hw: traffic.Hardware, lay: LayoutArrays, layers: Floats, params: Parameters
 ) -> tuple[Floats, Floats]:
@@ -336,14 +217,14 @@ class Common:
 
     hardware: traffic.Hardware  # of that one, whose shapes they are
     shapes: ShapeCosts
-    laid: dict[int, Laid] = field(default_factory=dict)  # by group
+    laid: dict[bytes, Laid] = field(default_factory=dict)  # by the rows of a lot of layouts
     collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-    def of_group(self, group: int, job: Job, layouts: Columns) -> Laid:
-        """The `Laid` of one group's layouts, worked out for the first job."""
-        if group not in self.laid:
-            self.laid[group] = Laid.of(job, layouts)
-        return self.laid[group]
+    def of_lot(self, rows: Ints, job: Job, layouts: Columns) -> Laid:
+        """The `Laid` of the layouts of a lot, which are these ``rows`` of all, worked out for the first job."""
+        if (key := rows.tobytes()) not in self.laid:
+            self.laid[key] = Laid.of(job, layouts)
+        return self.laid[key]
 
 
 def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Sequence[Pass]) -> Pass:

@@ -16,8 +16,10 @@ from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.compute import by_clock_shares
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import Common, StageCosts, with_host_of
+from jointopt.physics.costs import Common, with_host_of
 from jointopt.physics.makespan import Makespan, Pipelines, least_makespan_s
+from jointopt.physics.side_by_side import least_times_s
+from jointopt.physics.stage_costs import StageCosts
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
@@ -141,7 +143,7 @@ _MOVES: Mapping[str, Callable[[Job, float], Job]] = {
 }
 CONSTANTS = tuple(_MOVES)
 NETWORK = CONSTANTS.index("inter_node")
-_AFTER_PRICING = ("host", "micro_batch", "iteration", "dp_overlap")  # leave kernels and collectives as they are
+_AFTER_PRICING = frozenset({"host", "micro_batch", "iteration", "dp_overlap"})  # leave kernels and collectives as they are
 
 
 def moved(job: Job, by: Floats) -> Job:
@@ -209,15 +211,14 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
     By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
     `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
     """
-    times, common, makespans = [], Common(physics.hardware, physics.shapes), _Makespans()
+    common, makespans = physics.common or Common(physics.hardware, physics.shapes), _Makespans()
     time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
-    for name in names:
-        job = _MOVES[name](physics.job, STEP)
-        if name in _AFTER_PRICING:  # to price layouts takes most of the time, and is spared where they cost the same
-            model = copy.copy(physics)
-            model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
-            times.append(model.least_time_s(index, stage_clock_mhz, makespans.again()))
-        else:
-            model = CostModel(job, physics.layouts, physics.hardware.constants, common=common)
-            times.append(model.least_time_s(index, stage_clock_mhz))
-    return np.log(np.array(times) / time_s).T / STEP
+    jobs = {name: _MOVES[name](physics.job, STEP) for name in names}
+    priced = [name for name in names if name not in _AFTER_PRICING]
+    of_priced = least_times_s([jobs[name] for name in priced], physics, index, stage_clock_mhz, common)
+    times = dict(zip(priced, of_priced, strict=True))
+    for name in _AFTER_PRICING & jobs.keys():  # to price layouts takes most of the time, and is spared here
+        model, job = copy.copy(physics), jobs[name]
+        model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
+        times[name] = model.least_time_s(index, stage_clock_mhz, makespans.again())
+    return np.log(np.array([times[name] for name in names]) / time_s).T / STEP

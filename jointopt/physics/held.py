@@ -28,7 +28,7 @@ class Held:
         """The layers held by all ranks of the layouts."""
         batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
         keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
-        found = [_layers_held(lay.split, lay.pp, key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
+        found = [_layers_held(lay.split, int(lay.pp[0]), key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
         times = np.arange(max(map(len, found)))
         return cls(group, np.stack([layers[np.minimum(times, len(layers) - 1)] for layers in found]))
 

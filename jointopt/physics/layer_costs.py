@@ -96,7 +96,7 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     if window := skipping_window(job):
         span = windowed_span(job.training.seq_length, window, lay.cp[rows])
         costs = replace(costs, windowed=of_kinds(span))
-    return costs.map(lambda x: np.broadcast_to(x, rows.shape))
+    return costs.map(lambda x: x if np.shape(x) == rows.shape else np.broadcast_to(x, rows.shape))
 
 
 def _behind_attention(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> tuple[Pass, Pass, Pass]:

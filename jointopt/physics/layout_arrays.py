@@ -1,12 +1,14 @@
-"""Layouts of one pipeline depth as float arrays, and how their layers lie on the stages."""
+"""Layouts as float arrays, and how their layers lie on the stages."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
 from jointopt.physics.attention_span import skipping_window
@@ -22,7 +24,8 @@ from jointopt.spec.plans.stages import own_split
 class LayoutArrays:
     """Layout columns as floats, and what every formula needs of them.
 
-    Arrays (L, pp) are of all ranks, or (L, K) of the ``ranks`` that `of_ranks` picked; the first is always rank 0.
+    Arrays (L, pp) are of all ranks, where layouts have one depth, or (L, K) of the ``ranks`` that `of_ranks` picked; the
+    first is always rank 0.
     """
 
     ranks: Ints | None = None
@@ -42,7 +45,7 @@ class LayoutArrays:
         # weights and gradients that stay whole for all micro-batches are sharded no further than ZeRO-1's
         kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
         self.zero = np.where(kept, 1, zero)
-        self.pp = int(layouts["pp"][0])
+        self.pp = layouts["pp"].astype(np.int64)
         self.again = Recompute(layouts, self.selective, self.full, job.model.num_layers)
         self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
         self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
@@ -67,7 +70,10 @@ class LayoutArrays:
         return part
 
     def of_differing_ranks(self) -> tuple[LayoutArrays, Ints]:
-        """The same layouts with those ranks (L, K) alone that differ, and which of these each rank is as, (L, pp)."""
+        """The same layouts with those ranks (L, K) alone that differ, and which of these each rank is as, (L, pp).
+
+        Of layouts of several depths up to the deepest pp, behind a layout's own ranks the first again.
+        """
         ranks, kind = self.split.differing_ranks
         return self.of_ranks(ranks[self.split.which]), kind[self.split.which]
 
@@ -110,12 +116,12 @@ class LayoutArrays:
 
     @property
     def _ranks(self) -> Ints:
-        return np.arange(self.pp)[None, :] if self.ranks is None else self.ranks
+        return np.arange(self.pp[0])[None, :] if self.ranks is None else self.ranks
 
     @property
     def borders(self) -> Floats:
         """Number of the pipeline's ends that a rank is, (L, pp): the first and the last one have a neighbour less."""
-        return np.asarray(self.starts + (self._ranks == self.pp - 1))
+        return np.asarray(self.starts + (self._ranks == self.pp[:, None] - 1))
 
     @functools.cached_property
     def layers(self) -> Floats:
@@ -141,7 +147,7 @@ def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
 
 
 class Split:
-    """Layers of every chunk of L layouts of one depth, by the few distinct splits among them.
+    """Layers of every chunk of L layouts, by the few distinct splits among them.
 
     ``which`` (L,): the split of each layout; per split, ``dense`` and ``moe``, arrays (pp, vpp), and its schedule.
     ``windowed``, where kernels of some layers spare work by a window: those of them, of each kind.
@@ -163,13 +169,28 @@ class Split:
         uneven = np.array([any(map(_differ, kinds)) for kinds in zip(*self.kinds, strict=True)])
         own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
         # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
-        self.own_passes = own & (len(dense[0]) > 1)
-        self.walked = (uneven | own) & (len(dense[0]) > 1)
+        piped = np.array([len(chunks) > 1 for chunks in dense])
+        self.own_passes = own & piped
+        self.walked = (uneven | own) & piped
 
-    def of(self, rows: Ints) -> Split:
+    def of(self, rows: Ints | slice) -> Split:
         """The split of some of the layouts."""
         part = copy.copy(self)
         part.which = self.which[rows]
+        return part
+
+    def alone(self, rows: slice) -> Split:
+        """The split of some of the layouts, without the splits of others."""
+        numbers, which = np.unique(self.which[rows], return_inverse=True)
+        if len(numbers) == len(self.schedule):
+            return self.of(rows)
+        part = copy.copy(self)
+        part.__dict__.pop("differing_ranks", None)
+        part.which, at = which.reshape(-1), numbers.tolist()
+        part.schedule = [self.schedule[number] for number in at]
+        part.kinds = [[chunks[number] for number in at] for chunks in self.kinds]
+        part.dense, part.moe = ([chunks[number] for number in at] for chunks in (self.dense, self.moe))
+        part.own_passes, part.walked = self.own_passes[numbers], self.walked[numbers]
         return part
 
     def of_rank(self, chunks: list[Floats], ranks: Ints | None = None) -> Floats:
@@ -183,14 +204,15 @@ class Split:
 
         The first, the last, and of the others one for each number of layers of either kind.
         """
-        depth, firsts, kinds = len(self.dense[0]), [], []
-        for layers in np.stack([_of_ranks(chunks) for chunks in self.kinds], axis=2):
+        firsts, kinds = [], []
+        for number, chunks in enumerate(self.dense):
+            depth = len(chunks)
+            layers = np.stack([of_kind[number].sum(axis=1) for of_kind in self.kinds], axis=1)
             place = np.select([np.arange(depth) == 0, np.arange(depth) == depth - 1], [0, 2], 1)
             _, first, kind = np.unique(np.c_[place, layers], axis=0, return_index=True, return_inverse=True)
             firsts.append(first)
             kinds.append(kind.reshape(-1))
-        widest = max(map(len, firsts))
-        return np.stack([np.pad(first, (0, widest - len(first))) for first in firsts]), np.stack(kinds)
+        return _filled(firsts), _filled(kinds)
 
     def layers(self, kind: str) -> Floats:
         """Layers of a kind that each rank holds, (splits, pp)."""
@@ -198,8 +220,16 @@ class Split:
 
 
 def _of_ranks(chunks: list[Floats]) -> Floats:
-    """Layers of ranks, (splits, pp), from those of their chunks."""
-    return np.stack([of_rank.sum(axis=1) for of_rank in chunks])
+    """Layers of ranks, (splits, deepest pp), from those of their chunks."""
+    return _filled([of_rank.sum(axis=1) for of_rank in chunks])
+
+
+def _filled(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows as one array, (rows, longest), zeros behind shorter ones."""
+    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+    return out
 
 
 def _differ(chunks: Floats) -> bool:
@@ -220,12 +250,13 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     does not count them.
     """
     key = layouts["vpp"].astype(np.int64) << 40 | layouts["schedule"].astype(np.int64) << 32 | layouts["stage_layers"]
+    key |= layouts["pp"].astype(np.int64) << 52
     keys, which = np.unique(key, return_inverse=True)
-    pp, model = int(layouts["pp"][0]), job.model
+    model = job.model
     schedules, dense, moe = [], list[Floats](), list[Floats]()
     windows = np.cumsum([0.0, *model.windowed_layers]) if skipping_window(job) else None
     windowed: tuple[list[Floats], list[Floats]] = [], []
-    for vpp, schedule, code in ((key >> 40, key >> 32 & 0xFF, key & 0xFFFFFFFF) for key in keys.tolist()):
+    for pp, vpp, schedule, code in (_parts_of(key) for key in keys.tolist()):
         schedules.append(SCHEDULE.text(schedule))
         layers = np.array(split_of(job, pp, vpp, code), dtype=float)
         if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
@@ -243,6 +274,24 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
                 chunks[:, 1] = chunks[::-1, 1]
             found.append(chunks)
     return Split(which.reshape(-1), schedules, dense, moe, None if windows is None else windowed)
+
+
+def _parts_of(key: int) -> tuple[int, int, int, int]:
+    """(pp, vpp, schedule, code of a split) of a key of `chunk_layers`."""
+    return key >> 52, key >> 40 & 0xFFF, key >> 32 & 0xFF, key & 0xFFFFFFFF
+
+
+def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
+    """Rows in the order of their depth and their columns: all of them where these take no more cells than ``together``.
+
+    Else as `by_depth`: formulas on few layouts cost as much as on many, and ranks that fill up others cost as well.
+    """
+    depth = layouts["pp"]
+    if len(depth) * int(depth.max(initial=1)) > together:
+        yield from by_depth(layouts, cells)
+        return
+    rows = np.argsort(depth, kind="stable")
+    yield rows, {k: layouts[k][rows] for k in LAYOUT_COLUMNS if k in layouts}
 
 
 def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:

@@ -21,7 +21,7 @@ from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 
 if TYPE_CHECKING:
-    from jointopt.physics.costs import StageCosts
+    from jointopt.physics.stage_costs import StageCosts
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pipelines:
 
     depth: int
     split: Split
-    units_s: Floats  # (L, 3, kinds + 2), as in `costs.StageCosts`
+    units_s: Floats  # (L, 3, kinds + 2), as in `stage_costs.StageCosts`
     p2p_s: Floats  # (L,), as there
     num_micro_batches: Ints  # (L,)
     vpp: Ints  # (L,)

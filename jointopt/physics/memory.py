@@ -53,8 +53,7 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
         dense += model.max_position_embeddings * model.hidden_size * lay.starts
-    if lay.pp > 1 or not model.tied_embeddings:
-        dense += table[:, None] * lay.ends
+    dense += np.where((lay.pp > 1) | (not model.tied_embeddings), table, 0.0)[:, None] * lay.ends
     if model.mtp_num_layers:  # their projections, and the embedding where it is another rank's
         lookup = table * (1.0 - lay.ends[:, 0]) * (not model.tied_embeddings)
         projections = model.mtp_num_layers * 2.0 * model.hidden_size**2 / lay.tp

@@ -26,7 +26,7 @@ def process_bytes(job: Job, lay: LayoutArrays) -> dict[str, Floats]:
     """
     profile, held_gib = job.training.framework, job.cluster.gpu.process_memory_gib
     total = (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB
-    groups = sum((n > 1).astype(float) for n in (lay.tp, lay.cp, lay.dp, lay.ep, np.full_like(lay.tp, lay.pp)))
+    groups = sum((n > 1).astype(float) for n in (lay.tp, lay.cp, lay.dp, lay.ep, lay.pp))
     buffers = np.minimum(groups * profile.communicator_gib * GIB, total / 2.0)
     workspaces = np.minimum(_workspace_bytes(job), total - buffers)
     return {

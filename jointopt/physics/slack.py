@@ -13,8 +13,8 @@ from jointopt.physics.clock_law import (
     squared_voltage,
 )
 from jointopt.physics.cooling import Cooler, Rests
-from jointopt.physics.costs import EnergyTerms, StageCosts
 from jointopt.physics.makespan import StageTimes
+from jointopt.physics.stage_costs import EnergyTerms, StageCosts
 from jointopt.spec.cluster import PowerConstants
 
 _CELLS = 16_384  # plans times stages per block: what is in between stays in the cache, half the time of all at once

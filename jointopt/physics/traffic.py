@@ -315,11 +315,11 @@ def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str
     Where a framework splits sends over the tensor ranks without sequence parallelism, these gather what arrives
     (Narayanan et al. 2021, arXiv:2104.04473, section 4.1; DeepSpeed's ``pipe_partitioned``).
     """
-    if lay.pp == 1:
+    if (lay.pp == 1).all():
         return np.zeros_like(lay.tp), np.zeros_like(lay.tp)
     gathered = ~lay.sp & job.training.framework.splits_sends
     moved = pipeline_bytes(job.model, lay.tokens, lay.tp, np.where(gathered, 1.0, lay.sp), hw.kernels.element_bytes)
     sent = collective(hw, "p2p", moved, groups["pp"])
     whole = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
-    seconds, joules = sent + np.where(gathered, collective(hw, "all_gather", whole, groups["tp"]), 0.0)
+    seconds, joules = np.where(lay.pp == 1, 0.0, sent) + np.where(gathered & (lay.pp > 1), collective(hw, "all_gather", whole, groups["tp"]), 0.0)
     return seconds, joules

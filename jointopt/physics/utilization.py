@@ -9,7 +9,8 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
 from jointopt.core.units import GB
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import StageCosts, stage_costs
+from jointopt.physics.costs import stage_costs
+from jointopt.physics.stage_costs import StageCosts
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,27 @@ from jointopt.spec.defaults import DefaultPlan
 from jointopt.spec.job import Job
 
 
+_BESIDE = ("clock_mhz", "stage_clock_mhz", "assumed_plan")
+
+
 def number_cells(rows: pd.DataFrame, name: str) -> Floats:
     """A column of numbers, (n,), NaN where blank; all of it where the table has no such column."""
     return rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
 
 
+def plan_cells(runs: pd.DataFrame) -> pd.DataFrame:
+    """The cells of plans of all jobs: a layout as numbers, NaN where blank, its number in ``layout``, and clocks."""
+    cells = runs[[name for name in (*LAYOUT_COLUMNS, *_BESIDE) if name in runs]]
+    coded = {name: _codes(cells[name], name) for name in LAYOUT_COLUMNS if COLUMNS[name].codes and name in cells}
+    cells = cells.assign(**coded)
+    return cells.assign(layout=row_codes(cells[name] for name in LAYOUT_COLUMNS if name in cells))
+
+
 def stated_layouts(rows: pd.DataFrame, job: Job) -> tuple[DefaultPlan, Ints]:
-    """The layouts that rows of one job state, each once, blanks filled; and which of them each row has, (n,)."""
-    coded = {name: _codes(rows[name], name) for name in LAYOUT_COLUMNS if COLUMNS[name].codes and name in rows}
-    given = {name: coded[name] if name in coded else number_cells(rows, name) for name in LAYOUT_COLUMNS}
-    of_row = row_codes(given.values())
-    first = first_rows(of_row)
-    default = defaults.default_plan(job, {name: values[first] for name, values in given.items()})
+    """The layouts that rows of `plan_cells` of one job state, each once, blanks filled; and which each row has, (n,)."""
+    of_row = row_codes([rows["layout"]])
+    stated = rows.iloc[first_rows(of_row)]
+    default = defaults.default_plan(job, {name: number_cells(stated, name) for name in LAYOUT_COLUMNS})
     # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
     kept = {"zero_stage": default.layouts["zero_stage"]}
     return replace(default, layouts=defaults.canonical(job, default.layouts) | kept), of_row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from jointopt.runs.cells import first_rows, named_attention, named_cuda_graph, n
 from jointopt.runs.classes import with_classes_of_kin
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.named_size import with_stated_head
-from jointopt.runs.plan_cells import number_cells, stated_clocks, stated_layouts
+from jointopt.runs.plan_cells import number_cells, plan_cells, stated_clocks, stated_layouts
 from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import (
@@ -76,7 +77,6 @@ _ASSUMED_FIRST = (
     "recompute", *NEUTRAL,
 )  # fmt: skip
 _ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
-_OF_PLANS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "assumed_plan")
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
 _ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
@@ -173,7 +173,7 @@ def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[pd.Series, pd
     """
     codes = row_codes(runs[name] for name in names)
     codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # two bytes are sorted without comparisons
-    order, of_plans = np.argsort(codes, kind="stable"), runs[[name for name in _OF_PLANS if name in runs]]
+    order, of_plans = np.argsort(codes, kind="stable"), plan_cells(runs)
     for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
         yield runs.iloc[rows[0]], of_plans.iloc[rows]
 
@@ -280,9 +280,15 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
         assumed.append(_PLAIN_NETWORK.key)
     if "power_limit_w" in row:
         where["power_limit_w"] = float(row["power_limit_w"])
-    cluster = build_cluster(where)
+    cluster = _built(*where.items())
     taken = (_PLAIN_NETWORK,) * (_PLAIN_NETWORK.key in assumed)
     return replace(cluster, stated=cluster.stated - {*assumed}, assumed=(*cluster.assumed, *taken))
+
+
+@functools.lru_cache(maxsize=1024)
+def _built(*described: tuple[str, Any]) -> Cluster:
+    """The cluster of a mapping's items: tables have many jobs on one."""
+    return build_cluster(dict(described))
 
 
 def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:

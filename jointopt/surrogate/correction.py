@@ -208,6 +208,13 @@ class Correction:
         scale = of_evidence if self._own_power is None else self._own_power.power_scale(runs, watts[:-1])
         return scale.within(self.power_limit_w, watts[-1])
 
+    def _powers(self, parts: Sequence[Runs], whole: Runs, watts: Sequence[Floats | None]) -> list[PowerScale]:
+        """`power` of each of ``parts``, from trees asked of the ``whole`` at once: few rows cost as much."""
+        of_physics = [values for values in watts if values is not None]
+        if len(of_physics) < len(parts):
+            return [self.power(runs, values) for runs, values in zip(parts, watts, strict=True)]
+        return self.power(whole, np.concatenate(of_physics, axis=1)).split([len(runs) for runs in parts])
+
     def heat(self, job: Job, layouts: Columns) -> Callable[[Ints], HeatScale]:
         """Peak power and temperature of ``layouts`` of a job as moved, by the source's own runs."""
         own = self.own
@@ -291,18 +298,18 @@ class Correction:
 
     def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
         """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s."""
-        conditioned, ends = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1]
-        answer = conditioned.predict(together(parts))
-        pieces = zip(parts, watts, *(np.split(values, ends) for values in answer), strict=True)
+        conditioned, ends, whole = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1], together(parts)
+        of_parts = (np.split(values, ends) for values in conditioned.predict(whole))
+        pieces = zip(parts, self._powers(parts, whole, watts), *of_parts, strict=True)
         stays = not self.by.any()  # else the runs contradict what was assumed
         return [
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
-                self.power(runs, of_physics), self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
+                power, self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
                 conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
                 self._measured_jobs, self.peak_overshoot,
             )
-            for runs, of_physics, mean, half, inside in pieces
+            for runs, power, mean, half, inside in pieces
         ]  # fmt: skip
 
 

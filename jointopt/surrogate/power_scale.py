@@ -6,6 +6,7 @@ rest: P = dynamic·(P_physics − static) + resting·static, a line in the power
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +45,12 @@ class PowerScale:
     def over(self, power_w: Floats) -> Floats:
         """Corrected over predicted power, (n,), of GPUs predicted to draw ``power_w``."""
         return np.asarray(self.factor + self.offset_w / power_w)
+
+    def split(self, lengths: Sequence[int]) -> list[PowerScale]:
+        """The scale of each of consecutive lots of plans, which have so many each."""
+        ends, count = np.cumsum(lengths)[:-1], sum(lengths)
+        each = (np.split(np.broadcast_to(value, count), ends) for value in (self.factor, self.offset_w))
+        return [replace(self, factor=factor, offset_w=offset_w) for factor, offset_w in zip(*each, strict=True)]
 
     def within(self, limit_w: Floats | float, highest_w: Floats) -> PowerScale:
         """The scale with no plan's power above ``limit_w``: of what the physics says at the highest clock, (n,).

@@ -10,7 +10,8 @@ import pytest
 
 from jointopt.core.schema import SCHEDULE, STAGE_LAYERS, Columns, Floats
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import OF_RANKS, Laid, StageCosts, differing_costs, stage_costs, with_host_of
+from jointopt.physics.costs import Laid, differing_costs, stage_costs, with_host_of
+from jointopt.physics.stage_costs import OF_RANKS, StageCosts
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import stage_parameters
 from jointopt.physics.traffic import hardware

@@ -15,7 +15,7 @@ import numpy as np
 from jointopt.core.schema import Columns
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import StageCosts
+from jointopt.physics.stage_costs import StageCosts
 from jointopt.spec.catalog.architectures import attention_constants, training_factor
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.gpus import load_gpu

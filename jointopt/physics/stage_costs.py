@@ -1,0 +1,184 @@
+"""What layouts cost before any clock is chosen: as the formulas of `costs` leave it, by depth, and of several jobs.
+
+Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
+maximum clock.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.units import PICO
+from jointopt.physics.layout_arrays import Split
+from jointopt.physics.makespan import Pipelines
+from jointopt.spec.cluster import PowerConstants
+from jointopt.spec.job import Job
+from jointopt.spec.overlap import share
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Clock-independent costs of layouts with one pipeline depth; of any until `by_depth` has them apart."""
+
+    layouts: Columns  # layout columns, length L; zero_stage as it acts, see `LayoutArrays.zero`
+    layers: Floats  # (L, pp)
+    split: Split  # the same by chunk
+    # (L, 3, kinds + 2) forward, backward, of it gradients of weights: a layer of each kind, the embedding, the head
+    units_s: Floats
+    num_micro_batches: Ints  # (L,)
+    replicas: Ints  # (L,) GPUs per stage
+    forward_sm_s: Floats
+    forward_memory_s: Floats
+    forward_comm_s: Floats  # exposed tp, cp and ep collectives
+    backward_sm_s: Floats
+    backward_memory_s: Floats
+    backward_comm_s: Floats
+    host_s: Floats  # (L, pp) floor of forward plus backward
+    p2p_s: Floats  # (L,) one boundary crossing; paid on every receive
+    gather_s: Floats  # ZeRO-3 weight gathers of one pass of one micro-batch, before overlap
+    reduce_s: Floats  # gradient and parameter traffic once per iteration, before overlap
+    optimizer_s: Floats
+    flops: Floats  # of one micro-batch, forward and backward, weighted by the energy of the precision
+    forward_flops: Floats  # of them those forward
+    hbm_bytes: Floats  # of one micro-batch
+    link_j: Floats  # communication energy of one micro-batch on one rank, the sum of ``link_parts_j``
+    iteration_link_j: Floats  # of the gradient traffic, once
+    iteration_hbm_bytes: Floats  # of the optimizer step
+    slowest_step_s: Floats  # (L,) optimizer step of the slowest stage
+    comm_parts_s: dict[str, Floats]  # tp_comm, cp_comm, ep_comm: forward plus backward, exposed
+    link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
+    collective_sm_s: Floats  # exposed tp, cp and ep collectives as seconds of kernels that fill the GPU
+    waiting_sm_s: Floats  # of both passes' ``_sm_s``, those of a rank with more tokens, for which a mean one waits
+    kind: Ints | None = None  # (L, pp): which of the K ranks that differ each rank is as; None: all ranks are here
+
+    @property
+    def depth(self) -> int:
+        """Ranks of a pipeline, pp."""
+        return int((self.layers if self.kind is None else self.kind).shape[1])
+
+    @classmethod
+    def stacked(cls, jobs: Sequence[StageCosts]) -> tuple[StageCosts, Ints]:
+        """Costs of the same layouts for several jobs as those of other layouts, in the order of their depth.
+
+        And which they are, (jobs x L,): position l + j L is layout l of job j.
+        """
+        pp = jobs[0].layouts["pp"]
+        order = np.argsort(np.tile(pp, len(jobs)), kind="stable")
+        found: dict[str, Any] = {}
+        for one in fields(cls):
+            held = [getattr(costs, one.name) for costs in jobs]
+            if isinstance(held[0], dict):
+                found[one.name] = {part: np.concatenate([of[part] for of in held])[order] for part in held[0]}
+            elif one.name == "split":
+                found[one.name] = held[0].of(order % len(pp))
+            else:
+                found[one.name] = np.concatenate(held)[order]
+        return cls(**found), order
+
+    def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:
+        """Costs of the layouts of each depth, which follow each other, and where these are."""
+        pp = self.layouts["pp"]
+        ends = [*np.flatnonzero(np.diff(pp)) + 1, len(pp)]
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            yield slice(start, end), self if len(ends) == 1 else self._of_depth(slice(start, end), int(pp[start]))
+
+    def _of_depth(self, rows: slice, depth: int) -> StageCosts:
+        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name, held in found.items():
+            if isinstance(held, dict):
+                found[name] = {part: values[rows] for part, values in held.items()}
+            else:
+                found[name] = held.alone(rows) if name == "split" else held[rows]
+        found["kind"] = found["kind"][:, :depth]
+        return StageCosts(**found)
+
+    def of_all_ranks(self) -> StageCosts:
+        """The same costs of every rank, (L, pp)."""
+        if self.kind is None:
+            return self
+        at = np.arange(len(self.kind))[:, None] * self.layers.shape[1] + self.kind
+        every: dict[str, Any] = {name: getattr(self, name).take(at) for name in OF_RANKS}
+        for name in ("comm_parts_s", "link_parts_j"):
+            every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
+        return replace(self, **every, kind=None)
+
+    def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
+        """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
+        if not self.chooses_overlap:  # queried thousands of times in a search
+            return job.training.framework.dp_overlap
+        return np.asarray(share(job.training.framework, "dp", self.layouts["overlap"]))[rows, None]
+
+    @functools.cached_property
+    def chooses_overlap(self) -> bool:
+        """Whether any layout states what overlaps."""
+        return bool(self.layouts["overlap"].any())
+
+    @functools.cached_property
+    def present(self) -> frozenset[str]:
+        """Which of host_s, gather_s and reduce_s any stage of any layout has."""
+        return frozenset(name for name in ("host_s", "gather_s", "reduce_s") if getattr(self, name).any())
+
+    @functools.cached_property
+    def pipelines(self) -> Pipelines:
+        """The part of them that their makespan reads."""
+        vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
+        return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
+
+
+OF_RANKS = (
+    "layers", "forward_sm_s", "forward_memory_s", "forward_comm_s", "backward_sm_s", "backward_memory_s",
+    "backward_comm_s", "host_s", "gather_s", "reduce_s", "optimizer_s", "flops", "forward_flops", "hbm_bytes", "link_j",
+    "iteration_link_j", "iteration_hbm_bytes", "collective_sm_s", "waiting_sm_s",
+)  # fmt: skip
+
+
+def over_ranks(values: Floats, kind: Ints) -> Floats:
+    """Values (L, K) of the ranks that differ as those of every rank, (L, pp)."""
+    return np.asarray(np.take_along_axis(values, kind, axis=1))
+
+
+def paused(costs: StageCosts, duty: Floats) -> StageCosts:
+    """The same work with pauses: kernels take ``duty`` >= 1 times as long, (L, pp)."""
+    if not np.any(duty > 1.0):
+        return costs
+    names = ("forward_sm_s", "forward_memory_s", "backward_sm_s", "backward_memory_s")
+    longer: dict[str, Any] = {name: getattr(costs, name) * duty for name in names}
+    return replace(costs, **longer)
+
+
+@dataclass(frozen=True)
+class EnergyTerms:
+    """Energy of an iteration by how it follows the clock, so that a plan costs few operations; L layouts."""
+
+    clocked_j: Floats  # (L, pp) at the top clock, follows V²
+    active_j: Floats  # (L, pp) at the top clock, follows f·V²
+    fixed_j: Floats  # (L,) of all stages, whatever the clock
+    sm_s: Floats  # (L, pp) busy at the top clock, follows 1/f
+    other_s: Floats  # (L,) busy whatever the clock, of all stages
+
+
+def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
+    """The work of `clock_law.energy_parts_j` summed into the terms above; SM-bound time times f is constant."""
+    batches = costs.num_micro_batches[:, None]
+    sm = costs.forward_sm_s + costs.backward_sm_s - costs.waiting_sm_s
+    memory = costs.forward_memory_s + costs.backward_memory_s
+    hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
+    link = batches * costs.link_j + costs.iteration_link_j
+    steady = batches * (memory + costs.collective_sm_s) + costs.optimizer_s
+    return EnergyTerms(
+        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
+        active_j=k.active_w * steady,
+        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
+        sm_s=batches * sm, other_s=steady.sum(axis=1),
+    )  # fmt: skip
+
+
+def summed(parts: Iterable[Floats]) -> Floats:
+    """The sum of the parts, element by element."""
+    return np.asarray(functools.reduce(np.add, parts))
