@@ -37,14 +37,19 @@ Reader = Callable[[pd.Series, str], Reading]
 
 
 def read_columns(
-    table: pd.DataFrame, names: Iterable[str], readers: Mapping[str, Reader]
+    table: pd.DataFrame, names: Iterable[str], readers: Mapping[str, Reader], categories: bool = False
 ) -> tuple[pd.DataFrame, list[tuple[str, pd.Series, str]]]:
-    """A copy with the cells of ``names`` read, senseless ones blank, and (column, which rows, expected) of those."""
+    """A copy with the cells of ``names`` read, senseless ones blank, and (column, which rows, expected) of those.
+
+    With ``categories`` words may come as pandas' categories, which are quick to compare but take no other words.
+    """
     given = table.reset_index(drop=True)
     clean, faults = {}, []
     for name in given.columns.intersection(pd.Index(list(names))):
         reader = readers.get(name, readers.get(column_of(name).dtype, _text))
         values, wrong, expected = _read_once(given[name], reader, name)
+        if not categories and isinstance(values.dtype, pd.CategoricalDtype):
+            values = values.astype(object).where(values.notna(), None)
         clean[name] = values
         if wrong.any():
             clean[name] = values.mask(wrong)

@@ -219,7 +219,7 @@ def readable_runs(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
     _check_columns(table)
     table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
-    clean, faults = read_columns(table, names, READERS)
+    clean, faults = read_columns(table, names, READERS, categories=True)
     unread: dict[int, str] = {}
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong)

@@ -61,7 +61,13 @@ def test_rows_have_one_number_exactly_where_all_cells_are_equal(rows: list[tuple
 
 def test_words_are_numbered_by_their_categories_as_by_themselves() -> None:
     words = pd.Series(["b", None, "a", "b", None])
-    table, _ = read_columns(pd.DataFrame({"group": words}), ["group"], READERS)
+    table, _ = read_columns(pd.DataFrame({"group": words}), ["group"], READERS, categories=True)
     assert isinstance(table["group"].dtype, pd.CategoricalDtype)
     assert row_codes([table["group"]]).tolist() == row_codes([words]).tolist() == [0, 1, 2, 0, 1]
     assert first_rows(row_codes([words])).tolist() == [0, 1, 2]
+
+
+def test_words_that_are_read_can_be_replaced_by_words_that_the_column_lacks() -> None:
+    table, _ = read_columns(pd.DataFrame({"group": ["b ", None, "a"]}), ["group"], READERS)
+    assert table["group"].where(table["group"].notna(), "new").tolist() == ["b", "new", "a"]
+    assert table["group"].fillna("new").tolist() == ["b", "new", "a"]
