@@ -33,6 +33,7 @@ from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, limit_overshoot, measures_heat
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.training import training_set
+from jointopt.workflows.predict import predict
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
@@ -331,3 +332,11 @@ def shared_kernel() -> Any:
     default = load_surrogate("default")
     assert default is not None
     return default.kernel
+
+
+def test_predictions_of_an_earlier_surrogate_go_where_the_next_one_has_none(synthetic_runs) -> None:
+    table = synthetic_runs(rows=3)
+    earlier = {f"predicted_{name}": 1.0 for name in ("peak_power_w", "temperature_c_low", "facility_energy_j")}
+    found = predict(table.assign(**earlier, predicted_by="me"), "none")
+    assert not {*earlier} & {*found}
+    assert found["predicted_by"].tolist() == ["me"] * len(table)
