@@ -220,8 +220,8 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
 def readable_runs(table: pd.DataFrame, categories: bool = False) -> tuple[pd.DataFrame, dict[int, str]]:
     """As `clean_runs`, and why rows (by position) with a word that none of their column's is cannot be read.
 
-    Such cells are blank; ``categories`` as in `read_columns`. A number or clock that makes no sense is a TableError all the same: it may be of another unit
-    or column in every row.
+    Such cells are blank; ``categories`` as in `read_columns`. A number or clock that makes no sense is a TableError all
+    the same: it may be of another unit or column in every row.
     """
     _check_columns(table)
     table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})

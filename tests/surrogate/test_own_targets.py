@@ -33,7 +33,6 @@ from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, limit_overshoot, measures_heat
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.training import training_set
-from jointopt.workflows.predict import predict
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict

@@ -312,9 +312,9 @@ def _space(space: Mapping[str, Any], job: Job) -> str:
     if not space:
         return ""
     return (
-        f"{space['considered']:,} combinations were considered, {space['layouts']:,} layouts keep the rules{under_limits(job)}, "
-        f"{space['feasible_layouts']:,} are feasible; {space['covered_plans']:,} plans are covered by the answer, "
-        f"{space['evaluated_plans']:,} were evaluated."
+        f"{space['considered']:,} combinations were considered, "
+        f"{space['layouts']:,} layouts keep the rules{under_limits(job)}, {space['feasible_layouts']:,} are feasible; "
+        f"{space['covered_plans']:,} plans are covered by the answer, {space['evaluated_plans']:,} were evaluated."
     )
 
 
