@@ -14,7 +14,7 @@ FAR, MOST_REASONS = 0.05, 3  # behind the first row, from which on a published p
 
 
 def under_limits(job: Job) -> str:
-    """What makes several plans of a layout at one clock, as counts of layouts name it; blank where nothing does."""
+    """Words behind a count of layouts that are searched under several power limits each; blank where they are not."""
     limits = len(job.search.power_limit_w or ())
     return f", each under {limits} power limits" if limits > 1 else ""
 

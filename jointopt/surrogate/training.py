@@ -337,8 +337,7 @@ def train(
         needed, found = (" of two sources (column source)", f" rows of {len(names)}") if several else ("", " rows")
         raise TableError(
             f"Training needs at least {LEAST_ROWS} timed rows{needed}; got {len(everything)}{found} "
-            f"({used}): add tables, or adapt to the rows with `jointopt predict --measured` "
-            "instead."
+            f"({used}): add tables, or adapt to the rows with `jointopt predict --measured` instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with threadpool_limits(1, user_api="blas"):
