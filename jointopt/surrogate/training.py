@@ -334,9 +334,9 @@ def train(
     if len(everything) < LEAST_ROWS or (len(names) < 2 and (base is None or for_others)):
         used = "; ".join(use.to_text() for use in data.use)
         several = base is None or for_others
-        needed, found = (" of two sources (column source)", f" rows of {len(names)}") if several else ("", " rows")
+        needed, got = (" of two sources (column source)", f" rows of {len(names)}") if several else ("", " rows")
         raise TableError(
-            f"Training needs at least {LEAST_ROWS} timed rows{needed}; got {len(everything)}{found} "
+            f"Training needs at least {LEAST_ROWS} timed rows{needed}; got {len(everything)}{got} "
             f"({used}): add tables, or adapt to the rows with `jointopt predict --measured` instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
