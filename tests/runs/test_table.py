@@ -191,6 +191,7 @@ def test_a_good_run_passes_in_the_spelling_of_the_table() -> None:
         ({"num_experts": 4, "moe_router_topk": 8}, "moe_router_topk", "at most num_experts"),
         ({"ep": 16}, "ep", "at most num_gpus"),
         ({"energy_j": 600.0}, "energy_j", "within 20%, got energy_j=600 avg_power_w=300"),
+        ({"energy_j": 600.123456789}, "energy_j", "got energy_j=600.123 avg_power_w=300"),
         ({"avg_power_w": None, "energy_j": 4.8e6}, "energy_j", "at most 2,000 W"),
         ({"peak_power_w": 200}, "peak_power_w", "at least avg_power_w"),
     ],
