@@ -235,7 +235,7 @@ def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
     }
     found = [words for words, has in parts.items() if has]
     if not found:
-        return ["  This table has no room for the intervals of Δ%: --json has them."]
+        return ["  The intervals of Δ% do not fit: a wider terminal shows them, and --json has them."]
     more = "both" if len(found) > 1 else "how likely either is better"
     return [f"  {'; '.join(found)} (--json has {more})."]
 
