@@ -8,8 +8,15 @@ from typing import Any
 
 from jointopt.report.plans import TIGHT, rank_words
 from jointopt.report.table import paragraphs, result
+from jointopt.spec.job import Job
 
 FAR, MOST_REASONS = 0.05, 3  # behind the first row, from which on a published plan's differences are named
+
+
+def under_limits(job: Job) -> str:
+    """Words behind a count of layouts that are searched under several power limits each; blank where they are not."""
+    limits = len(job.search.power_limit_w or ())
+    return f", each under {limits} power limits" if limits > 1 else ""
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
     }
     found = [words for words, has in parts.items() if has]
     if not found:
-        return ["  --json has how sure Δ% is, and so has a table with more room."]
+        return ["  The intervals of Δ% do not fit: a wider terminal shows them, and --json has them."]
     more = "both" if len(found) > 1 else "how likely either is better"
     return [f"  {'; '.join(found)} (--json has {more})."]
 

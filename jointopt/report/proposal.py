@@ -17,7 +17,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.beside import Beside, beside_lines
+from jointopt.report.beside import Beside, beside_lines, under_limits
 from jointopt.report.documents import Result, json_text, markdown, pick, plan_entries
 from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
@@ -310,7 +310,7 @@ def _site(proposal: Proposal) -> list[str]:
 
 def _summary(proposal: Proposal) -> list[str]:
     lines = paragraphs([
-        f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts, "
+        f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts{under_limits(proposal.job)}, "
         f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip

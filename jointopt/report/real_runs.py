@@ -196,7 +196,7 @@ class Tuned(MeasuredResult):
         first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans run by {self.launcher}"
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
         legend = f"* no other run is better; Δ% is the {first} against the best; predicted was before the run."
-        gain = gain_words(self.gain_left, len(self.objectives), "The plans that are left")
+        gain = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
         numbered = itertools.count(max(self.spent.runs - new, 0) + 1)
         left = [
             TextColumn("", ["*" if i in self.front else " " for i in range(len(self.runs))]),
@@ -206,15 +206,17 @@ class Tuned(MeasuredResult):
         slower = table.percent_of(kept, table.least_of(kept), ".1f")
         shown: Any = dict.fromkeys(("iteration_time_s", "energy_j", *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
-        return self.page(title, rows, legend if self.front else "", [f"{gain}."] if self.front else [])
+        return self.page(
+            title, rows, legend if self.front else "", [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
+        )
 
 
 def gain_words(gain: float, objectives: int, plans: str) -> str:
     """The expected gain of ``plans``: a share of the time, or of the front; NaN = not known yet."""
     if math.isnan(gain):
-        return f"{plans} bring a gain that is not known yet (too few runs)"
+        return f"what {plans} may gain is not known yet (too few runs)"
     what = "be faster by" if objectives == 1 else "widen the front by"
-    return f"{plans} are expected to {what} {gain:.1%}"
+    return f"{plans} should {what} {gain:.1%}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,12 @@ def _score(name: str, value: float) -> str:
     return format(value, _PERCENT.get(name, "," if isinstance(value, int) else ".3f"))
 
 
+def _words(name: str, value: float) -> str:
+    """A figure with its name, as a sentence has them."""
+    kelvin = name.endswith("_k")
+    return f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{' K' * kelvin}"
+
+
 _PERCENT = {"bias": "+.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall": ".0%", "oom_precision": ".0%"} | {
     f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
 }
@@ -76,7 +82,7 @@ class Evaluation(Result):
 
     def text(self, *, groups: bool = True) -> str:
         """The groups as a table (or the summary by source and GPU), then the figures over all rows."""
-        words = (f"{name.replace('_', ' ')} {_score(name, v)}" for name, v in known_figures(self.overall).items())
+        words = (_words(name, value) for name, value in known_figures(self.overall).items())
         lines = [*paragraphs([f"Overall: {', '.join(words)}."]), *self._fit_lines()]
         if groups or self.summary is None:
             return "\n".join([_scored(self.groups), "", *lines])
@@ -124,7 +130,7 @@ class Retrained(Result):
         """Remarks, errors by source, and the comparison with the surrogate that was replaced."""
         mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
         group_out = mean.get("group out", math.nan)
-        errors = "unknown (no source has two groups)" if math.isnan(group_out) else f"{group_out:.1%}"
+        errors = "unknown (too few runs or groups to judge by)" if math.isnan(group_out) else f"{group_out:.1%}"
         remarks = (line for remark in self.remarks for line in remark.split("\n"))
         lines = [*paragraphs(remarks, "    "), "", *_held_out_lines(self.sources), ""]
         lines.append(f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}")

@@ -145,7 +145,7 @@ class Selection(Result):
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))
         return blocks_text(
-            paragraphs([f"{self.job_name or 'Plans'}: {counted}.", best]),
+            paragraphs([f"{f'{self.job_name}: ' if self.job_name else ''}{counted}.", best]),
             [*drawn, *paragraphs(legend)],
             [*_limit_table(self, others), *paragraphs(_remarks(self))],
             site,

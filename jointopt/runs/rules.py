@@ -39,7 +39,8 @@ class Rule:
 
     def complaint(self, run: pd.Series) -> str:
         """The expectation, and the cells that contradict it."""
-        cells = (f"{name}={spelled(run[name])}" for name in self.columns if name in run and is_known(run[name]))
+        known = {name: spelled(run[name]) for name in self.columns if name in run and is_known(run[name])}
+        cells = (f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in known.items())
         expected = self.expected if isinstance(self.expected, str) else self.expected(run)
         return f"expected {expected}, got {' '.join(cells)}"
 

@@ -210,16 +210,16 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     return clean
 
 
-def readable_runs(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str]]:
+def readable_runs(table: pd.DataFrame, categories: bool = False) -> tuple[pd.DataFrame, dict[int, str]]:
     """As `clean_runs`, and why rows (by position) with a word that none of their column's is cannot be read.
 
-    Such cells are blank. A number or clock that makes no sense is a TableError all the same: it may be of another unit
-    or column in every row.
+    Such cells are blank; ``categories`` as in `read_columns`. A number or clock that makes no sense is a TableError all
+    the same: it may be of another unit or column in every row.
     """
     _check_columns(table)
     table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
     names = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result")]
-    clean, faults = read_columns(table, names, READERS, categories=True)
+    clean, faults = read_columns(table, names, READERS, categories)
     unread: dict[int, str] = {}
     for name, wrong, expected in faults:
         rows = np.flatnonzero(wrong)
@@ -341,7 +341,7 @@ def doubtful_precision(frame: pd.DataFrame) -> Bools:
 
 def _not_used(name: str, rows: Ints, complaint: str) -> str:
     many = "s" * (len(rows) > 1)
-    return f"{len(rows):,} row{many} whose {name} cannot be (row {rows[0] + 1}: {complaint}): not used."
+    return f"{len(rows):,} row{many} with an impossible {name} (row {rows[0] + 1}: {complaint}): not used."
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:

@@ -119,10 +119,10 @@ def _meaningless_lines(table: pd.DataFrame) -> list[str]:
         unknown = [cell for cell, meaning in known.items() if not meaning]
         if unknown:
             rows = np.flatnonzero(cells.isin(unknown))
-            words = f"row{'s have' if len(rows) > 1 else ' has'} {'an' if name[0] == 'a' else 'a'}"
+            words = f"row{'s have' if len(rows) > 1 else ' has'} an"
             lines.append(
-                f"{len(rows):,} {words} {name} that means none (row {rows[0] + 1}: {shown(table, rows[0], name)}): "
-                f"not read, what is usual there is assumed; expected {expected}."
+                f"{len(rows):,} {words} unknown {name} (row {rows[0] + 1}: {shown(table, rows[0], name)}), "
+                f"which is not read: the usual one is assumed. Expected {expected}."
             )
     return lines
 

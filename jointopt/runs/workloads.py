@@ -133,7 +133,7 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     ``kin``: another table whose rows tell the heads of a model and the recipe class of a source, as this one's do.
     Raises TableError for a missing column, a number that makes no sense, or a table of which no row is left.
     """
-    clean, unread = readable_runs(table)
+    clean, unread = readable_runs(table, categories=True)
     runs = with_precision(clean)
     runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     missing = [c for c in _REQUIRED if c not in runs]
@@ -142,7 +142,9 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
         raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
     runs = _with_degrees(runs)
     if lacks_heads(runs):
-        runs = with_heads_of_kin(runs, None if kin is None else with_catalogue_shapes(readable_runs(kin)[0]))
+        runs = with_heads_of_kin(
+            runs, None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
+        )
     runs = with_classes_of_kin(runs, kin)
     reasons = _impossible(runs) | unread
     found = []

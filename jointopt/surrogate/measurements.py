@@ -134,7 +134,7 @@ class Measurements:
         try:
             works = here.of_kind(job)
         except TableError as error:
-            _log.warning("%s teach nothing: %s", self.name, error)
+            _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
         works = [work.of_class(job.training.recipe_class) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
@@ -184,10 +184,10 @@ class Measurements:
         return [*doubts(off_scale(unasked, priced.runs.source), but=of_precision), *of_precision.values()]
 
 
-def nothing_learned(error: TableError) -> TableError:
+def nothing_learned(error: TableError, name: str = "the measured runs") -> TableError:
     """The error of a table as that of measured runs which cannot be used."""
     text = str(error)
-    return TableError(f"Nothing can be learned from the measured runs: {text[:1].lower()}{text[1:]}")
+    return TableError(f"Nothing can be learned from {name}: {text[:1].lower()}{text[1:]}")
 
 
 def off_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> dict[str, float]:

@@ -116,8 +116,9 @@ def _possible(name: str, values: Floats, predicted: Floats, column: Floats) -> F
     given, used = int(np.isfinite(column).sum()), int(np.isfinite(log_ratio).sum())
     if used < given:
         _log.warning(
-            "%s of %s cells of %s are not learned from: runs that failed or cannot be priced, values no higher than "
-            "the air or the run's mean power, or %g times off the physics.",
-            f"{given - used:,}", f"{given:,}", HEAT_COLUMNS[name], BELIEVED,
+            "%s of %s cells of %s are not learned from: %s, %g times off the physics, or of a run that failed or "
+            "cannot be priced.",
+            f"{given - used:,}", f"{given:,}", HEAT_COLUMNS[name],
+            "below the run's mean power" if name == PEAK else "no warmer than the inlet air", BELIEVED,
         )  # fmt: skip
     return log_ratio

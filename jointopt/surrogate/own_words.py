@@ -25,12 +25,12 @@ def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Run
     ``log_factor``: of its time at the top clock; ``by_clock``: what the learned clock response adds to that at the
     clocks of the plan.
     """
-    total = f"The cluster's own runs: time {_percent(log_factor)} on the physics"
+    total = f"The cluster's own runs move the physics' time by {_percent(log_factor)}"
     if own.response is not None:
         total += f" at the top clock{_clock_words(own.response, log_factor, by_clock)}"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
-    return f"{total}; {_trees_words(own.time, runs)}."
+    return f"{total}. Of this, {_trees_words(own.time, runs)}."
 
 
 def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -> str:
@@ -53,13 +53,13 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
         by_group[_group_of(name)] += value
     largest = sorted((name for name in by_group if abs(by_group[name]) > _LEAST), key=lambda n: -abs(by_group[n]))
     named, of_all = largest[:_NAMED], float(added[0, -1])
-    parts = [f"{_percent(of_all)} as for all of its runs"] * (abs(of_all) > _LEAST)
-    parts += [f"{_percent(by_group[name])} because {group_words(name, values)}" for name in named]
+    parts = [f"{_percent(of_all)} as for all of these runs"] * (abs(of_all) > _LEAST)
+    parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
-    parts += [f"others {_percent(others)}"] * (abs(others) >= _SHOWN and bool(parts))
+    parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))
     part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(one, mix.names))[0])
-    beyond = f" (counted by {part:.0%}, as the plan is beyond its runs)" * (part < _WHOLE)
-    return f"trees: {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
+    beyond = f" (counted at {part:.0%}, as the plan is beyond these runs)" * (part < _WHOLE)
+    return f"trees give {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 # What a feature, or the sensitivity to a constant, says something of, in a word of a plan.

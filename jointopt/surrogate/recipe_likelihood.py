@@ -52,9 +52,11 @@ class Resemblance:
         """A sentence; blank where the runs are far from every class."""
         if abs(np.log(self.ratio[self.likeliest])) > FAR:
             return ""
-        times = ", ".join(f"{ratio:.2f} times a {name} recipe's" for name, ratio in self.ratio.items())
+        times = " and ".join(f"{ratio:.2f} times as long as a {name} recipe" for name, ratio in self.ratio.items())
         odds = f"{self.odds:.1f} to 1" if self.odds < SURE else f"more than {SURE} to 1"
-        verdict = f"look like a {self.likeliest} recipe ({odds})" if self.odds >= LEAST_ODDS else "tell neither"
+        verdict = (
+            f"look like a {self.likeliest} recipe ({odds})" if self.odds >= LEAST_ODDS else "do not tell which it is"
+        )
         return f"{self.count} measured runs take {times}: they {verdict}."
 
 

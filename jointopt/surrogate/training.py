@@ -333,11 +333,11 @@ def train(
     names = set(data.source.tolist())
     if len(everything) < LEAST_ROWS or (len(names) < 2 and (base is None or for_others)):
         used = "; ".join(use.to_text() for use in data.use)
-        needed = " of two sources (column source)" * (base is None or for_others)
+        several = base is None or for_others
+        needed, got = (" of two sources (column source)", f" rows of {len(names)}") if several else ("", " rows")
         raise TableError(
-            f"Training needs at least {LEAST_ROWS} timed rows{needed}; got {len(everything)} "
-            f"rows of {len(names)} ({used}): add tables, or adapt to the rows with `jointopt predict --measured` "
-            "instead."
+            f"Training needs at least {LEAST_ROWS} timed rows{needed}; got {len(everything)}{got} "
+            f"({used}): add tables, or adapt to the rows with `jointopt predict --measured` instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with threadpool_limits(1, user_api="blas"):

@@ -49,6 +49,11 @@ _BLANKS: dict[str, tuple[bool | str, type]] = {
     "violations": ("", object), "assumed": ("", object),
 }  # fmt: skip
 _RATES = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "tokens_per_j")
+_EARLIER = frozenset(  # what an earlier prediction of the same table may have written and this one may not
+    f"predicted_{name}{end}"
+    for name in (*RESULTS, *HEAT_COLUMNS.values(), "facility_energy_j")
+    for end in ("", "_low", "_high")
+)
 _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
@@ -101,7 +106,7 @@ def predict(
     out["not_predicted"] = _words(reasons, len(table))
     _log_unpredicted(reasons)
     out.index = table.index
-    return pd.concat([table.drop(columns=[c for c in out if c in table]), out], axis=1)
+    return pd.concat([table.drop(columns=[c for c in table if c in out or c in _EARLIER]), out], axis=1)
 
 
 def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:

@@ -246,7 +246,7 @@ def _closest(stored: StoredPlans, choice: _Choice) -> str:
     excess = np.array([choice.values[name] / bound - 1.0 for name, bound in choice.bounds.items()])
     row = int(np.nanargmin(excess.max(axis=0)))
     broken = [
-        f"{name} by {100.0 * over:.3g} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
+        f"{name} by {figure(100.0 * over)} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
         for (name, bound), over in zip(choice.bounds.items(), excess[:, row], strict=True)
         if over > _ROUNDING
     ]

@@ -21,6 +21,7 @@ from jointopt.measure.launchers.rows import is_bounded
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
+from jointopt.report.table import result
 from jointopt.search.acquire import acquire, gain_left
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
@@ -29,7 +30,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.behind import set_bounds
-from jointopt.workflows.campaign.campaign import Campaign, count, figure, outcome
+from jointopt.workflows.campaign.campaign import Campaign, count, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
 from jointopt.workflows.campaign.outlook import Expected, Outlook
@@ -224,8 +225,10 @@ class _Loop(Campaign):
         self.gain_left = 0.0 if posterior is None else gain_left(posterior.draws, measured, objectives, left)
         if self._count:
             best = float(measured[objectives[0]].min())
-            gain = gain_words(self.gain_left, len(objectives), f"the {left.sum()} plans left")
-            _log.info("best so far %s; %s", figure(best, objectives[0]), gain)
+            plans = int(left.sum())
+            gain = gain_words(self.gain_left, len(objectives), f"the {count(plans, 'plan')} left")
+            gain = gain if plans else "no plan is left"
+            _log.info("best so far %s; %s", result(objectives[0], best), gain)
 
     def objectives(self) -> tuple[str, ...]:
         """The job's objectives that are predicted, and measured where a run has succeeded; else the time."""

@@ -111,7 +111,7 @@ def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, chang
             r"20 of 20 .* \(torchtitan on 4 x h100-sxm5-80gb\): nothing was learned from them",
         ),
         ({"iteration_time_s": None}, "20 rows have neither a result"),
-        ({"iteration_time_s": 1e18}, "measured.csv: 20 rows whose iteration_time_s cannot be .* got 1e.18"),
+        ({"iteration_time_s": 1e18}, "measured.csv: 20 rows with an impossible iteration_time_s .* got 1e.18"),
     ],
 )
 def test_measured_runs_that_say_nothing_of_the_table_are_told(table, change, words):

@@ -84,7 +84,7 @@ def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
 
 @pytest.mark.parametrize(
     ("width", "words"),
-    [(100, "± there: .*; better: .*both"), (80, "± there: [^;]*either is better"), (70, "--json has how sure")],
+    [(100, "± there: .*; better: .*both"), (80, "± there: [^;]*either is better"), (70, "a wider terminal")],
 )
 def test_the_legend_explains_what_the_table_has_room_for(
     monkeypatch: pytest.MonkeyPatch, width: int, words: str

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,14 @@ def test_many_reasons_are_summed_up_but_none_is_lost(make_proposal: Proposals) -
     text = make_proposal(infeasible={f"reason {i}": 100 - i for i in range(11)}).text()
     assert "100  reason 0" in text
     assert f"{92 + 91 + 90}  for 3 other reasons" in text
+
+
+def test_layouts_are_counted_under_each_of_several_power_limits(make_proposal: Proposals) -> None:
+    job = make_proposal().job
+    under = replace(job, search=replace(job.search, power_limit_w=(700.0, 500.0, 400.0)))
+    text = " ".join(make_proposal(job=under, layouts=8, feasible_layouts=24).text().split())
+    assert "8 layouts, each under 3 power limits, 24 of them feasible" in text
+    assert "power limits" not in make_proposal().text()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

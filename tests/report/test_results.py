@@ -58,3 +58,8 @@ def test_the_errors_of_several_sources_fit_a_terminal_in_as_many_tables_as_they_
 def test_work_without_a_clock_of_least_energy_has_blanks(results: dict[str, Result]) -> None:
     line = next(line for line in results["Calibrated"].text().splitlines() if "forward" in line)
     assert line.split() == ["forward", "0.5"]
+
+
+def test_an_error_of_temperature_has_its_unit_in_words() -> None:
+    figures = {"rows": 2, "temperature_error_k": 0.859}
+    assert "temperature error 0.859 K." in Evaluation(pd.DataFrame([figures]), figures).text()

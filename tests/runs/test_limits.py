@@ -93,7 +93,7 @@ def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
     sound, said = sound_results(runs, RESULT_RULES)
     assert pd.isna(sound[column].iloc[1])
     assert sound["iteration_time_s"].iloc[0] == 40.0
-    assert [text.split(" (")[0] for text in said] == [f"1 row whose {column} cannot be"]
+    assert [text.split(" (")[0] for text in said] == [f"1 row with an impossible {column}"]
 
 
 def test_a_run_that_is_too_fast_is_refused_in_a_table_without_precisions_too() -> None:

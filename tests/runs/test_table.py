@@ -191,6 +191,7 @@ def test_a_good_run_passes_in_the_spelling_of_the_table() -> None:
         ({"num_experts": 4, "moe_router_topk": 8}, "moe_router_topk", "at most num_experts"),
         ({"ep": 16}, "ep", "at most num_gpus"),
         ({"energy_j": 600.0}, "energy_j", "within 20%, got energy_j=600 avg_power_w=300"),
+        ({"energy_j": 600.123456789}, "energy_j", "got energy_j=600.123 avg_power_w=300"),
         ({"avg_power_w": None, "energy_j": 4.8e6}, "energy_j", "at most 2,000 W"),
         ({"peak_power_w": 200}, "peak_power_w", "at least avg_power_w"),
     ],
@@ -297,8 +298,8 @@ def test_results_that_cannot_be_are_blank_and_told_and_words_of_the_status_are_r
     assert sound["iteration_time_s"].dropna().to_dict() == {3: 2.0, 0: 1.5}
     assert sound["peak_memory_gib"].dropna().tolist() == [1.0, 2.0, 3.0]
     assert [text.split(" (")[0] for text in said] == [
-        "1 row whose status cannot be", "2 rows whose iteration_time_s cannot be",
-        "2 rows whose peak_memory_gib cannot be",
+        "1 row with an impossible status", "2 rows with an impossible iteration_time_s",
+        "2 rows with an impossible peak_memory_gib",
     ]  # fmt: skip
     assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in said[1]
 

@@ -55,21 +55,21 @@ def test_precisions_that_the_gpu_has_no_rate_for_are_told():
 @pytest.mark.parametrize(
     ("name", "cells", "count"),
     [
-        ("precision", ["bf16", "banana", None, "fp8_mx", "16-mixed", "tf32"], "1 row has a precision"),
-        ("dtype", ["bfloat16", "bflaot", "", "e4m3", "bflaot"], "2 rows have a dtype"),
+        ("precision", ["bf16", "banana", None, "fp8_mx", "16-mixed", "tf32"], "1 row has an unknown precision"),
+        ("dtype", ["bfloat16", "bflaot", "", "e4m3", "bflaot"], "2 rows have an unknown dtype"),
     ],
 )
 def test_precisions_that_mean_none_are_told_with_the_first_of_them(name, cells, count):
     cells = [None if cell == "" else cell for cell in cells]
     (line,) = unread_lines(pd.DataFrame([{**GOOD, name: cell} for cell in cells]))
-    assert line.startswith(f"{count} that means none (row 2: {cells[1]!r}): not read")
-    assert line.endswith("expected bf16, fp16, fp32, tf32, fp8 or fp4.")
+    assert line.startswith(f"{count} (row 2: {cells[1]!r}), which is not read")
+    assert line.endswith("Expected bf16, fp16, fp32, tf32, fp8 or fp4.")
 
 
 def test_an_attention_kernel_that_means_none_is_told_with_the_words_to_take():
     (line,) = unread_lines(pd.DataFrame([{**GOOD, "attention": cell} for cell in ("flash2", "banana", None, "sdpa")]))
-    assert line.startswith("1 row has an attention that means none (row 2: 'banana'): not read")
-    assert line.endswith("expected unfused, fused, flash1, flash2 or flash3.")
+    assert line.startswith("1 row has an unknown attention (row 2: 'banana'), which is not read")
+    assert line.endswith("Expected unfused, fused, flash1, flash2 or flash3.")
 
 
 def test_a_table_that_states_known_precisions_or_none_has_no_such_line():

@@ -57,7 +57,7 @@ def test_a_result_that_cannot_be_is_blank_and_library_callers_see_a_warning(synt
     runs = synthetic_runs(rows=4, groups=(256,)).assign(peak_memory_gib=[9000.0, 20.0, 21.0, 22.0])
     checked = Measurements.of(runs, "mine.csv")
     assert checked.table["peak_memory_gib"].isna().tolist() == [True, False, False, False]
-    assert "mine.csv: 1 row whose peak_memory_gib cannot be" in caplog.text
+    assert "mine.csv: 1 row with an impossible peak_memory_gib" in caplog.text
 
 
 def test_rows_are_priced_once_however_many_ask(synthetic_runs, monkeypatch):

@@ -331,3 +331,11 @@ def shared_kernel() -> Any:
     default = load_surrogate("default")
     assert default is not None
     return default.kernel
+
+
+def test_predictions_of_an_earlier_surrogate_go_where_the_next_one_has_none(synthetic_runs) -> None:
+    table = synthetic_runs(rows=3)
+    earlier = {f"predicted_{name}": 1.0 for name in ("peak_power_w", "temperature_c_low", "facility_energy_j")}
+    found = predict(table.assign(**earlier, predicted_by="me"), "none")
+    assert not {*earlier} & {*found}
+    assert found["predicted_by"].tolist() == ["me"] * len(table)

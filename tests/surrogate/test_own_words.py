@@ -54,7 +54,7 @@ def test_the_sentence_has_the_whole_share_of_the_trees_and_parts_that_add_up_to_
     trees, one = own().time.trees, runs().take(np.array([row]))
     assert trees is not None
     share = 75.0 * trees.predict(inputs(one, NAMES))[0]
-    of_all, whole, *parts = percents(sentence(one).replace("counted by", ""))
+    of_all, whole, *parts = percents(sentence(one).replace("counted at", ""))
     assert (of_all, whole) == pytest.approx((22.1, 100 * np.expm1(share / 100)), abs=0.051)
     assert 100 * np.log1p(np.array(parts) / 100).sum() == pytest.approx(share, abs=0.2)
 
@@ -66,25 +66,27 @@ def test_reasons_name_what_of_the_plan_made_the_runs_slower_and_faster() -> None
         ((tp == 3) & (recompute == 1), "+", "tp 8"), ((tp < 3) & (recompute == 2), "-", "recompute full"),
     ):  # fmt: skip
         said = sentence(known.take(np.flatnonzero(rows)[:1]))
-        assert re.search(rf"\{slower}[0-9.]+% because {reason}", said)
-    assert "as for all of its runs" in sentence(known.take(np.array([0])))
+        assert re.search(rf"\{slower}[0-9.]+% for {reason}", said)
+    assert "as for all of these runs" in sentence(known.take(np.array([0])))
 
 
 def test_trees_beyond_the_range_of_their_training_say_by_how_much_they_count() -> None:
     one = runs().take(np.array([0]))
     far = replace(one, features=dict(one.features) | {"log2_tp": np.array([3.3])})
-    assert re.search(r"trees: \+[0-9.]+% \(counted by [1-8]\d%, as the plan is beyond its runs\): ", sentence(far))
-    assert "counted by" not in sentence(one)
+    assert re.search(
+        r"Of this, trees give \+[0-9.]+% \(counted at [1-8]\d%, as the plan is beyond these runs\): ", sentence(far)
+    )
+    assert "counted at" not in sentence(one)
 
 
 def test_a_learned_clock_response_is_named_with_the_factor_at_the_plan_s_clocks() -> None:
     learned = replace(OwnRuns("lab"), response=LearnedResponse(ClockResponse(0.82, 0.04), 0.04, 0.03))
     shares = "82% of compute-bound and 4% of other kernels' time follow the clock."
     low = learned_sentence(learned, np.log(1.304), np.log(1.268 / 1.304), runs(1))
-    assert low.endswith(f"time +30.4% on the physics at the top clock and +26.8% at this plan's, as {shares}")
+    assert low.endswith(f"time by +30.4% at the top clock and +26.8% at this plan's, as {shares}")
     top = learned_sentence(learned, np.log(1.304), 0.0, runs(1))
-    assert top.endswith(f"time +30.4% on the physics at the top clock, below which {shares}")
-    assert learned_sentence(OwnRuns("lab"), 0.1, 0.0, runs(1)).endswith("time +10.5% on the physics.")
+    assert top.endswith(f"time by +30.4% at the top clock, below which {shares}")
+    assert learned_sentence(OwnRuns("lab"), 0.1, 0.0, runs(1)).endswith("time by +10.5%.")
 
 
 @pytest.mark.parametrize(

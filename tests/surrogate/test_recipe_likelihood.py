@@ -74,10 +74,14 @@ def test_the_sentence_has_both_times_and_the_odds_or_says_that_runs_do_not_tell(
     ratio = {TUNED: 0.97, "community": 0.84}
     likely = Resemblance(3, ratio, {TUNED: -0.1, "community": -1.2})
     assert likely.words() == (
-        "3 measured runs take 0.97 times a submission or vendor recipe's, 0.84 times a community recipe's: they look "
-        "like a submission or vendor recipe (3.0 to 1)."
+        "3 measured runs take 0.97 times as long as a submission or vendor recipe and 0.84 times as long as a "
+        "community recipe: they look like a submission or vendor recipe (3.0 to 1)."
     )
-    assert replace(likely, log_likelihood={TUNED: -0.1, "community": -0.7}).words().endswith(": they tell neither.")
+    assert (
+        replace(likely, log_likelihood={TUNED: -0.1, "community": -0.7})
+        .words()
+        .endswith(": they do not tell which it is.")
+    )
     assert "(more than 10 to 1)" in replace(likely, log_likelihood={TUNED: -0.1, "community": -9.0}).words()
     assert replace(likely, ratio={TUNED: 1.4, "community": 1.2}).words() == ""
 

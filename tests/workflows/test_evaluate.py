@@ -90,7 +90,7 @@ def test_counts_are_whole_numbers_in_text_and_json(judge):
 def test_doubtful_measured_runs_are_warned_of_once(synthetic_runs, caplog) -> None:
     runs = synthetic_runs(4)
     evaluate(runs, "none", runs.assign(avg_power_w=-1.0))
-    warned = [record.getMessage() for record in caplog.records if "avg_power_w cannot be" in record.getMessage()]
+    warned = [record.getMessage() for record in caplog.records if "an impossible avg_power_w" in record.getMessage()]
     assert len(warned) == 1
 
 
@@ -126,8 +126,8 @@ def test_rows_with_results_that_cannot_be_are_named_and_not_judged(synthetic_run
     assert (found.overall["rows"], found.overall["not_predicted"]) == (16, 1)
     assert found.overall["median_error"] == pytest.approx(0.2)
     words = (
-        "1 row whose status cannot be",
-        "2 rows whose iteration_time_s",
+        "1 row with an impossible status",
+        "2 rows with an impossible iteration_time_s",
         "1 row not predicted (row 4): expected clock",
     )
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -133,8 +133,8 @@ def test_explain_names_the_features_that_trees_move_a_plan_by(folder: Path, job:
     found = explain(job, plan, surrogate=str(folder))
     (own,) = load(folder).own
     assert len(found.learned) == 1
-    assert found.learned[0].startswith("The cluster's own runs: time +")
-    assert ("trees: " in found.learned[0]) == (own.time.weight > 0)
+    assert found.learned[0].startswith("The cluster's own runs move the physics' time by +")
+    assert ("trees give " in found.learned[0]) == (own.time.weight > 0)
     assert found.learned[0][:40] in " ".join(found.text().split())
     assert explain(job, plan, surrogate="none").learned == ()
 

@@ -72,7 +72,7 @@ def test_rows_of_runs_keep_the_class_of_their_job() -> None:
 def test_explain_says_what_the_measured_runs_look_like(community: pd.DataFrame) -> None:
     (sentence,) = explain(job_of(), PLAN, measured=community).learned
     assert sentence.startswith("3 measured runs take 1.1")
-    assert "1.00 times a community recipe's: they look like a community recipe (" in sentence
+    assert "1.00 times as long as a community recipe: they look like a community recipe (" in sentence
 
 
 def test_predict_and_evaluate_say_so_of_every_source(community: pd.DataFrame, caplog: pytest.LogCaptureFixture) -> None:

@@ -75,7 +75,7 @@ def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sou
     table.loc[table.index[-1], "iteration_time_s"] = np.inf
     table.to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
-    assert report.startswith("1 row whose iteration_time_s cannot be (row 60: expected a number above 0")
+    assert report.startswith("1 row with an impossible iteration_time_s (row 60: expected a number above 0")
     assert "\na100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics" in report
     assert "h100: learned from 20 of 20 timed rows\n" in report
     told = card(tmp_path / "out")
@@ -237,7 +237,7 @@ def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_pa
     table = three_sources[three_sources["global_batch_size"] == 256]
     pd.concat([table, table]).to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
-    assert "median error unknown (no source has two groups)" in report
+    assert "median error unknown (too few runs or groups to judge by)" in report
 
 
 def test_rows_that_a_surrogate_learned_from_are_known_again_in_another_file(trained, three_sources):

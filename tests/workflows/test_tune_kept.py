@@ -272,7 +272,7 @@ def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
     tuned = tune(timed, "replay", 5, table=runs)
     assert (tuned.stopped, tuned.gain_left) == ("exhausted", 0.0)
     lines = [line for line in caplog.messages if "best so far" in line]
-    assert "are expected to be faster by 0.0%" in lines[-1]
+    assert ["plan left" in lines[0], "no plan is left" in lines[-1]] == [True, True]
 
 
 def test_on_cpu_cores_runs_that_are_all_slower_say_so_of_the_plans_left() -> None:
@@ -281,3 +281,12 @@ def test_on_cpu_cores_runs_that_are_all_slower_say_so_of_the_plans_left() -> Non
     slow = {str(plans.question(i)): 8.0 * plans.predicted["iteration_time_s"][i] for i in range(plans.size)}
     tuned = tune(job, Slow(slow), 3)
     assert tuned.runs[-1].predicted["iteration_time_s"] > 3 / 8 * tuned.runs[-1].result("iteration_time_s")
+
+
+def test_the_best_so_far_has_the_unit_of_the_job_s_first_objective(
+    make_runs, timed: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "jointopt")
+    runs = make_runs().query("status == 'ok'").head(2).assign(energy_j=1200.0)
+    tune(replace(timed, objectives=("energy_j", "iteration_time_s")), "replay", 1, table=runs)
+    assert any("best so far 1.200 kJ" in line for line in caplog.messages)

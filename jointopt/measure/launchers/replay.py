@@ -12,7 +12,7 @@ import pandas as pd
 from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.measure.launchers.rows import RESULTS
-from jointopt.runs.cells import STRICT_READERS, read_columns
+from jointopt.runs.cells import STRICT_READERS, read_columns, spelled
 from jointopt.runs.precision import with_precision
 from jointopt.runs.table import clean_runs, read_table
 from jointopt.spec.catalog.gpus import gpu_id
@@ -118,11 +118,13 @@ class ReplayLauncher:
         wanted = _workload(job)
         matches = {name: self._agrees(name, value).sum() for name, value in wanted.items()}
         name = min(matches, key=lambda key: matches[key])
-        held = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
-        return (
-            f"No row of the table belongs to job {job.name!r}: it needs {name} {wanted[name]} and the table holds "
-            f"{', '.join(map(str, held))}; give the table of this job, or change the job."
-        )
+        if matches[name]:  # of each column alone some row has what the job needs
+            some = [f"{key} {wanted[key]}" for key, count in matches.items() if count < len(self._clean)]
+            why = f"none has all of {', '.join(some)}"
+        else:
+            held = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
+            why = f"it needs {name} {wanted[name]} and the table holds {', '.join(str(spelled(v)) for v in held)}"
+        return f"No row of the table belongs to job {job.name!r}: {why}; give the table of this job, or change the job."
 
 
 def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from typing import Any
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import table
-from jointopt.report.beside import Beside
+from jointopt.report.beside import Beside, under_limits
 from jointopt.report.joint import Joint
 from jointopt.report.layouts import NEAR, Layout, steps
 from jointopt.report.page import figures
@@ -78,7 +78,7 @@ def content(
         rates=rate_words(job, plans[0].chosen.entry),
         joint=_joint(document.get("joint")), beside=_beside(document), exports=[_export(plan) for plan in plans],
         nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
-        dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}),
+        dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}, job),
         provenance=_provenance(job, document), job_file=job_file,
         notes=_notes(plans, drift, document), data=_data(job, document, plans, cooler),
     )  # fmt: skip
@@ -308,13 +308,13 @@ def _dropped(space: Mapping[str, Any]) -> Table:
     return Table("Layouts dropped, by the first rule that they break", ("reason", "layouts"), rows)
 
 
-def _space(space: Mapping[str, Any]) -> str:
+def _space(space: Mapping[str, Any], job: Job) -> str:
     if not space:
         return ""
     return (
-        f"{space['considered']:,} combinations were considered, {space['layouts']:,} layouts keep the rules, "
-        f"{space['feasible_layouts']:,} are feasible; {space['covered_plans']:,} plans are covered by the answer, "
-        f"{space['evaluated_plans']:,} were evaluated."
+        f"{space['considered']:,} combinations were considered, "
+        f"{space['layouts']:,} layouts keep the rules{under_limits(job)}, {space['feasible_layouts']:,} are feasible; "
+        f"{space['covered_plans']:,} plans are covered by the answer, {space['evaluated_plans']:,} were evaluated."
     )
 
 

@@ -13,6 +13,7 @@ from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.measure.launchers.base import Launcher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
+from jointopt.report.table import result
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
@@ -22,7 +23,7 @@ from jointopt.workflows.campaign.record import Done, Queued, Record
 from jointopt.workflows.campaign.verdict import same_cause
 
 _log = logging.getLogger(__name__)
-_UNITS = {"iteration_time_s": "s", "energy_j": "J"}
+_TOLD = ("iteration_time_s", "energy_j")
 
 
 class Campaign:
@@ -126,17 +127,12 @@ def outcome(run: MeasuredRun) -> str:
     if run.status != "ok":
         return f"{run.status}: {run.row.get('notes') or 'no reason known'}"
     parts = []
-    for name in _UNITS:
+    for name in _TOLD:
         measured, expected = run.result(name), run.predicted.get(name, float("nan"))
         if np.isfinite(measured):
-            beside = f" ({figure(expected, name)} expected)" if np.isfinite(expected) else ""
-            parts.append(f"{figure(measured, name)}{beside}")
+            beside = f" ({result(name, expected)} expected)" if np.isfinite(expected) else ""
+            parts.append(f"{result(name, measured)}{beside}")
     return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
-
-
-def figure(value: float, name: str) -> str:
-    """A time or an energy with its unit."""
-    return f"{value:.4g} {_UNITS[name]}"
 
 
 def count(number: int, noun: str) -> str:

@@ -51,6 +51,19 @@ def test_a_table_of_another_job_says_what_differs(make_runs, job: Job) -> None:
         size(make_runs(seq_length=4096), job)
 
 
+def test_a_table_of_which_no_row_has_all_that_the_job_needs_names_these_columns(make_runs, job: Job) -> None:
+    both = pd.concat([make_runs(seq_length=4096, group="a"), make_runs(global_batch_size=64, group="b")])
+    with pytest.raises(LauncherError, match=r"none has all of seq_length 2048, global_batch_size \d+; give the table"):
+        size(both, job)
+
+
+def test_rows_of_whole_models_and_of_blocks_are_told_apart_where_every_row_names_its_kind(make_runs, job: Job) -> None:
+    runs = make_runs(block="layer", group="layers")
+    with pytest.raises(LauncherError):
+        size(runs, job)
+    assert size(pd.concat([runs, make_runs(block=None)]), job) == len(runs)
+
+
 def test_of_repeats_the_fastest_is_returned_and_the_plan_counts_once(make_runs, job: Job) -> None:
     runs = make_runs()
     slower = runs.assign(iteration_time_s=runs["iteration_time_s"] * 1.1)
