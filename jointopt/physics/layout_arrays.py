@@ -24,7 +24,7 @@ from jointopt.spec.plans.stages import own_split
 class LayoutArrays:
     """Layout columns as floats, and what every formula needs of them.
 
-    Arrays (L, pp) are of all ranks, where layouts have one depth, or (L, K) of the ``ranks`` that `of_ranks` picked; the
+    Arrays (L, pp) are of all ranks, of layouts of one depth, or (L, K) of the ``ranks`` that `of_ranks` picked; the
     first is always rank 0.
     """
 

@@ -35,7 +35,7 @@ def plan_cells(runs: pd.DataFrame) -> Columns:
 
 
 def stated_layouts(plans: Columns, rows: Ints, job: Job) -> tuple[DefaultPlan, Ints]:
-    """The layouts that ``rows`` of `plan_cells` of one job state, each once, blanks filled; and which each has, (n,)."""
+    """The layouts that ``rows`` of `plan_cells` of a job state, each once, blanks filled; and which each has, (n,)."""
     of_row = row_codes([plans["layout"][rows]])
     first = rows[first_rows(of_row)]
     default = defaults.default_plan(job, {name: plans[name][first] for name in LAYOUT_COLUMNS if name in plans})
