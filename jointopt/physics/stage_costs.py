@@ -155,7 +155,7 @@ def paused(costs: StageCosts, duty: Floats) -> StageCosts:
 def passes_s(costs: StageCosts, job: Job, rows: Ints, stretch: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Seconds (n, pp) of one micro-batch of layouts ``rows``: forward, backward, of them ZeRO-3 gathers, and kernels.
 
-    ``stretch`` (n, pp): the top clock over that of each stage. Gathers are those that compute does not hide, (1, 1) where
+    ``stretch`` (n, pp): the top clock over that of each stage. Gathers: what no compute hides, (1, 1) where
     there are none.
     """
     forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
