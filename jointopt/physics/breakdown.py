@@ -11,7 +11,6 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import PICO
-from jointopt.physics import costs as pc
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import stage_costs

@@ -302,33 +302,8 @@ class CostModel:
         return np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
 
     def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> ms.Stages:
-        costs = self.groups[g]
         clock = self.reached_mhz(g, rows, clock_mhz)
-        stretch = self.top_mhz / clock
-        forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
-        forward_kernel += costs.forward_memory_s.take(rows, 0)
-        backward_kernel = costs.backward_sm_s.take(rows, 0) * stretch
-        backward_kernel += costs.backward_memory_s.take(rows, 0)
-        forward = forward_kernel + costs.forward_comm_s.take(rows, 0)
-        backward = backward_kernel + costs.backward_comm_s.take(rows, 0)
-        if "host_s" in costs.present:
-            host = costs.host_s.take(rows, 0)
-            np.maximum(forward, host / 3.0, out=forward)
-            np.maximum(backward, host * (2.0 / 3.0), out=backward)
-        left = np.zeros((1, 1))
-        if "gather_s" in costs.present:
-            gather = costs.gather_s.take(rows, 0)
-            hidden = costs.dp_overlap(self.job, rows) * gather
-            left_forward = gather - np.minimum(hidden, forward)
-            left_backward = gather - np.minimum(hidden, backward)
-            forward += left_forward
-            backward += left_backward
-            left = left_forward + left_backward
-        p2p = costs.p2p_s[rows, None]
-        forward += p2p
-        backward += p2p
-        kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
-        return clock, forward, backward, left, kernel
+        return clock, *sc.passes_s(self.groups[g], self.job, rows, self.top_mhz / clock)
 
     def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
         costs, passes, profile = self.groups[g], stages[1:3], self.job.training.framework

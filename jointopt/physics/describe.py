@@ -143,7 +143,7 @@ _MOVES: Mapping[str, Callable[[Job, float], Job]] = {
 }
 CONSTANTS = tuple(_MOVES)
 NETWORK = CONSTANTS.index("inter_node")
-_AFTER_PRICING = frozenset({"host", "micro_batch", "iteration", "dp_overlap"})  # leave kernels and collectives as they are
+_AFTER_PRICING = frozenset(("host", "micro_batch", "iteration", "dp_overlap"))  # leave kernels and collectives as is
 
 
 def moved(job: Job, by: Floats) -> Job:

@@ -10,8 +10,8 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.cooling import position_temperatures_c, power_limit_w
-from jointopt.physics.costs import summed
 from jointopt.physics.makespan import StageTimes, least_makespan_s
+from jointopt.physics.stage_costs import summed
 
 if TYPE_CHECKING:
     from jointopt.physics.cost_model import CostModel

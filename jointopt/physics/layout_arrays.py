@@ -24,7 +24,7 @@ from jointopt.spec.plans.stages import own_split
 class LayoutArrays:
     """Layout columns as floats, and what every formula needs of them.
 
-    Arrays (L, pp) are of all ranks, where layouts have one depth, or (L, K) of the ``ranks`` that `of_ranks` picked; the
+    Arrays (L, pp) are of all ranks, of layouts of one depth, or (L, K) of the ``ranks`` that `of_ranks` picked; the
     first is always rank 0.
     """
 
@@ -207,11 +207,11 @@ class Split:
         firsts, kinds = [], []
         for number, chunks in enumerate(self.dense):
             depth = len(chunks)
-            layers = np.stack([of_kind[number].sum(axis=1) for of_kind in self.kinds], axis=1)
-            place = np.select([np.arange(depth) == 0, np.arange(depth) == depth - 1], [0, 2], 1)
-            _, first, kind = np.unique(np.c_[place, layers], axis=0, return_index=True, return_inverse=True)
-            firsts.append(first)
-            kinds.append(kind.reshape(-1))
+            place = [0, *[1] * (depth - 2), 2][:depth]
+            ranks = list(zip(place, *(of_kind[number].sum(axis=1).tolist() for of_kind in self.kinds), strict=True))
+            number_of = {rank: number for number, rank in enumerate(sorted(set(ranks)))}
+            firsts.append(np.array([ranks.index(rank) for rank in number_of]))
+            kinds.append(np.array([number_of[rank] for rank in ranks]))
         return _filled(firsts), _filled(kinds)
 
     def layers(self, kind: str) -> Floats:

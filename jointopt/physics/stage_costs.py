@@ -1,4 +1,4 @@
-"""What layouts cost before any clock is chosen: as the formulas of `costs` leave it, by depth, and of several jobs.
+"""Costs of layouts before any clock is chosen: as the formulas of `costs` leave them, by depth, and of several jobs.
 
 Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
 maximum clock.
@@ -150,6 +150,38 @@ def paused(costs: StageCosts, duty: Floats) -> StageCosts:
     names = ("forward_sm_s", "forward_memory_s", "backward_sm_s", "backward_memory_s")
     longer: dict[str, Any] = {name: getattr(costs, name) * duty for name in names}
     return replace(costs, **longer)
+
+
+def passes_s(costs: StageCosts, job: Job, rows: Ints, stretch: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Seconds (n, pp) of one micro-batch of layouts ``rows``: forward, backward, of them ZeRO-3 gathers, and kernels.
+
+    ``stretch`` (n, pp): the top clock over that of each stage. Gathers: what no compute hides, (1, 1) where
+    there are none.
+    """
+    forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
+    forward_kernel += costs.forward_memory_s.take(rows, 0)
+    backward_kernel = costs.backward_sm_s.take(rows, 0) * stretch
+    backward_kernel += costs.backward_memory_s.take(rows, 0)
+    forward = forward_kernel + costs.forward_comm_s.take(rows, 0)
+    backward = backward_kernel + costs.backward_comm_s.take(rows, 0)
+    if "host_s" in costs.present:
+        host = costs.host_s.take(rows, 0)
+        np.maximum(forward, host / 3.0, out=forward)
+        np.maximum(backward, host * (2.0 / 3.0), out=backward)
+    left = np.zeros((1, 1))
+    if "gather_s" in costs.present:
+        gather = costs.gather_s.take(rows, 0)
+        hidden = costs.dp_overlap(job, rows) * gather
+        left_forward = gather - np.minimum(hidden, forward)
+        left_backward = gather - np.minimum(hidden, backward)
+        forward += left_forward
+        backward += left_backward
+        left = left_forward + left_backward
+    p2p = costs.p2p_s[rows, None]
+    forward += p2p
+    backward += p2p
+    kernel = np.add(forward_kernel, backward_kernel, out=forward_kernel)
+    return forward, backward, left, kernel
 
 
 @dataclass(frozen=True)

@@ -321,5 +321,6 @@ def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str
     moved = pipeline_bytes(job.model, lay.tokens, lay.tp, np.where(gathered, 1.0, lay.sp), hw.kernels.element_bytes)
     sent = collective(hw, "p2p", moved, groups["pp"])
     whole = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
-    seconds, joules = np.where(lay.pp == 1, 0.0, sent) + np.where(gathered & (lay.pp > 1), collective(hw, "all_gather", whole, groups["tp"]), 0.0)
+    sent = sent + np.where(gathered, collective(hw, "all_gather", whole, groups["tp"]), 0.0)
+    seconds, joules = np.where(lay.pp > 1, sent, 0.0)
     return seconds, joules

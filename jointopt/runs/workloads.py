@@ -149,11 +149,12 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     reasons = _impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
+    plans, numbers = plan_cells(good), good.index.to_numpy()
     for first, rows in _alike(good, [name for name in _WORKLOAD if name in good]):
         try:
-            found.append(_workload(first, rows))
+            found.append(replace(_workload(first, plans, rows), rows=numbers[rows]))
         except UsageError as error:
-            reasons |= {int(row): str(error) for row in rows.index}
+            reasons |= dict.fromkeys(numbers[rows].tolist(), str(error))
     if not found:
         row = min(reasons)
         raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
@@ -168,16 +169,18 @@ def _shape_hint(runs: pd.DataFrame) -> str:
     return f" ({names[0]!r} in the column model is no catalogue name{nearest(names[0], model_names())})"
 
 
-def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[pd.Series, pd.DataFrame]]:
-    """The rows that agree in the columns ``names``, blanks included, in the order in which they first appear.
+def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
+    """Positions of the rows that agree in the columns ``names``, blanks included, in the order of the first of each.
 
-    All cells of the first one, and those of all of them that are of their plans.
+    Before them the cells of this first one that are not blank.
     """
     codes = row_codes(runs[name] for name in names)
     codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # two bytes are sorted without comparisons
-    order, of_plans = np.argsort(codes, kind="stable"), plan_cells(runs)
-    for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else ():
-        yield runs.iloc[rows[0]], of_plans.iloc[rows]
+    order, columns = np.argsort(codes, kind="stable"), [str(name) for name in runs]
+    groups = np.split(order, np.cumsum(np.bincount(codes))[:-1]) if len(runs) else []
+    firsts = runs.iloc[[rows[0] for rows in groups]].astype(object).to_numpy()
+    for cells, blank, rows in zip(firsts, pd.isna(firsts), groups, strict=True):
+        yield {name: cell for name, cell, no in zip(columns, cells, blank, strict=True) if not no}, rows
 
 
 def _with_degrees(runs: pd.DataFrame) -> pd.DataFrame:
@@ -231,9 +234,8 @@ def _unknown_gpus(names: pd.Series) -> dict[object, str]:
     return messages
 
 
-def _workload(cells: pd.Series, rows: pd.DataFrame) -> Workload:
-    """The workload of rows that share the ``cells`` of the first but those of their plans."""
-    first = {str(k): v for k, v in cells.items() if isinstance(v, tuple) or not pd.isna(v)}
+def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
+    """The workload of ``rows`` of the ``plans`` of a table; all other cells they share with the ``first`` of them."""
     gpu = load_gpu(str(first["gpu"]))
     framework, known = recognise_framework(str(first.get("framework", "")))
     assumed = [] if known else ["framework"]
@@ -242,12 +244,12 @@ def _workload(cells: pd.Series, rows: pd.DataFrame) -> Workload:
     training = _of_model(training, model, assumed)
     cluster = _cluster(first, gpu, assumed)
     job = Job(name=str(first.get("group", model.name)), model=model, training=training, cluster=cluster)
-    default, of_row = stated_layouts(rows, job)
-    notes = _named(assumed, rows["assumed_plan"].to_numpy(np.int64) | _bits(default.assumed)[of_row])
+    default, of_row = stated_layouts(plans, rows, job)
+    notes = _named(assumed, plans["assumed_plan"][rows] | _bits(default.assumed)[of_row])
     again = row_codes(default.layouts.values())  # what cells state and what blank ones mean may be the same
     layouts, layout = {name: values[first_rows(again)] for name, values in default.layouts.items()}, again[of_row]
-    clocks = stated_clocks(rows, layouts["pp"][layout], gpu)
-    return Workload(job, rows.index.to_numpy(), layouts, layout, clocks, notes, _as_stated(first, training))
+    clocks = stated_clocks(plans, rows, layouts["pp"][layout], gpu)
+    return Workload(job, rows, layouts, layout, clocks, notes, _as_stated(first, training))
 
 
 def _as_stated(row: Mapping[str, Any], training: Training) -> bool:

@@ -4,7 +4,8 @@
 
 Plans are all feasible layouts of shipped jobs at clocks of their GPUs, no two alike, in random order; in one line each
 is there `REPEATS` times on average, as in tables of measured runs. The own surrogate is learned from 4,000 of them,
-which take the physics' time, more by the degree of tensor parallelism, and 2 % noise.
+which take the physics' time, more by the degree of tensor parallelism, and 2 % noise. A table of many jobs has about 34
+plans of each, of ten models.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jointopt.runs.table import read_table, write_table
 from jointopt.runs.workloads import workloads
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
@@ -32,6 +34,7 @@ from jointopt.workflows.retrain import retrain
 CODES = ("etp", "recompute_modules", "recompute_num_layers", "offload", "overlap")
 EACH = 1000
 REPEATS = 50
+OF_MANY_JOBS = 4000
 JOBS = ("llama-3-8b-1x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100", "opt-350m-8x4-gh200")
 
 
@@ -91,12 +94,21 @@ def main(rows: int) -> None:
         timed("own surrogate, in memory", lambda: predict(asked, own), rows)
         again = asked.head(max(rows // REPEATS, 1)).sample(rows, replace=True, random_state=0, ignore_index=True)
         timed(f"own surrogate, each plan {REPEATS} times", lambda: predict(again, own), rows)
+        many_jobs(own)
         given, out = Path(folder) / "plans.csv", Path(folder) / "predicted.csv"
         write_table(asked, given)
         timed("reading the file", lambda: read_table(given), rows)
         predicted = predict(asked, "default")
         timed("writing the file", lambda: write_table(predicted, out), rows)
         command(given, out)
+
+
+def many_jobs(own: str) -> None:
+    """Print what a table of many jobs costs, of which each has few plans."""
+    asked = truths.table("C", OF_MANY_JOBS).assign(source="bench")
+    jobs = len(workloads(asked)[0])
+    for what, surrogate in (("physics", "none"), ("shipped surrogate", "default"), ("own surrogate", own)):
+        timed(f"{jobs} jobs of {len(asked):,} plans, {what}", lambda by=surrogate: predict(asked, by), len(asked))
 
 
 def command(given: Path, out: Path) -> None:

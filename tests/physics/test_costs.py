@@ -11,9 +11,9 @@ import pytest
 from jointopt.core.schema import SCHEDULE, STAGE_LAYERS, Columns, Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Laid, differing_costs, stage_costs, with_host_of
-from jointopt.physics.stage_costs import OF_RANKS, StageCosts
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import stage_parameters
+from jointopt.physics.stage_costs import OF_RANKS, StageCosts
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Job
@@ -105,6 +105,24 @@ def test_many_layouts_at_once_equal_each_alone(costs_of: Callable[..., StageCost
             many, one = getattr(together, f.name), getattr(alone, f.name)
             if isinstance(many, np.ndarray):
                 np.testing.assert_allclose(many[i], one[0], rtol=1e-12, err_msg=f.name)
+
+
+@pytest.mark.parametrize("splits_sends", [False, True])
+def test_layouts_of_several_depths_cost_beside_each_other_what_each_costs_alone(
+    make_job: Callable[..., Job], layouts_of: Callable[..., Columns], splits_sends: bool
+) -> None:
+    job = make_job(8)
+    framework = replace(job.training.framework, splits_sends=splits_sends)
+    job = replace(job, training=replace(job.training, framework=framework))
+    layouts = layouts_of(dp=[4, 2, 2, 1], tp=2, pp=[1, 2, 2, 4], vpp=[1, 1, 2, 1], micro_batch_size=[1, 1, 1, 2])
+    hw = hardware(job, kernel_constants(job.cluster.gpu))
+    groups = list(differing_costs(job, hw, layouts).by_depth())
+    assert [costs.depth for _, costs in groups] == [1, 2, 4]
+    for at, costs in groups:
+        found, alone = costs.of_all_ranks(), stage_costs(job, hw, {name: v[at] for name, v in layouts.items()})
+        for f in fields(StageCosts):
+            if isinstance(one := getattr(alone, f.name), np.ndarray):
+                np.testing.assert_array_equal(getattr(found, f.name), one, err_msg=f.name)
 
 
 def test_sequence_parallelism_moves_the_bytes_of_the_all_reduce(costs_of: Callable[..., StageCosts]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics import describe
+from jointopt.physics import describe, side_by_side
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.makespan import least_makespan_s
@@ -170,7 +170,8 @@ def test_steps_after_pricing_move_time_as_much_as_layouts_priced_anew(job, shipp
     clocks = one_clock(physics, 0.8 * physics.top_mhz)
     found = sensitivities(physics, index, clocks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(describe, "_AFTER_PRICING", ())
+        patch.setattr(describe, "_AFTER_PRICING", frozenset())
+        patch.setattr(side_by_side, "_CELLS", 1)  # each job in a model of its own
         anew = sensitivities(physics, index, clocks)
     np.testing.assert_allclose(found, anew, rtol=1e-12, atol=1e-12)
 

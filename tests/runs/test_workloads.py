@@ -73,6 +73,19 @@ def test_one_unknown_degree_is_what_the_others_leave() -> None:
         assert (found.assumed[0], found.predicted_energy_j[0]) == ("", predict().predicted_energy_j[0])
 
 
+def test_rows_of_several_jobs_in_turn_mean_the_plans_that_rows_of_each_job_mean_alone() -> None:
+    plans = [{"pp": 2}, {"recompute": "full"}, {"pp": 2}, {"stage_clock_mhz": (1400.0,)}]
+    many = table(*({**plan, "seq_length": length} for plan in plans for length in (1024, 2048)))
+    found = workloads(many)[0]
+    assert [work.rows.tolist() for work in found] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    for work in found:
+        (alone,) = workloads(many.iloc[work.rows])[0]
+        assert (work.job, work.assumed.tolist()) == (alone.job, alone.assumed.tolist())
+        np.testing.assert_array_equal(work.stage_clock_mhz, alone.stage_clock_mhz)
+        for name, values in work.plans.items():
+            np.testing.assert_array_equal(values, alone.plans[name], err_msg=name)
+
+
 def test_several_unknown_degrees_are_data_parallel() -> None:
     found = predict({"dp": None, "tp": None, "pp": None, "cp": None})
     assert found.assumed[0].split() == ["cp", "pp", "tp"]

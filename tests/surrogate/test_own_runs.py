@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
+from jointopt.physics.describe import CONSTANTS
 from jointopt.surrogate import own_runs
+from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_folds import folds_by_model, held_half_width
@@ -149,6 +151,31 @@ def test_learned_power_rises_with_the_clock_and_is_the_line_that_it_was(factor, 
     assert (np.diff(scale.over(watts) * watts, axis=0) >= 0.0).all()
     if offset_w >= 0.0 and (np.ptp(watts, axis=0) > 0.2 * watts.mean(axis=0)).all():
         np.testing.assert_allclose(scale.over(watts) * watts, factor * watts + offset_w, rtol=1e-9)
+
+
+class CountedTrees:
+    """Trees that add a hundredth of their first feature, and count how often they are asked."""
+
+    calls = 0
+
+    def predict(self, features: Floats) -> Floats:
+        self.calls += 1
+        return 0.01 * features[:, 0]
+
+
+def test_trees_of_power_are_asked_once_per_clock_for_all_jobs_of_a_source() -> None:
+    trees = CountedTrees()
+    mix = Mix(trees, 1.0, True, ("log2_tp",))  # type: ignore[arg-type]
+    own = OwnRuns(SOURCE, power=PowerScale(1.1, 0.05), power_mix=mix, clocks=(0.6, 1.0), power_limit_w=700.0)
+    known, *parts = (replace(runs(n, n), sensitivity=np.full((n, len(CONSTANTS)), 0.1)) for n in (9, 5, 3, 1))
+    surrogate = Surrogate(default_kernel(len(CONSTANTS)), None, (), known, noise(9), own=(own,))
+    correction, rng = Correction(surrogate, SOURCE, True), np.random.default_rng(0)
+    watts = [np.sort(rng.uniform(200.0, 650.0, (5, len(part))), axis=0) for part in parts]
+    together = correction.moves(parts, watts)
+    assert trees.calls == len(own.power_clocks)
+    for part, values, move in zip(parts, watts, together, strict=True):
+        alone = correction.moves([part], [values])[0].power
+        np.testing.assert_array_equal(move.power.over(values), alone.over(values))
 
 
 def test_a_source_of_another_name_is_spoken_for_by_one_of_its_software_and_machines() -> None:

@@ -15,6 +15,15 @@ def test_nothing_measured_moves_nothing() -> None:
     assert power_scale(np.empty(0)).half_width is None
 
 
+def test_the_scale_of_many_plans_splits_into_those_of_each_job() -> None:
+    first, second = PowerScale(np.array([1.0, 2.0, 3.0]), 0.05, 7.0).split([1, 2])
+    assert first.factor.tolist() == [1.0]
+    assert second.factor.tolist() == [2.0, 3.0]
+    assert first.offset_w.tolist() == [7.0]
+    assert second.offset_w.tolist() == [7.0, 7.0]
+    assert first.log_sd == second.log_sd == 0.05
+
+
 def test_more_runs_are_trusted_more_and_leave_less_doubt() -> None:
     few, many = (power_scale(np.full(n, np.log(0.8))) for n in (1, 20))
     assert 1.0 > few.factor > many.factor > 0.8

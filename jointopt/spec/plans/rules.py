@@ -90,7 +90,8 @@ def violations(job: Job, layouts: Columns) -> npt.NDArray[np.object_]:
     for rule in layout_rules(job):
         if rule.of_starting and rule.name != "gpus":
             at = np.broadcast_to(rule.broken(layouts), out.shape)
-            out[at] = [f"{names};{rule.name}" if names else rule.name for names in out[at]]
+            if at.any():
+                out[at] = [f"{names};{rule.name}" if names else rule.name for names in out[at]]
     return out
 
 
