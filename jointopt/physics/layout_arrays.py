@@ -249,9 +249,7 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
     does not count them.
     """
-    key = layouts["vpp"].astype(np.int64) << 40 | layouts["schedule"].astype(np.int64) << 32 | layouts["stage_layers"]
-    key |= layouts["pp"].astype(np.int64) << 52
-    keys, which = np.unique(key, return_inverse=True)
+    keys, which = np.unique(_keys_of(layouts), return_inverse=True)
     model = job.model
     schedules, dense, moe = [], list[Floats](), list[Floats]()
     windows = np.cumsum([0.0, *model.windowed_layers]) if skipping_window(job) else None
@@ -276,9 +274,15 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     return Split(which.reshape(-1), schedules, dense, moe, None if windows is None else windowed)
 
 
+def _keys_of(layouts: Columns) -> Ints:
+    """A number (n,) for each depth, interleaving, schedule and split; models have at most 10,000 layers (14 bits)."""
+    pp, vpp, schedule = (layouts[name].astype(np.int64) for name in ("pp", "vpp", "schedule"))
+    return np.asarray(pp << 49 | vpp << 35 | schedule << 27 | layouts["stage_layers"])
+
+
 def _parts_of(key: int) -> tuple[int, int, int, int]:
-    """(pp, vpp, schedule, code of a split) of a key of `chunk_layers`."""
-    return key >> 52, key >> 40 & 0xFFF, key >> 32 & 0xFF, key & 0xFFFFFFFF
+    """(pp, vpp, schedule, code of a split) of a number of `_keys_of`."""
+    return key >> 49, key >> 35 & 0x3FFF, key >> 27 & 0xFF, key & 0x7FFFFFF
 
 
 def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:

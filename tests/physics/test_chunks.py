@@ -18,6 +18,7 @@ from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.schedule import replay
 from jointopt.spec.job import Job
 from jointopt.spec.model import Model
+from tests.physics.conftest import gpt
 
 
 @st.composite
@@ -121,3 +122,12 @@ def test_each_rank_holds_the_dense_layers_of_its_own_chunks(
     lay = LayoutArrays(make_job(model=catalogue_model("deepseek-v3")), layouts_of(pp=2, vpp=2, stage_layers=code))
     assert lay.dense_layers.tolist() == [[2, 1]]
     assert lay.layers.tolist() == [[22, 39]]
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2500, 4), (4, 2500), (10_000, 1)])
+def test_models_of_ten_thousand_layers_are_split_as_others(
+    pp: int, vpp: int, make_job: Callable[..., Job], layouts_of: Callable[..., Columns]
+) -> None:
+    lay = LayoutArrays(make_job(gpus=pp, model=gpt(layers=10_000)), layouts_of(pp=pp, vpp=vpp))
+    assert lay.layers.shape == (1, pp)
+    assert lay.layers.sum() == 10_000
