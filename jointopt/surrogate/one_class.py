@@ -38,10 +38,10 @@ def of_learned_class(job: Job, name: str | None) -> Job:
     """The job by the class that a surrogate's own runs of it were priced by, None for none; a change is logged."""
     found = job if name is None else of_efficiency(job, name)
     if found is not job:
-        stated, learned = (one.training.recipe_class or "the usual one" for one in (job, found))
+        stated, learned = (one.training.recipe_class or "none" for one in (job, found))
         _log.warning(
-            "The surrogate learned from runs of this cluster that state another recipe class than %s (%s): predictions "
-            "are priced by theirs, since its efficiency is learned already.", stated, learned,
+            "Recipe class %s is passed over: the surrogate learned this cluster's efficiency from its own runs, whose "
+            "recipe class is %s.", stated, learned,
         )  # fmt: skip
     return found
 
