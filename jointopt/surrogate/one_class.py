@@ -38,11 +38,12 @@ def of_learned_class(job: Job, name: str | None) -> Job:
     """The job by the class that a surrogate's own runs of it were priced by, None for none; a change is logged."""
     found = job if name is None else of_efficiency(job, name)
     if found is not job:
-        stated, learned = (one.training.recipe_class or "none" for one in (job, found))
+        stated, learned = job.training.recipe_class, found.training.recipe_class
         _log.warning(
-            "Recipe class %s is passed over: the surrogate learned this cluster's efficiency from its own runs, whose "
-            "recipe class is %s.", stated, learned,
-        )  # fmt: skip
+            "%s: the surrogate learned this cluster's efficiency from its own runs, whose recipe class is %s.",
+            f"Recipe class {stated} is passed over" if stated else f"The job is priced as a {learned} recipe",
+            learned or "not stated",
+        )
     return found
 
 
