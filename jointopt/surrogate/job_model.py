@@ -355,9 +355,14 @@ def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel
         return model
     classes = {surrogate.class_of(key) for key in keys}
     job = of_learned_class(model.job, classes.pop() if len(classes) == 1 else None)
-    runs, counts = relabelled(surrogate.support.take(at), HERE), {f"the surrogate {name}": len(at)}
+    runs, counts = relabelled(surrogate.support.take(at), HERE), {of_surrogate(name): len(at)}
     evidence = replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
     return replace(model, job=job, evidence=evidence)
+
+
+def of_surrogate(name: str) -> str:
+    """Where runs are from that a surrogate remembers, in `Evidence.counts`."""
+    return f"the surrogate {name}"
 
 
 def _remembered(surrogate: Surrogate, job: Job) -> tuple[list[str], Ints]:
@@ -382,4 +387,4 @@ def _warn_of_left_aside(surrogate: Surrogate, name: str, job: Job) -> None:
 def _with_own(evidence: Evidence, surrogate: Surrogate, name: str, source: str) -> Evidence:
     """The evidence with the count of the runs that the surrogate itself remembers of that source."""
     count = int((surrogate.support.source == source).sum())
-    return replace(evidence, counts={f"the surrogate {name}": count, **evidence.counts})
+    return replace(evidence, counts={of_surrogate(name): count, **evidence.counts})

@@ -22,6 +22,7 @@ from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import of_surrogate
 from jointopt.workflows.stored_proposals import STORAGE
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
@@ -105,8 +106,9 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
         raise UsageError(f"{source} holds no front of plans; {_EXPECTED}.")
     plans = _columns(_frame(entries, source), source)
     job = _job(document["job_file"], source) if "job_file" in document else None
-    surrogate = "" if document.get("informed_by") else str(document.get("surrogate") or "")
-    return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate)
+    surrogate = str(document.get("surrogate") or "")
+    at_hand = set(document.get("informed_by") or ()) <= {of_surrogate(surrogate)}  # other runs are not kept with plans
+    return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate if at_hand else "")
 
 
 def _of_study(name: str, storage: str) -> StoredPlans:

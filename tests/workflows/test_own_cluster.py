@@ -34,6 +34,7 @@ from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from jointopt.workflows.retrain import retrain
+from jointopt.workflows.select import select
 
 TOP_MHZ = 1410.0
 
@@ -117,6 +118,17 @@ def test_predicted_time_falls_and_power_rises_with_the_clock(folder: Path, job: 
     time_s, power_w = (np.stack([plans[name] for plans in found]) for name in ("iteration_time_s", "avg_power_w"))
     assert (np.diff(time_s, axis=0) <= 1e-9).all()
     assert (np.diff(power_w, axis=0) >= -1e-9).all()
+
+
+def test_plans_stored_with_a_surrogate_are_compared_by_it_again(folder: Path, job: Job, tmp_path: Path) -> None:
+    proposal = propose(job, surrogate=str(folder))
+    assert proposal.informed_by == {f"the surrogate {folder}": len(load(folder).residual)}
+    proposal.write(tmp_path)
+    found = select(str(tmp_path), objective="energy")
+    assert found.plans["faster_probability"].max() > 0.5
+    document = json.loads((tmp_path / "proposal.json").read_text())
+    (tmp_path / "proposal.json").write_text(json.dumps(document | {"informed_by": {"runs.csv": 3}}))
+    assert "faster_probability" not in select(str(tmp_path), objective="energy").plans  # those runs are not at hand
 
 
 def test_propose_and_explain_answer_alike_and_not_as_the_physics_alone(folder: Path, job: Job) -> None:
