@@ -134,6 +134,8 @@ class Retrained(Result):
         remarks = (line for remark in self.remarks for line in remark.split("\n"))
         lines = [*paragraphs(remarks, "    "), "", *_held_out_lines(self.sources), ""]
         lines.append(f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}")
+        if group_out > mean["physics"]:
+            lines.append("These runs do not help with groups unlike them: predict such plans with --surrogate none.")
         if self.compared is not None and self.compared.empty:
             lines += ["", not_comparable(self.out)]
         elif self.compared is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,10 @@ class Surrogate:
     ) -> tuple[Floats, Floats, Bools]:
         """As `Conditioned.predict`, for runs of one source."""
         return self.conditioned(runs.source[0], fitted, measured).predict(runs)
+
+    def without_runs(self) -> Surrogate:
+        """The same that remembers no runs."""
+        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0))
 
     def conditioned(self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None) -> Conditioned:
         """The correction of one source, after supporting runs and those at hand, its own and those of its kin.

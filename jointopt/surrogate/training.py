@@ -360,18 +360,18 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     everything = np.arange(len(data.source)).astype(np.int64)
     names = data.known.runs.names
     surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
-    surrogate = with_own(surrogate, found)
+    bare, surrogate = surrogate.without_runs(), with_own(surrogate, found)
     origin = str(data.source[0])
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
     if (every := joined([each for _, each in held])) is not None:
         # as weights were chosen: means over what was left out at a time, so that a small model counts as a large one
         counts = [len(f.rows) for f in found]
-        row |= {
-            name: float(np.average([f.own.errors[of] for f in found], weights=counts))
-            for name, of in (("physics", "physics"), ("group out", "time"))
-        }
+        for name, of in (("physics", "physics"), ("group out", "time")):
+            row[name] = float(np.average([f.own.errors[of] for f in found], weights=counts))
         row |= {"group out covered": every.coverage}
+    elif (few := leave_group_out(data, bare, origin)) is not None:
+        held, row = [(origin, few)], row | {"group out": few.median_error, "group out covered": few.coverage}
     table = pd.DataFrame([row, row | {"source": "mean"}])
     table.attrs |= _attributes(data, held, found)
     return surrogate, table

@@ -240,6 +240,25 @@ def test_sources_of_one_group_each_leave_the_error_unknown(three_sources, tmp_pa
     assert "median error unknown (too few runs or groups to judge by)" in report
 
 
+def test_a_few_runs_of_one_source_are_judged_on_groups_left_out(three_sources, tmp_path):
+    runs = three_sources[three_sources["source"] == "a100"]  # 1.3 times the physics throughout
+    found = retrain(tables=[save(runs, tmp_path)], out=tmp_path / "out").sources.iloc[0]
+    assert found["group out"] < 0.1 < 0.2 < found["physics"]
+
+
+def test_runs_that_do_not_help_with_other_groups_are_named(three_sources, tmp_path):
+    runs = three_sources[three_sources["source"] == "a100"]
+    one = runs["global_batch_size"] == runs["global_batch_size"].iloc[0]  # half of the groups are off by another factor
+    time_s = runs["iteration_time_s"] * np.where(one, 1.4, 0.6)
+    report = retrain(tables=[save(runs.assign(iteration_time_s=time_s), tmp_path)], out=tmp_path / "out").text()
+    assert "do not help with groups unlike them: predict such plans with --surrogate none" in report
+
+
+def save(runs: pd.DataFrame, folder: Path) -> Path:
+    runs.to_csv(folder / "runs.csv", index=False)
+    return folder / "runs.csv"
+
+
 def test_rows_that_a_surrogate_learned_from_are_known_again_in_another_file(trained, three_sources):
     shuffled = three_sources.sample(frac=0.5, random_state=0).drop(columns="group", errors="ignore")
     slower = shuffled.assign(iteration_time_s=1.01 * shuffled["iteration_time_s"])
