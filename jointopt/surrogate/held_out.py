@@ -37,6 +37,11 @@ class HeldOut:
         """Share of runs whose truth lies in the interval."""
         return self.covered(1.0)
 
+    @property
+    def by_root(self) -> HeldOut:
+        """The same with the roots of the half-widths in their place."""
+        return replace(self, half_width=np.sqrt(self.half_width))
+
     def covered(self, factor: float) -> float:
         """The same of intervals so many times as wide."""
         return float((np.abs(self.mean - self.truth) <= factor * self.half_width).mean())
@@ -118,17 +123,17 @@ def calibrated(
     """The surrogate with conformal widths: each kind of held-out prediction covers 90 % of rows, sources weighed alike.
 
     ``parts``: held-out predictions per source under ``measured``, ``few``, ``fitted`` and ``unknown``, by a surrogate
-    whose widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for all of these.
+    whose widths are 1. ``of_pairs``: those of differences, which take one factor more, the same for all of these,
+    and where runs are known have one of their own on the root of half-widths.
     """
     factors: dict[str, Any] = {kind: conformal(held) for kind, held in parts.items() if held}
     widths = replace(surrogate.widths, **factors)
-    apart = [
-        replace(held, half_width=held.half_width * getattr(widths, kind))
-        for kind, each in (of_pairs or {}).items()
-        for held in each
-    ]
-    if apart:
+    pairs = [(kind, held) for kind, each in (of_pairs or {}).items() for held in each]
+    # of all kinds at once: sources left out are then covered by 91 % with a profile and without, else by 93 and 88 %
+    if apart := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
         widths = replace(widths, difference=conformal(apart))
+    if after := [held.by_root for _, held in pairs if held.known]:
+        widths = replace(widths, difference_after=conformal(after))
     return replace(surrogate, widths=widths)
 
 

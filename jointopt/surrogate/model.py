@@ -40,6 +40,7 @@ class Widths:
     fitted: float = 1.0  # none are, but its framework has a profile
     unknown: float = 1.0
     difference: float = 1.0  # on top of these, of differences between two plans of one job
+    difference_after: float | None = None  # where runs are known: on the root of the process's own half-width of them
     few: float = 1.0  # a few runs of the same source are known
     new_cluster: Bounds | None = None  # no runs are known, but a profile of the framework
     new_software: Bounds | None = None  # neither; `host_share` comes on top of the upper
@@ -197,9 +198,13 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        factor = self.widths(runs) * self.surrogate.widths.difference
-        half_width = Z_90 * factor * self.posterior.contrast_deviation(runs, against)
-        return self.mean(runs) - self.mean(against), half_width
+        own, widths = Z_90 * self.posterior.contrast_deviation(runs, against), self.surrogate.widths
+        if self.own is None and len(self.known) and widths.difference_after is not None:
+            # after a few runs the process is too sure of plans like these, and too unsure of others
+            half_width = widths.difference_after * np.sqrt(own)
+        else:
+            half_width = self.widths(runs) * widths.difference * own
+        return self.mean(runs) - self.mean(against), np.asarray(half_width)
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

@@ -297,9 +297,9 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
         }  # fmt: skip
         row: dict[str, Any] = {"source": s.source, "physics": s.physics}
         row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
-        of_pairs = {"differences": (s.pairs.get("source_out"), w.fitted)}
-        of_pairs["differences, +3 runs"] = _after(s.pairs.get("three"), w)
-        held |= {name: (h, factor * w.difference) for name, (h, factor) in of_pairs.items()}
+        held |= {"differences": (s.pairs.get("source_out"), w.fitted * w.difference)}
+        if (three := s.pairs.get("three")) and w.difference_after is not None:
+            held |= {"differences, +3 runs": (three.by_root, w.difference_after)}
         row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
         if s.new is not None and w.new_cluster is not None and w.new_software is not None:
             own, generic = s.new.covered(w.new_cluster, w.new_software)

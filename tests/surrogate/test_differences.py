@@ -90,6 +90,18 @@ def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None
     assert known.difference(THREE, THREE.take(np.array([0])))[1] == pytest.approx(6.0 * Z_90 * deviation)
 
 
+def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_what_the_process_says() -> None:
+    roots = np.linspace(0.1, 0.4, 11)
+    off = HeldOut(1.5 * roots, np.zeros(11), roots**2, np.arange(11), known=3)
+    unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    widths = calibrated(unseen, {"few": [off]}, {"few": [off]}).widths
+    assert widths.difference_after == pytest.approx(1.5)
+    known = replace(unseen, widths=widths).conditioned("a", True, (THREE, np.array([0.1, 0.2, 0.1])))
+    one = THREE.take(np.array([0]))
+    deviation = known.posterior.contrast_deviation(THREE, one)
+    assert known.difference(THREE, one)[1] == pytest.approx(1.5 * np.sqrt(Z_90 * deviation))
+
+
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
 
 
