@@ -205,8 +205,9 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     names row, column and value of a cell that makes no sense, for a table without rows and for a column given twice.
     """
     clean, unread = readable_runs(table)
-    for row, reason in sorted(unread.items()):
-        raise TableError(f"Row {row + 1} of the table: {reason}")
+    if unread:
+        first = min(unread)
+        raise TableError(f"Row {first + 1} of the table: {unread[first]}")
     return clean
 
 

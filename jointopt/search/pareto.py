@@ -12,6 +12,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.spec.objectives import OBJECTIVES as OBJECTIVES
+from jointopt.spec.plans.clocks import widened
 
 _AT_ONCE = 256  # points compared with a whole front
 _DRAWN = 20_000  # points to estimate a volume from
@@ -108,6 +109,12 @@ def concat(parts: list[Columns]) -> Columns:
     """Rows of several tables one after another, in the columns that all of them have."""
     shared = [name for name in parts[0] if all(name in part for part in parts)]
     return {name: np.concatenate([part[name] for part in parts]) for name in shared}
+
+
+def concat_plans(parts: list[Columns]) -> Columns:
+    """As `concat`, of plans whose deepest pipelines differ: clocks of stages that a table does not have are blank."""
+    deepest = max(part["stage_clock_mhz"].shape[1] for part in parts)
+    return concat([part | {"stage_clock_mhz": widened(part["stage_clock_mhz"], deepest)} for part in parts])
 
 
 def front_rows(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> Ints:

@@ -10,10 +10,10 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_folds import COVERAGE
 from jointopt.surrogate.residual_gp import Runs
 
 FOLDS = 5
-COVERAGE = 0.9
 MOST_PAIRS = 400  # of one group, so that a large one does not take all the time
 
 

@@ -288,7 +288,8 @@ class JobModel:
         (2, n) and the 90 % half-width (n,) of the logarithm of power. Under its limit such a GPU runs at the clock that
         one as predicted reaches under a limit higher by as much, up to the cluster's. ``held``: the plans as `_held`.
         """
-        known, count = self.intervals(held), len(columns["pp"])
+        known = columns if "avg_power_w_low" in columns else self.intervals(held)
+        count = len(columns["pp"])
         half = np.log(known["avg_power_w"] / known["avg_power_w_low"])
         limit_w = columns[POWER_LIMIT]
         higher_w = np.maximum(np.minimum(limit_w * np.exp(half), self.job.cluster.power_limit_w), limit_w)

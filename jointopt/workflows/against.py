@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import POWER_LIMIT, Columns, Floats
-from jointopt.search.pareto import concat, take
+from jointopt.core.schema import POWER_LIMIT, Columns
+from jointopt.search.pareto import concat_plans, take
 from jointopt.spec.job import Job
 from jointopt.surrogate.job_model import JobModel
 
@@ -38,14 +38,12 @@ class Against:
             return plans
         if _OF_STAGES in self.reference:
             return self.model.bounded(plans)
-        both = self._with_reference(plans)  # the same for both, which are then priced once
-        return take(self.model.bounded(both) | self.model.differences(both, len(plans["pp"])), slice(0, -1))
+        both = self.model.bounded(self._with_reference(plans))
+        return take(both | self.model.differences(both, len(plans["pp"])), slice(0, -1))
 
     def _with_reference(self, plans: Columns) -> Columns:
         """Plans, and the reference behind them, in the columns that both have."""
-        parts = with_limits([plans, self.reference], self.model.job)
-        deepest = max(one["stage_clock_mhz"].shape[1] for one in parts)
-        return concat([one | {"stage_clock_mhz": _padded(one["stage_clock_mhz"], deepest)} for one in parts])
+        return concat_plans(with_limits([plans, self.reference], self.model.job))
 
 
 def with_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
@@ -55,7 +53,3 @@ def with_limits(parts: Sequence[Columns], job: Job) -> list[Columns]:
     usual = job.cluster.power_limit_w
     limits = [np.fmin(one.get(POWER_LIMIT, np.full(len(one["pp"]), usual)), usual) for one in parts]
     return [one | {POWER_LIMIT: limit_w} for one, limit_w in zip(parts, limits, strict=True)]
-
-
-def _padded(stage_clock_mhz: Floats, stages: int) -> Floats:
-    return np.pad(stage_clock_mhz, ((0, 0), (0, stages - stage_clock_mhz.shape[1])), constant_values=np.nan)

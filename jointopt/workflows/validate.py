@@ -17,7 +17,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Ints, inside
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
-from jointopt.search.pareto import front_order, take
+from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -188,7 +188,7 @@ def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[s
     columns["in_domain"] = np.array([bool(trial.get("in_domain")) for _, trial in others])
     columns["doubts"] = np.array([str(trial.get("doubts") or "") for _, trial in others], object)
     rows = pd.concat([chosen.rows, measurement_columns(job, columns)], ignore_index=True)
-    return replace(chosen, rows=rows, columns=_stacked(chosen.columns, columns))
+    return replace(chosen, rows=rows, columns=concat_plans([chosen.columns, columns]))
 
 
 def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen:
@@ -201,20 +201,13 @@ def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Cho
     if reference in records:
         columns, at = some, records.index(reference)
     else:
-        columns, at = _stacked(some, proposal.reference), len(records)
+        columns, at = concat_plans([some, proposal.reference]), len(records)
     return _Chosen(measurement_columns(model.job, columns), columns, at, len(front["pp"]))
 
 
 def _plans(columns: Columns) -> Iterator[dict[str, Any]]:
     count = len(columns["pp"])
     return iter(plan_records(columns, columns["stage_clock_mhz"], range(count)))
-
-
-def _stacked(first: Columns, second: Columns) -> Columns:
-    """Rows of both, in the columns of both; stages that only one of them has are blank in the other."""
-    width = max(columns["stage_clock_mhz"].shape[1] for columns in (first, second))
-    parts = [each | {"stage_clock_mhz": widened(each["stage_clock_mhz"], width)} for each in (first, second)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in first if name in second}
 
 
 def _of_space(model: JobModel, top: int) -> _Chosen:
