@@ -75,6 +75,11 @@ def has_begun(count: int) -> None:
         time.sleep(0.05)
 
 
+def answered_once_without(lost: set[int]) -> bool:
+    """Whether no plan was answered twice by processes other than ``lost``, whose last answer may not have arrived."""
+    return max(Counter(plan for pid, plan in calls("ended") if pid not in lost).values()) == 1
+
+
 def finished(url: str) -> Counter[str]:
     """States of the trials of the only study."""
     (name,) = optuna.get_all_study_names(url)
@@ -84,11 +89,12 @@ def finished(url: str) -> Counter[str]:
 def test_a_lost_worker_costs_nothing_but_its_call(url: str) -> None:
     tool = coordinator(url, 24)
     has_begun(6)
-    os.kill(calls("begun")[-1][0], signal.SIGKILL)
+    lost = calls("begun")[-1][0]
+    os.kill(lost, signal.SIGKILL)
     output = tool.communicate(timeout=300)[0]
     assert (tool.returncode, finished(url)) == (0, Counter(COMPLETE=24)), output
-    ended = Counter(plan for _, plan in calls("ended"))
-    assert (len(ended), max(ended.values())) == (24, 1)
+    assert len({plan for _, plan in calls("ended")}) == 24
+    assert answered_once_without({lost})
     assert len({pid for pid, _ in calls("begun")}) >= 3
 
 
@@ -112,11 +118,12 @@ def test_workers_on_three_nodes_of_slurm_of_which_two_are_killed_lose_nothing(cl
     while len({pid for pid, _ in calls("begun")}) < SLURM_WORKERS and tool.poll() is None:
         time.sleep(0.1)
     ended = {plan for _, plan in calls("ended")}
-    for pid in [pid for pid, plan in calls("begun") if plan not in ended][:2]:
+    lost = [pid for pid, plan in calls("begun") if plan not in ended][:2]
+    for pid in lost:
         os.kill(pid, signal.SIGKILL)
     output = tool.communicate(timeout=400)[0]
     assert (tool.returncode, finished(url)) == (0, Counter(COMPLETE=3 * SLURM_WORKERS)), output
-    assert max(Counter(plan for _, plan in calls("ended")).values()) == 1
+    assert answered_once_without(set(lost))
     wait_for(lambda: cluster.jobs() == [], "no job is left")
     assert [file.name for file in Path().glob(".*")] == []  # no key
 
