@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
@@ -43,6 +42,8 @@ def held_half_width(error: Floats, units: int) -> float:
     Student's t over the normal quantile, of as many degrees of freedom as there are units (errors are about zero, no
     mean is taken off). On made-up clusters that holds 90 % of models not seen (docs/surrogate-experiments.md).
     """
+    from scipy.special import stdtrit  # here, since every command that loads a surrogate would wait for the import
+
     few = float(stdtrit(float(units), 0.5 + COVERAGE / 2.0)) / Z_90
     return few * float(np.quantile(np.abs(error), COVERAGE, method="inverted_cdf"))
 

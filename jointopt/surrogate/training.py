@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from threadpoolctl import threadpool_limits
 
+from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import TableError
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
@@ -340,7 +340,7 @@ def train(
             f"({used}): add tables, or adapt to the rows with `jointopt predict --measured` instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         if len(names) < 2 and base is not None:
             return _of_one_source(data, base, seed)
         surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)

@@ -1,0 +1,28 @@
+"""BLAS on one thread for as long as a context lasts."""
+
+from __future__ import annotations
+
+import numpy as np  # noqa: F401 - a BLAS library to hold
+import threadpoolctl
+
+from jointopt.core.blas import one_blas_thread
+
+
+def threads() -> set[int]:
+    return {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"}
+
+
+def test_blas_has_one_thread_within_the_context_and_its_own_number_after() -> None:
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with one_blas_thread():
+            assert threads() == {1}
+        assert threads() == {2}
+
+
+def test_a_library_loaded_later_is_held_too() -> None:
+    with one_blas_thread():
+        pass
+    import scipy.linalg  # noqa: F401 - it brings a BLAS of its own
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"), one_blas_thread():
+        assert threads() == {1}
