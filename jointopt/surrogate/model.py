@@ -164,7 +164,7 @@ class Conditioned:
         return self._weighed(self.posterior.mean(runs), runs)
 
     def _weighed(self, mean: Floats, runs: Runs) -> Floats:
-        """What counts of the ``mean`` (n,) of the process."""
+        """The part of the ``mean`` (n,) of the process that counts."""
         return mean if self.new_groups is None else self.new_groups.weighed(mean, runs, self.known)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:

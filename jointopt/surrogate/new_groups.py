@@ -42,7 +42,7 @@ class NewGroups:
         return bool((kinship(np.array(self.sources), np.array([source])) > 0.0).any())
 
     def weighed(self, mean: Floats, runs: Runs, known: Runs) -> Floats:
-        """What counts of the ``mean`` (n,) of the process for ``runs``: all where a run of the group is ``known``."""
+        """The part that counts of the ``mean`` (n,) of the process: all where a run of the group is ``known``."""
         return mean if self.weight == 1.0 else mean * np.where(_of_known_group(runs, known), 1.0, self.weight)
 
     def factors(self, runs: Runs, known: Runs) -> Floats:
