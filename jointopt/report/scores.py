@@ -135,7 +135,7 @@ class Retrained(Result):
         lines = [*paragraphs(remarks, "    "), "", *_held_out_lines(self.sources), ""]
         lines.append(f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}")
         if group_out > mean["physics"]:
-            lines.append("These runs do not help with groups unlike them: predict such plans with --surrogate none.")
+            lines.append("On groups left out these runs do not help: compare plans of others with --surrogate none.")
         if self.compared is not None and self.compared.empty:
             lines += ["", not_comparable(self.out)]
         elif self.compared is not None:

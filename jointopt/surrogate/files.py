@@ -20,6 +20,7 @@ from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
@@ -34,7 +35,7 @@ OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they 
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
 # a form that could not be checked, and nothing of a source's own
 FORMAT = 6
-_MOST_OFFSET_W = 1e6
+_MOST_OFFSET_W, _MOST_WIDER = 1e6, 1e9
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 DAMAGED = (
@@ -71,6 +72,9 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         "own": own,
         "sha256": {name: _sha256(folder / name) for name in written},
     }
+    if (new := surrogate.new_groups) is not None:
+        of_new = {"weight": new.weight, "wider": new.wider, "errors": dict(new.errors), "judged": new.judged}
+        model["new_groups"] = of_new
     text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
     (folder / CARD).write_text(text + "\n", encoding="utf-8")
 
@@ -129,6 +133,18 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
         importance={str(name): float(size) for name, size in values["importance"].items()},
     )  # fmt: skip
+
+
+def _new_groups(sources: np.ndarray[Any, Any], values: Mapping[str, Any] | None) -> NewGroups | None:
+    """How far the runs of ``sources`` count for groups of which none is known; None: as far as for others."""
+    if values is None:
+        return None
+    errors = {name: float(values["errors"][name]) for name in ("physics", "process", "time")}
+    numbers = float(values["weight"]), float(values["wider"]), errors, int(values["judged"])
+    found = NewGroups(tuple(np.unique(sources).tolist()), *numbers)
+    if not (found.sources and 0.0 <= found.weight <= 1.0 and 1.0 <= found.wider < _MOST_WIDER):
+        raise ValueError("a weight for groups without runs is not between 0 and 1, or a factor on their widths below 1")
+    return found
 
 
 def _heat(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -208,6 +224,7 @@ def load(folder: Path) -> Surrogate:
             support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
             widths=_widths(model["widths"]), card=card,
             own=tuple(_own(folder, number, values) for number, values in enumerate(model["own"])),
+            new_groups=_new_groups(support["source"], model.get("new_groups")),
             learned_rows=_learned_rows(folder) if LEARNED in model["sha256"] else None,
         )  # fmt: skip
         _check_sizes(surrogate)

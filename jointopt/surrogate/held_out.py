@@ -47,12 +47,12 @@ class HeldOut:
         return float((np.abs(self.mean - self.truth) <= factor * self.half_width).mean())
 
 
-def group_folds(group: np.ndarray[Any, Any], seed: int = 0) -> Iterator[tuple[Ints, Ints]]:
-    """(train, test) positions with whole groups held out, at most `FOLDS` times."""
+def group_folds(group: np.ndarray[Any, Any], seed: int = 0, most: int = FOLDS) -> Iterator[tuple[Ints, Ints]]:
+    """(train, test) positions with whole groups held out, at most ``most`` times."""
     groups = np.random.default_rng(seed).permutation(np.unique(group))
     if len(groups) < 2:
         return
-    for held in np.array_split(groups, min(FOLDS, len(groups))):
+    for held in np.array_split(groups, min(most, len(groups))):
         test = np.isin(group, held)
         yield np.flatnonzero(~test).astype(np.int64), np.flatnonzero(test).astype(np.int64)
 

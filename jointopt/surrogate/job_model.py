@@ -358,7 +358,8 @@ def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel
     job = of_learned_class(model.job, classes.pop() if len(classes) == 1 else None)
     runs, counts = relabelled(surrogate.support.take(at), HERE), {of_surrogate(name): len(at)}
     evidence = replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
-    return replace(model, job=job, evidence=evidence)
+    new = surrogate.new_groups and replace(surrogate.new_groups, sources=(HERE,))
+    return replace(model, job=job, evidence=evidence, surrogate=replace(surrogate, new_groups=new))
 
 
 def of_surrogate(name: str) -> str:

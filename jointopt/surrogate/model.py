@@ -12,6 +12,7 @@ from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.known_rows import Fingerprints
+from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
@@ -64,6 +65,7 @@ class Surrogate:
     widths: Widths = field(default_factory=Widths)
     card: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
+    new_groups: NewGroups | None = None  # where a few runs of one source are all that it learned from
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
 
     def predict(
@@ -91,7 +93,8 @@ class Surrogate:
             process = many.process(self.kernel, known, residual)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
         posterior = condition(self.kernel, known, residual)
-        return Conditioned(self, source, fitted, known, residual, posterior, not len(rows))
+        new = self.new_groups if self.new_groups is not None and self.new_groups.speaks_of(source) else None
+        return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
 
     def speaker(self, source: str) -> str:
         """The source whose many runs speak for ``source``: itself, else one of its software, GPU and GPUs per node.
@@ -150,12 +153,19 @@ class Conditioned:
     posterior: Posterior
     movable: bool  # all that is known can be priced anew
     own: OwnRuns | None = None  # where many runs of the source were learned from
+    new_groups: NewGroups | None = None  # where a few were
 
     def mean(self, runs: Runs) -> Floats:
         """The mean of `predict` alone, (n,)."""
         if self.own is not None:
             return self.own.time(self.posterior.mean(runs), runs)
-        return self.posterior.mean(runs) if len(self.known) else self.surrogate.correction_by_trees(runs)
+        if not len(self.known):
+            return self.surrogate.correction_by_trees(runs)
+        return self._weighed(self.posterior.mean(runs), runs)
+
+    def _weighed(self, mean: Floats, runs: Runs) -> Floats:
+        """The part of the ``mean`` (n,) of the process that counts."""
+        return mean if self.new_groups is None else self.new_groups.weighed(mean, runs, self.known)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
@@ -170,6 +180,8 @@ class Conditioned:
         inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
+        if self.new_groups is not None:  # groups may differ where features do not
+            mean, half_width = self._weighed(mean, runs), half_width * self.new_groups.factors(runs, self.known)
         return mean, half_width, inside
 
     def new(self, runs: Runs) -> tuple[Floats, Floats] | None:
@@ -204,7 +216,10 @@ class Conditioned:
             half_width = widths.difference_after * np.sqrt(own)
         else:
             half_width = self.widths(runs) * widths.difference * own
-        return self.mean(runs) - self.mean(against), np.asarray(half_width)
+        mean = self.mean(runs) - self.mean(against)
+        if self.new_groups is not None:  # what does not count of the process may be true all the same
+            half_width = half_width + np.abs(self.posterior.mean(runs) - self.posterior.mean(against) - mean)
+        return mean, np.asarray(half_width)
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

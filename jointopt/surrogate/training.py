@@ -17,6 +17,7 @@ from jointopt.physics.describe import CATEGORY
 from jointopt.surrogate.dataset import Priced, price, timed_runs
 from jointopt.surrogate.evidence import power_log_ratio
 from jointopt.surrogate.held_out import (
+    FOLDS,
     HeldOut,
     calibrated,
     group_folds,
@@ -27,6 +28,7 @@ from jointopt.surrogate.held_out import (
 )
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.new_groups import MOST_FOLDS, judge_new_groups
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 from jointopt.surrogate.one_class import learned_classes
 from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
@@ -190,10 +192,10 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
     return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
 
 
-def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
+def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str, most: int = FOLDS) -> HeldOut | None:
     """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
     rows, known = data.of({name}), data.known.runs
-    folds = group_folds(known.group[rows])
+    folds = group_folds(known.group[rows], most=most)
     return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
 
 
@@ -344,8 +346,7 @@ def train(
         if len(names) < 2 and base is not None:
             return _of_one_source(data, base, seed)
         surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
-        strength = surrogate.trees.strength if surrogate.trees else 0.0
-        scores = cross_validate(data, names, strength, seed)
+        scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
         own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
     surrogate = with_calibrated_widths(surrogate, scores)
     table = score_table(scores, surrogate.widths)
@@ -356,12 +357,10 @@ def train(
 
 def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
     """The same as `train` of runs of one source: what they teach of it, around the kernel of ``base``."""
-    found = learn_every_own(data, base.kernel, seed)
-    everything = np.arange(len(data.source)).astype(np.int64)
-    names = data.known.runs.names
-    surrogate = Surrogate(base.kernel, None, names, *_supporting(data, everything, seed), widths=base.widths)
+    found, origin = learn_every_own(data, base.kernel, seed), str(data.source[0])
+    supporting = _supporting(data, data.of({origin}), seed)
+    surrogate = Surrogate(base.kernel, None, data.known.runs.names, *supporting, widths=base.widths)
     bare, surrogate = surrogate.without_runs(), with_own(surrogate, found)
-    origin = str(data.source[0])
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
     if (every := joined([each for _, each in held])) is not None:
@@ -370,7 +369,9 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
         for name, of in (("physics", "physics"), ("group out", "time")):
             row[name] = float(np.average([f.own.errors[of] for f in found], weights=counts))
         row |= {"group out covered": every.coverage}
-    elif (few := leave_group_out(data, bare, origin)) is not None:
+    elif (few := leave_group_out(data, bare, origin, MOST_FOLDS)) is not None:
+        new, few = judge_new_groups(few, data.known.runs)
+        surrogate = replace(surrogate, new_groups=new)
         held, row = [(origin, few)], row | {"group out": few.median_error, "group out covered": few.coverage}
     table = pd.DataFrame([row, row | {"source": "mean"}])
     table.attrs |= _attributes(data, held, found)
@@ -383,9 +384,8 @@ def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[Le
         source: {str(name): float(error) for name, error in rows.groupby("group")["error"].median().round(4).items()}
         for source, rows in held_out.groupby("source")
     }
-    learned = {"learned_rows": data.fingerprints, "recipe_classes": learned_classes(data.known)}
-    own_runs = [found.own for found in own]
-    return {"groups": groups, "rows": held_out.to_dict("list"), "use": data.use, "own": own_runs} | learned
+    learned = {"learned_rows": data.fingerprints, "recipe_classes": learned_classes(data.known), "use": data.use}
+    return {"groups": groups, "rows": held_out.to_dict("list"), "own": [found.own for found in own]} | learned
 
 
 def _held_out_rows(data: TrainingSet, found: list[tuple[str, HeldOut]]) -> pd.DataFrame:

@@ -246,12 +246,26 @@ def test_a_few_runs_of_one_source_are_judged_on_groups_left_out(three_sources, t
     assert found["group out"] < 0.1 < 0.2 < found["physics"]
 
 
-def test_runs_that_do_not_help_with_other_groups_are_named(three_sources, tmp_path):
+def test_two_groups_that_do_not_help_with_each_other_are_named(three_sources, tmp_path):
     runs = three_sources[three_sources["source"] == "a100"]
     one = runs["global_batch_size"] == runs["global_batch_size"].iloc[0]  # half of the groups are off by another factor
     time_s = runs["iteration_time_s"] * np.where(one, 1.4, 0.6)
     report = retrain(tables=[save(runs.assign(iteration_time_s=time_s), tmp_path)], out=tmp_path / "out").text()
-    assert "do not help with groups unlike them: predict such plans with --surrogate none" in report
+    assert "On groups left out these runs do not help: compare plans of others with --surrogate none." in report
+
+
+def test_a_few_runs_that_do_not_help_with_other_groups_leave_those_to_the_physics(synthetic_runs, tmp_path):
+    runs = synthetic_runs("lab", 1.0, rows=4, groups=(32, 64, 128, 256, 512, 1024), seed=8)
+    odd = np.log2(runs["global_batch_size"]) % 2  # a group's neighbours are off the other way
+    time_s = runs["iteration_time_s"] * np.where(odd, 1.25, 0.8)
+    found = retrain(tables=[save(runs.assign(iteration_time_s=time_s), tmp_path)], out=tmp_path / "out")
+    errors, kept = found.sources.iloc[0], load(tmp_path / "out").new_groups
+    assert kept is not None
+    assert kept.weight < 1.0
+    assert kept.errors["time"] <= kept.errors["physics"] < kept.errors["process"]
+    assert errors["group out"] <= errors["physics"]
+    assert kept.to_text() == card(tmp_path / "out")["groups_without_runs"]
+    assert f"lab: process {kept.weight:g} for groups without runs" in found.text()
 
 
 def save(runs: pd.DataFrame, folder: Path) -> Path:
