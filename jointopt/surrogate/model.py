@@ -96,12 +96,16 @@ class Surrogate:
         new = self.new_groups if self.new_groups is not None and self.new_groups.speaks_of(source) else None
         return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
 
-    def speaker(self, source: str) -> str:
+    def speaker(self, source: str, of_user: bool = False) -> str:
         """The source whose many runs speak for ``source``: itself, else one of its software, GPU and GPUs per node.
 
-        Tables of one cluster name it differently, or not at all. ``source`` itself where there is none.
+        Tables of one cluster name it differently, or not at all. ``of_user``: the surrogate was trained on clusters of
+        its user's, so that remembered runs speak too where there are not many. ``source`` itself where there is none.
         """
         keys = [own.source for own in self.own]
+        if of_user:  # those with most runs first
+            remembered, counts = np.unique(self.support.source, return_counts=True)
+            keys += remembered[np.argsort(-counts, kind="stable")].tolist()
         alike = [key for key in keys if key.split("|")[-3:] == source.split("|")[-3:]]
         return source if source in keys else (alike or [source])[0]
 

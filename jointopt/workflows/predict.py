@@ -26,7 +26,7 @@ from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.spec.machine import Machine, check_machine
 from jointopt.spec.plans.rules import violations
-from jointopt.surrogate.correction import Correction, Move, load_surrogate
+from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.heat_names import HEAT_COLUMNS
@@ -95,7 +95,8 @@ def predict(
     # batches are independent, and numpy leaves the other cores to other threads while it computes
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
-        corrections = dict(pool.map(lambda part: (part.source, _correction(part, learned, evidence)), firsts))
+        of_user = surrogate not in ("none", *surrogate_names())
+        corrections = dict(pool.map(lambda part: (part.source, _correction(part, learned, evidence, of_user)), firsts))
         done = pool.map(lambda batch: _answered(batch, corrections[batch[0].source]), parts)
         answers = [answer for batch in done for answer in batch]
     reasons |= {int(row): a.refused for a in answers if a.refused for row in a.part.work.rows}
@@ -202,11 +203,16 @@ class _Answer:
     refused: str = ""
 
 
-def _correction(part: Part, surrogate: Surrogate | None, evidence: Mapping[str, Evidence]) -> Correction | None:
-    """The correction of the source of a part, conditioned once for all its batches; None without a surrogate."""
+def _correction(
+    part: Part, surrogate: Surrogate | None, evidence: Mapping[str, Evidence], of_user: bool
+) -> Correction | None:
+    """The correction of the source of a part, conditioned once for all its batches; None without a surrogate.
+
+    ``of_user``: the surrogate is none of those shipped.
+    """
     if surrogate is None:
         return None
-    source = surrogate.speaker(part.source)
+    source = surrogate.speaker(part.source, of_user)
     known = with_kin(evidence, part.source).of_source(part.source, source)
     correction = Correction(surrogate, source, part.work.job.training.framework.fitted, known)
     of_learned_class(part.work.job, correction.recipe_class)

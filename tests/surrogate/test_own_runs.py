@@ -21,7 +21,7 @@ from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_folds import folds_by_model, held_half_width
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, learn_mix, learn_own
 from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
 from jointopt.surrogate.trees import Trees
 
 SOURCE = "lab|megatron-lm|h100-sxm5-80gb|8"
@@ -187,6 +187,14 @@ def test_a_source_of_another_name_is_spoken_for_by_one_of_its_software_and_machi
     assert surrogate.speaker("other|megatron-lm|h100-sxm5-80gb|8") == SOURCE
     for other in ("lab|nemo|h100-sxm5-80gb|8", "lab|megatron-lm|h200-sxm-141gb|8", "lab|megatron-lm|h100-sxm5-80gb|4"):
         assert surrogate.speaker(other) == other
+
+
+def test_few_runs_speak_for_another_name_where_the_surrogate_is_its_users_own() -> None:
+    few = replace(runs(2), source=np.full(2, SOURCE.replace("lab", "first")))
+    surrogate = Surrogate(KERNEL, None, (), together([few, runs(3)]), np.zeros(5))
+    unnamed = SOURCE.replace("lab", "")
+    assert surrogate.speaker(unnamed, of_user=True) == SOURCE  # three runs, not two
+    assert surrogate.speaker(unnamed) == unnamed
 
 
 @pytest.mark.parametrize(("beyond", "weight"), [(False, 1.0), (False, 0.25), (True, 1.0), (True, 0.5)])

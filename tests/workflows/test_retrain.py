@@ -18,6 +18,7 @@ from jointopt.surrogate.files import load
 from jointopt.surrogate.training import Scores, score_table
 from jointopt.workflows import retrain as retraining
 from jointopt.workflows.evaluate import evaluate
+from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 
 
@@ -244,6 +245,14 @@ def test_a_few_runs_of_one_source_are_judged_on_groups_left_out(three_sources, t
     runs = three_sources[three_sources["source"] == "a100"]  # 1.3 times the physics throughout
     found = retrain(tables=[save(runs, tmp_path)], out=tmp_path / "out").sources.iloc[0]
     assert found["group out"] < 0.1 < 0.2 < found["physics"]
+
+
+def test_a_table_that_does_not_name_its_source_is_predicted_by_a_surrogate_of_few_runs(three_sources, tmp_path):
+    runs = three_sources[three_sources["source"] == "a100"].reset_index(drop=True)  # 1.3 times the physics throughout
+    retrain(tables=[save(runs, tmp_path)], out=tmp_path / "out")
+    named, unnamed = (predict(table, str(tmp_path / "out")) for table in (runs, runs.drop(columns="source")))
+    pd.testing.assert_series_equal(named["predicted_iteration_time_s"], unnamed["predicted_iteration_time_s"])
+    assert (unnamed["predicted_iteration_time_s"] / runs["iteration_time_s"]).median() == pytest.approx(1.0, abs=0.03)
 
 
 def test_two_groups_that_do_not_help_with_each_other_are_named(three_sources, tmp_path):
