@@ -1,4 +1,4 @@
-"""What a power limit leaves to GPUs that were measured to draw otherwise than the physics says, by hand."""
+"""What a power limit leaves to GPUs that were measured to draw otherwise than the physics predicts, by hand."""
 
 from dataclasses import replace
 
