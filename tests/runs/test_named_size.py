@@ -1,4 +1,4 @@
-"""Heads that are the word embedding, told by the size that a model's name states."""
+"""Heads that are the word embedding, recognised by the size that a model's name states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_count_of_one_table_ties_the_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["L 1B (1.61B)", "Llama 1B", "Llama 1.34B", "Llama (1B)", "L (2.75B)", ""])
-def test_no_count_a_rough_one_that_of_two_tables_and_a_strange_one_leave_it(name: str) -> None:
+def test_a_name_without_the_count_of_one_table_leaves_the_head(name: str) -> None:
     assert with_stated_head(llama(name)) == llama(name)
 
 

@@ -287,27 +287,27 @@ def test_no_published_run_is_refused(path: Path) -> None:
     assert len(good) == len(read_table(path))
 
 
-def test_results_that_cannot_be_are_blank_and_told_and_words_of_the_status_are_read() -> None:
+def test_results_that_cannot_be_are_blank_and_reported_and_words_of_the_status_are_read() -> None:
     given = pd.DataFrame({
         "status": ["OK", " oom ", "success", "failed", None, "ok"],
         "iteration_time_s": [np.inf, np.nan, 2.0, 0.0, -5.0, 1.5],
         "peak_memory_gib": [1.0, 1e6, 1e7, 0.0, 2.0, 3.0],
     }, index=[5, 4, 3, 2, 1, 0])  # fmt: skip
-    sound, said = sound_results(given)
+    sound, messages = sound_results(given)
     assert sound["status"].fillna("").tolist() == ["ok", "oom", "unknown", "failed", "", "ok"]
     assert sound["iteration_time_s"].dropna().to_dict() == {3: 2.0, 0: 1.5}
     assert sound["peak_memory_gib"].dropna().tolist() == [1.0, 2.0, 3.0]
-    assert [text.split(" (")[0] for text in said] == [
+    assert [text.split(" (")[0] for text in messages] == [
         "1 row with an impossible status", "2 rows with an impossible iteration_time_s",
         "2 rows with an impossible peak_memory_gib",
     ]  # fmt: skip
-    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in said[1]
+    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in messages[1]
 
 
 def test_sound_results_are_left_as_they_are() -> None:
     runs = table({}, {"status": "failed", "iteration_time_s": None})
-    sound, said = sound_results(runs)
-    assert said == []
+    sound, messages = sound_results(runs)
+    assert messages == []
     pd.testing.assert_frame_equal(sound, runs)
 
 

@@ -61,7 +61,7 @@ def test_its_job_is_written_and_read_again(tmp_path: Path) -> None:
     assert load_job(tmp_path / "job.yaml") == first
 
 
-def test_what_stands_in_is_said() -> None:
+def test_what_stands_in_is_a_named_assumption() -> None:
     assert "mine: what is not given is that of h100-sxm5-80gb" in map(str, job(LIKE).cluster.assumed)
 
 
