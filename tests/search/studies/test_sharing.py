@@ -179,7 +179,7 @@ def test_a_plan_that_cannot_be_evaluated_fails_alone(problem, shared_url):
     assert "out of luck" in next(t for t in study.trials if t.state.name == "FAIL").user_attrs["error"]
 
 
-def test_where_nothing_can_be_evaluated_the_worker_says_so(problem, shared_url):
+def test_where_nothing_can_be_evaluated_the_worker_raises_the_reason(problem, shared_url):
     def never(layout, clocks):
         raise RuntimeError("no cluster")
 
