@@ -130,7 +130,7 @@ def test_more_ranks_than_gpus_are_refused(driver) -> None:
         pass
 
 
-def test_a_gpu_that_is_lost_meanwhile_is_told_and_the_others_are_put_back(driver) -> None:
+def test_a_gpu_that_is_lost_meanwhile_is_reported_and_the_others_are_put_back(driver) -> None:
     with locked(plan_settings(PLAN)) as held:
         driver.disturb("lost-1")
     assert "the clock of GPU 1 was not put back" in held.trouble

@@ -77,7 +77,7 @@ def test_a_profile_that_is_not_offered_is_refused_before_anything_is_set(blackwe
     assert blackwell.calls() == []
 
 
-def test_a_gpu_without_profiles_says_which_have_them(driver) -> None:
+def test_a_gpu_without_profiles_is_refused(driver) -> None:
     with pytest.raises(PlanError, match="its driver offers none"), locked([Setting(0, profiles=("max-q",))]):
         pass
 
