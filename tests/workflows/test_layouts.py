@@ -124,6 +124,6 @@ def tight_rank(proposal):
     ("behind", "energy", "words"),
     [(-0.02, None, "2.0% faster than the first."), (0.0, -0.1, "0.0% slower than the first, at 10.0% less energy.")],
 )
-def test_a_rank_says_what_is_known_of_the_distance_to_the_first(behind, energy, words):
+def test_a_rank_states_what_is_known_of_the_distance_to_the_first(behind, energy, words):
     assert Rank(7, 9, behind, energy).sentence() == f"Its layout is rank 7 of 9 at the highest clock, {words}"
     assert Rank(1, 9, 0.0).sentence() == "Its layout is rank 1 of 9 at the highest clock."
