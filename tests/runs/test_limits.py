@@ -62,7 +62,7 @@ EXPERTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), EXPERTS)
-def test_loads_of_experts_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+def test_impossible_loads_of_experts_are_refused(change: dict[str, Any], words: str) -> None:
     mixture = RUN | {"num_experts": 8, "moe_router_topk": 2}
     fine = [mixture | {"moe_load_imbalance": 4.0}, mixture | {"moe_router_force_load_balancing": True}]
     good, problems = check_measurements(pd.DataFrame([*fine, mixture | change]), rules=MEASUREMENT_RULES)

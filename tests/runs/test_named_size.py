@@ -33,7 +33,7 @@ def test_where_head_and_embedding_are_small_a_count_that_fits_both_leaves_the_he
     assert with_stated_head(small) == small
 
 
-def test_rows_of_a_table_are_read_so() -> None:
+def test_rows_of_a_table_have_the_head_that_their_name_states() -> None:
     shape = {"num_layers": 16, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 32}
     plan = {"dp": 2, "tp": 2, "pp": 2, "micro_batch_size": 1, "gpu": "h100-sxm5-80gb", "num_gpus": 8}
     work = {"vocab_size": 131_072, "gated_mlp": True, "seq_length": 4096, "global_batch_size": 256}

@@ -196,7 +196,7 @@ def test_a_good_run_passes_in_the_spelling_of_the_table() -> None:
         ({"peak_power_w": 200}, "peak_power_w", "at least avg_power_w"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_alone(change: dict[str, Any], column: str, complaint: str) -> None:
+def test_an_impossible_row_is_refused_alone(change: dict[str, Any], column: str, complaint: str) -> None:
     frame = table(change, {"tp": 4, "dp": 1}).astype(object)
     good, problems = check_measurements(frame)
     assert good.tp.tolist() == [2, 4]
@@ -226,7 +226,7 @@ def test_a_blank_cell_is_unknown_and_breaks_nothing(column: str) -> None:
         {"pp": 32, "dp": 1, "tp": 1, "num_gpus": 32, "stage_clock_mhz": None, "energy_j": None},  # nanotron ran such
     ],
 )
-def test_what_can_be_passes(change: dict[str, Any]) -> None:
+def test_a_possible_row_passes(change: dict[str, Any]) -> None:
     assert check_measurements(table(change).astype(object))[1] == []
 
 
@@ -287,7 +287,7 @@ def test_no_published_run_is_refused(path: Path) -> None:
     assert len(good) == len(read_table(path))
 
 
-def test_results_that_cannot_be_are_blank_and_reported_and_words_of_the_status_are_read() -> None:
+def test_impossible_results_are_blank_and_reported_and_words_of_the_status_are_read() -> None:
     given = pd.DataFrame({
         "status": ["OK", " oom ", "success", "failed", None, "ok"],
         "iteration_time_s": [np.inf, np.nan, 2.0, 0.0, -5.0, 1.5],

@@ -251,7 +251,7 @@ KERNELS = {"banana": False, "flash3": False, "flash2": True, "sdpa": True, "flas
 
 
 @pytest.mark.parametrize("surrogate", ["none", "default"])
-def test_a_kernel_that_means_nothing_or_does_not_run_there_is_out_of_domain_and_a_blank_one_is_not(
+def test_an_unknown_kernel_or_one_that_does_not_run_there_is_out_of_domain_and_a_blank_one_is_not(
     surrogate: str,
 ) -> None:
     rows = [{"attention": word, "framework": "megatron-lm"} for word in KERNELS]

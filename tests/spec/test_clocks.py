@@ -17,7 +17,7 @@ def clocks(given: object, gpu: object = A100) -> tuple[float, ...]:
     return read_clocks(Section({"clock_mhz": given}, "search"), gpu)[0]  # type: ignore[arg-type]
 
 
-def test_without_a_word_all_clocks_of_the_gpu_are_searched() -> None:
+def test_without_stated_clocks_all_those_of_the_gpu_are_searched() -> None:
     assert clocks(None) == clock_grid_mhz(A100) == tuple(float(c) for c in range(210, 1411, 15))
 
 

@@ -521,7 +521,7 @@ def test_how_unevenly_experts_are_loaded_is_read_and_survives_being_saved() -> N
         ({"moe_load_imbalance": 1.2, "moe_router_force_load_balancing": True}, r"1.2 contradicts moe_router_force"),
     ],
 )
-def test_loads_of_experts_that_cannot_be_are_refused(stated: dict[str, Any], message: str) -> None:
+def test_impossible_loads_of_experts_are_refused(stated: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         parse(MIXTURE | {"training": SMALL["training"] | stated})
 

@@ -53,7 +53,7 @@ def test_a_doubt_is_logged_once_however_many_are_given_the_runs(synthetic_runs, 
     assert caplog.text.count("is iteration_time_s in seconds") == 1
 
 
-def test_a_result_that_cannot_be_is_blank_and_library_callers_see_a_warning(synthetic_runs, caplog):
+def test_an_impossible_result_is_blank_and_library_callers_see_a_warning(synthetic_runs, caplog):
     runs = synthetic_runs(rows=4, groups=(256,)).assign(peak_memory_gib=[9000.0, 20.0, 21.0, 22.0])
     checked = Measurements.of(runs, "mine.csv")
     assert checked.table["peak_memory_gib"].isna().tolist() == [True, False, False, False]

@@ -57,7 +57,7 @@ def folder(surrogate: Surrogate, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", [A, B])
-def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Path, source: str) -> None:
+def test_a_loaded_surrogate_predicts_as_the_saved_one(surrogate: Surrogate, folder: Path, source: str) -> None:
     new = runs(9, seed=3, source=source)
     given = (runs(4, seed=5, source=source), np.full(4, 0.2))
     for fitted in (True, False):
@@ -67,7 +67,7 @@ def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Pa
             np.testing.assert_array_equal(before, after)
 
 
-def test_what_is_loaded_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_a_loaded_surrogate_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     save(load(folder), tmp_path / "again")
     for name in ("card.json", "trees.json", "support.npz"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name

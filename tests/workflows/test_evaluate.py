@@ -117,7 +117,7 @@ def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
     assert "median error 20.0%" in found.text()
 
 
-def test_rows_with_results_that_cannot_be_are_named_and_not_judged(synthetic_runs, caplog):
+def test_rows_with_impossible_results_are_named_and_not_judged(synthetic_runs, caplog):
     table = synthetic_runs(factor=1.25, noise=0.0).assign(status="OK")
     table.loc[[0, 1], "iteration_time_s"] = [-1.0, np.inf]
     table.loc[2, "status"] = "success"

@@ -238,7 +238,7 @@ def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.Dat
     assert len(few.support) == 30
 
 
-def test_for_others_nothing_of_single_clusters_is_learned(runs: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_surrogate_for_others_learns_nothing_of_single_clusters(runs: pd.DataFrame, tmp_path: Path) -> None:
     runs.to_csv(tmp_path / "runs.csv", index=False)
     with pytest.raises(TableError, match="of two sources"):
         retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out", for_others=True)

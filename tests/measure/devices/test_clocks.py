@@ -316,7 +316,7 @@ def test_what_another_user_claims_to_have_found_is_not_put_back_but_the_drivers_
     assert driver.calls()[-1] == "limit 0 700000"
 
 
-def test_what_was_set_before_the_machine_was_started_again_is_forgotten(driver, monkeypatch) -> None:
+def test_what_was_set_before_a_reboot_is_forgotten(driver, monkeypatch) -> None:
     left_by("GPU-stand-in-0", monkeypatch, limit_w=200.0)
     monkeypatch.setattr("jointopt.measure.devices.owners.boot_id", lambda: "another")
     assert clocks.leftovers() == []

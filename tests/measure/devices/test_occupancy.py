@@ -72,7 +72,9 @@ def test_out_of_memory_without_another_process_counts(one_gpu: Job, driver) -> N
     assert CommandLauncher(NEEDS_A_GPU).run(one_gpu, PLAN)["status"] == "oom"
 
 
-def test_one_that_came_meanwhile_is_found_after_the_run(one_gpu: Job, driver, other_process, tmp_path: Path) -> None:
+def test_a_process_that_started_meanwhile_is_found_after_the_run(
+    one_gpu: Job, driver, other_process, tmp_path: Path
+) -> None:
     (driver.folder / "holds-0").rename(tmp_path / "later")
     come = f"import os; os.rename({str(tmp_path / 'later')!r}, {str(driver.folder / 'holds-0')!r}); raise MemoryError"
     row = CommandLauncher([sys.executable, "-c", come, "{result}"]).run(one_gpu, PLAN)

@@ -122,7 +122,7 @@ def test_options_that_are_off_are_no_flags() -> None:
         (deepspeed.accelerate_taken, "mixed_precision"),
     ],
 )  # fmt: skip
-def test_a_precision_that_means_none_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:
+def test_an_unknown_precision_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:
     section, _, last = name.rpartition(".")
     for word, known in (("banana", False), ("bf16-mixed", True), (None, True)):
         taken = read({section: {last: word}} if section else {last: word})

@@ -40,7 +40,7 @@ NCCL = (
         "subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.",
     ],
 )
-def test_words_of_short_memory_are_oom(log: str) -> None:
+def test_words_of_exhausted_memory_are_oom(log: str) -> None:
     assert failure_of(log, 1, False, 60).status == "oom"
 
 

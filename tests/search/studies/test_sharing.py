@@ -126,7 +126,7 @@ def test_setting_the_clock_forward_takes_no_plans_from_a_worker(problem, url, mo
     assert not numbers(held) & numbers(claimed_by(a_worker(problem, url)))
 
 
-def test_plans_of_a_worker_of_before_the_machine_began_anew_are_taken_over(problem, url):
+def test_plans_of_a_worker_from_before_a_reboot_are_taken_over(problem, url):
     lost = claimed_by(worker := a_worker(problem, url))
     uptime_before = time.monotonic() + 1e6
     study_id = worker.queue._study_id

@@ -12,7 +12,7 @@ from jointopt.workflows.campaign.earlier import earlier_runs
 DEFAULT = load_surrogate("default")
 
 
-def test_a_stored_cell_that_cannot_be_does_not_hide_the_other_rows(synthetic_runs: Callable[..., pd.DataFrame]) -> None:
+def test_an_impossible_stored_cell_does_not_hide_the_other_rows(synthetic_runs: Callable[..., pd.DataFrame]) -> None:
     stored = synthetic_runs(rows=4)
     queried = stored.drop(columns=["status", "iteration_time_s"])
     found = earlier_runs(queried, stored, DEFAULT)
