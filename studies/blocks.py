@@ -27,7 +27,7 @@ DOMAIN = 8  # GPUs that NVLink connects
 GPU = "h100-sxm5-80gb"
 THREADS = 1024  # of a whole GPU, in the paper's block sizes
 # The paper varies "threads or compute units per GPU" of a Timeloop architecture, whose compute unit does one
-# multiply-accumulate in a cycle (Parashar et al., ISPASS 2019); of its clock it says nothing: Accelergy's usual 1 ns
+# multiply-accumulate in a cycle (Parashar et al., ISPASS 2019); its clock is not stated: Accelergy's usual 1 ns
 UNIT_FLOPS = 2e9
 ELEMENT, GRADIENT = 2.0, 4.0  # bytes: activations and weights in 16 bit, gradients in full precision
 

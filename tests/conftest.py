@@ -33,7 +33,7 @@ from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.predict import predict
 from tests.slurm_cluster import cluster as cluster
 
-# a busy machine is slow to draw examples, and no test judges seconds; tests that need more examples say so
+# a busy machine is slow to draw examples, and no test judges seconds; tests that need more examples state it
 settings.register_profile("any machine", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 pytest_plugins = ["pytester", "tests.services", "tests.pace", "tests.postgres_server"]
@@ -309,7 +309,7 @@ def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(driver_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Four stand-in GPUs, for this process and, by ``environment``, for others; no real driver is spoken to."""
+    """Four stand-in GPUs, for this process and, by ``environment``, for others; no real driver is used."""
     pynvml = importlib.import_module("pynvml")
     folder = tmp_path / "gpus"
     folder.mkdir()

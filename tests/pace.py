@@ -1,6 +1,6 @@
 """``--cpu N``: the seconds of processor time of the slowest N tests and files, children included.
 
-On a machine that others share they say more than `--durations`. A fixture counts for the test that makes it first.
+On a shared machine they are worth more than `--durations`. A fixture counts for the test that makes it first.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ class Cluster:
             self.start_node(node)
 
     def states(self) -> set[str]:
-        told = self.run("sinfo", "--noheader", "--partition=main", "--format=%T")
-        return set(told.split())
+        listed = self.run("sinfo", "--noheader", "--partition=main", "--format=%T")
+        return set(listed.split())
 
     def run(self, *words: str, limit_s: float = 60) -> str:
         return subprocess.run(words, capture_output=True, text=True, timeout=limit_s).stdout.strip()

@@ -1,4 +1,4 @@
-"""Predictions of recorded runs stay as accurate as tests/data/accuracy.json says, within a point."""
+"""Predictions of recorded runs stay as accurate as tests/data/accuracy.json records, within a point."""
 
 from __future__ import annotations
 

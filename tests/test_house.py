@@ -138,6 +138,16 @@ def test_names_are_the_terms_of_the_field() -> None:
     assert sorted(found) == []
 
 
+def test_tests_are_named_in_the_terms_of_the_field() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in identifiers(ast.parse(path.read_text(encoding="utf-8")))
+        if PRIVATE_WORDS.search(name)
+    }
+    assert sorted(found) == []
+
+
 def identifiers(tree: ast.AST) -> set[str]:
     """Names that a module gives: of functions, classes, parameters, variables and attributes."""
     names = set()
@@ -161,5 +171,5 @@ def test_no_source_is_unfinished_or_bound_to_a_machine(pattern: re.Pattern[str])
     assert [name for name, text in SOURCES.items() if pattern.search(text)] == []
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_states_what_it_is_for() -> None:
     assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []

@@ -27,10 +27,10 @@ BENCH = Path(__file__).parent / "bench"
 FULL = Path(__file__).parents[2] / "shared" / "data"
 NOT_SAMPLED = ("aleph_layouts", "korthikanti_2205_05198", "nvidia_nemo_docs")
 DRAWS = 4
-# Whole tables and 48 draws say how much worse a source may be: 0.31 points at most beyond doubt
+# Whole tables and 48 draws show how much worse a source may be: 0.31 points at most beyond doubt
 # (docs/surrogate-experiments.md).
-# Four draws of a sample cannot tell that from half a point, and what their mean leaves open with 97.5 % (Student's t of
-# three degrees of freedom, 3.2 standard errors).
+# Four draws of a sample do not separate that from half a point, and what their mean leaves open with 97.5 %
+# (Student's t of three degrees of freedom, 3.2 standard errors).
 TOLERATED, SURE = 0.005, 0.975
 
 
@@ -93,7 +93,7 @@ def test_no_source_is_worse_after_a_few_runs_than_by_one_constant(
 
 @pytest.mark.skipif(not FULL.is_dir(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("source", NOT_SAMPLED)
-def test_nor_is_a_source_that_the_sample_lacks(few: ModuleType, data: TrainingSet, source: str) -> None:
+def test_no_source_that_the_sample_lacks_is_worse_either(few: ModuleType, data: TrainingSet, source: str) -> None:
     table = few.timed(source, pd.read_csv(FULL / f"layouts_{source}.csv"))
     assert not worse(differences(few, data, table, "own"))
 

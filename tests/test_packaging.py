@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_the_version_is_told_once_everywhere() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     assert PROJECT["version"] == jointopt.__version__ == metadata.version("jointopt")
     assert f"## {jointopt.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What README and documentation say can be typed can be typed, and leads where they say."""
+"""What README and documentation show to be typed can be typed, and leads where they state."""
 
 from __future__ import annotations
 

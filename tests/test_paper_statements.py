@@ -27,7 +27,7 @@ def test_a_statement_holds_under_the_constants_of_the_catalogue(statement: State
     assert found.holds, found.ours
 
 
-def test_what_cannot_be_told_says_why_and_keys_are_unique() -> None:
+def test_statements_without_a_check_have_a_reason_and_keys_are_unique() -> None:
     assert [one.key for one in STATEMENTS if one.check is None and not one.why] == []
     assert len({one.key for one in STATEMENTS}) == len(STATEMENTS)
 

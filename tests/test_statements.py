@@ -214,12 +214,12 @@ def test_10_recomputation_costs_time_and_energy_and_frees_memory() -> None:
     assert again["peak_memory_gib"] < 0.8 * stored["peak_memory_gib"]
 
 
-@pytest.mark.parametrize(("habit", "plan"), [("tp_overlap", "tp=8 dp=4"), ("dp_overlap", "tp=8 dp=4")])
-def test_10_overlap_hides_communication_and_raises_power(habit: str, plan: str) -> None:
+@pytest.mark.parametrize(("overlap", "plan"), [("tp_overlap", "tp=8 dp=4"), ("dp_overlap", "tp=8 dp=4")])
+def test_10_overlap_hides_communication_and_raises_power(overlap: str, plan: str) -> None:
     job = shipped_job("llama-3-70b-4x8-h200")
 
     def hiding(share: float) -> Job:
-        framework = replace(job.training.framework, **{habit: share})  # type: ignore[arg-type]
+        framework = replace(job.training.framework, **{overlap: share})  # type: ignore[arg-type]
         return replace(job, training=replace(job.training, framework=framework))
 
     shown, hidden = of(hiding(0.0), plan), of(hiding(1.0), plan)

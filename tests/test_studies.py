@@ -1,4 +1,4 @@
-"""Redrawn figures of papers: their programs run, and say what their README says."""
+"""Redrawn figures of papers: their programs run, and print what their README states."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_curves_of_learning_go_to_ten_thousand_runs_and_are_those_of_the_rea
         assert f"| {row['rows']:,} | {row['physics']:.1f} | {row['trees on raw columns']:.1f} |" in readme
 
 
-def test_without_the_recorded_runs_the_study_of_learning_says_so(
+def test_without_the_recorded_runs_the_study_of_learning_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from jointopt.studies.learning import learn

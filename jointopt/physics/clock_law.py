@@ -254,7 +254,7 @@ def log_time_s(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
 def log_power_w(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Floats:
     """Logarithm of the watts drawn while the work runs with ``x`` set under the limit.
 
-    Above the limit only where it asks for less than `log_time_s`'s longest pauses leave.
+    Above the limit only where it is less than `log_time_s`'s longest pauses leave.
     """
     free = np.log(_power_w(shape, work, x))
     held = soft_min(free, np.log(limit_w * work.limit_factor), _POWER_CORNER * shape.softness)

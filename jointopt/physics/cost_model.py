@@ -138,7 +138,7 @@ class CostModel:
         One factor at every clock, so that bounds scale with it and power stays what it was. ``memory_factor``
         multiplies the memory of every layout, ``power_factor`` power and energy; each GPU adds ``power_offset_w``:
         both of each layout (L,), or one of all. ``heat_scale``: measured peaks and temperature,
-        of the layouts that it is asked for.
+        of the layouts that are requested.
         """
         out = copy.copy(self)
         out.heat_scale = heat_scale

@@ -23,7 +23,7 @@ from jointopt.physics.stage_costs import StageCosts
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
-OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which say more of power than of time
+OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time
 CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
 STEP = 0.1  # of a logarithm, for finite differences
 

@@ -21,7 +21,7 @@ LEAST_ROOM = 0.01  # of what the highest limit leaves above idling, which every 
 class Drawn:
     """Watts of a GPU as they were measured under ``limit_w``, of all layouts.
 
-    ``line`` (2, L): while kernels run it draws line[0] times what the physics says and line[1] W. ``mean_w`` (c, L):
+    ``line`` (2, L): while kernels run it draws line[0] times that of the physics and line[1] W. ``mean_w`` (c, L):
     what it draws in the mean at ascending clocks, ``burst_w`` (c, L) what its kernels draw there by the physics.
     """
 

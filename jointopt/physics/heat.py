@@ -21,7 +21,7 @@ HEAT = ("peak_power_w", "temperature_c")
 
 @dataclass(frozen=True)
 class HeatScale:
-    """Factor on what the physics says of layouts, and what is beside it, (2, n): as measured, None: not measured.
+    """Factor on what the physics predicts of layouts, and what is beside it, (2, n): as measured, None: not measured.
 
     ``peak``: of peak power, in W; ``rise``: of the temperature over the inlet air, in K. ``overshoot``: the share of
     the limit in effect that measured peaks reach, where boards hold them; unlimited by default.

@@ -30,7 +30,7 @@ def power_swing(
 ) -> tuple[Swing, Swing]:
     """(of a GPU of each stage, of all GPUs) of layout row ``index`` at one clock per stage (pp,) in MHz.
 
-    Derived here: passes draw what `timeline.stage_power_w` says of their stage, pauses what waiting does; iterations
+    Derived here: passes draw what `timeline.stage_power_w` gives for their stage, pauses what waiting does; iterations
     follow each other. Shorter bursts, within a pass, are no part of it.
     """
     parts = parts or breakdown(physics, index, stage_clock_mhz)

@@ -119,7 +119,7 @@ class _Collectives:
     def solved(self, name: str, links: Links) -> float | None:
         """The figure of the links at which these take as long as measured in the mean; None where none does so.
 
-        Of a bandwidth the largest messages of each kind tell, of a latency the smallest.
+        A bandwidth follows from the largest messages of each kind, a latency from the smallest.
         """
         end, span = (min, _LATENCY_S) if name == "inter_latency_s" else (max, _BYTES_PER_S)
         some = replace(self, readings=[one for kind in self.by_kind().values() for one in _at_end(kind, end)])

@@ -351,7 +351,7 @@ def stage_table(stages: Sequence[Stage]) -> list[str]:
 
 
 def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
-    """Energy of one GPU of each stage by part, in J; none for a plan without a pipeline, whose parts say it already."""
+    """Energy of one GPU of each stage by part, in J; none for a plan without a pipeline, whose parts are those."""
     per_gpu = [
         {name: joules / (stage.num_gpus or 1) for name, joules in tidy_parts(stage.energy_by_part_j).items()}
         for stage in stages

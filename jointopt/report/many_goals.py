@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Ints
 from jointopt.spec.job import OBJECTIVES
-from jointopt.spec.objectives import telling, words
+from jointopt.spec.objectives import distinguishing, words
 
 
 def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
@@ -27,10 +27,10 @@ def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
 
 
 def following_words(objectives: Sequence[str]) -> str:
-    """A sentence on the objectives that tell no plans apart, blank where there are none."""
-    idle = [name for name in objectives if name not in telling(objectives)]
+    """A sentence on the objectives that do not distinguish plans, blank where there are none."""
+    idle = [name for name in objectives if name not in distinguishing(objectives)]
     if not idle:
         return ""
-    others = words([name for name in objectives if name in OBJECTIVES] or telling(objectives)[:1])
+    others = words([name for name in objectives if name in OBJECTIVES] or distinguishing(objectives)[:1])
     rises = "rises" if len(idle) == 1 else "rise"
     return f"{words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."

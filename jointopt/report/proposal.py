@@ -37,7 +37,7 @@ from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import blocks_text, paragraphs, study_lines
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.objectives import telling, words
+from jointopt.spec.objectives import distinguishing, words
 from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.intervals import RESULTS
 
@@ -131,8 +131,8 @@ class Proposal(Result):
             *LAYOUT_COLUMNS, "stage_clock_mhz", POWER_LIMIT, *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j",
         )  # fmt: skip
         usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
-        telling = {n for n in LAYOUT_COLUMNS if n in frame and (frame[n] != usual.get(n)).any()} | {*DEGREES}
-        return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in telling)]]
+        distinguishing = {n for n in LAYOUT_COLUMNS if n in frame and (frame[n] != usual.get(n)).any()} | {*DEGREES}
+        return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in distinguishing)]]
 
     def _repr_html_(self) -> str:
         """The front as a notebook shows it: what it is of, and its plans."""
@@ -161,7 +161,7 @@ class Proposal(Result):
         if not (show_all or top or wide) and self.best_layouts:
             return self._by_layout(layouts)
         total = len(self.front["pp"])
-        rows = np.arange(total)[:top] if show_all or top else self._telling_rows()
+        rows = np.arange(total)[:top] if show_all or top else self._rows_for_people()
         reference, front = (with_rates(self.job, plans) for plans in (self.reference, self.front))
         first = plan_entries(reference)
         plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
@@ -175,11 +175,11 @@ class Proposal(Result):
         table += beside_lines(self.beside, self.feasible_layouts)
         return blocks_text(_title(self), table, _site(self), _summary(self))
 
-    def _telling_rows(self) -> Ints:
+    def _rows_for_people(self) -> Ints:
         """Rows of the front for people."""
         if self.job.goals == OBJECTIVES:
             return spread_along(self.front, ROWS_FOR_PEOPLE)
-        return spread_in_goals(with_site(self.job, self.front), telling(self.job.objectives), ROWS_FOR_PEOPLE)
+        return spread_in_goals(with_site(self.job, self.front), distinguishing(self.job.objectives), ROWS_FOR_PEOPLE)
 
     def _by_layout(self, most: int) -> str:
         """The table of layouts, its legend and the summary."""

@@ -114,7 +114,7 @@ def _file_faults(url: str) -> Iterator[str]:
 
 
 def _counted(engine: sa.Engine) -> tuple[int, int]:
-    """(rows, those whose content is not what its hash says)."""
+    """(rows, those whose content does not match its hash)."""
     rows = changed = last = 0
     columns = (MEASURED.c.id, MEASURED.c.content_hash, MEASURED.c.content)
     with engine.connect() as connection:

@@ -12,7 +12,7 @@ _SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]
 
 
 def lacks_heads(table: pd.DataFrame) -> bool:
-    """Whether a row of the table does not say how many attention heads its model has."""
+    """Whether a row of the table does not state how many attention heads its model has."""
     return "num_attention_heads" not in table or bool(table["num_attention_heads"].isna().any())
 
 

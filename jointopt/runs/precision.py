@@ -38,7 +38,7 @@ def named_precision(text: str) -> str | None:
 
 
 def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table with blank cells of ``dtype`` and ``fp8_recipe`` from what its other columns say of the precision.
+    """The table with blank cells of ``dtype`` and ``fp8_recipe`` from what its other columns state of the precision.
 
     A precision names both (``fp8_mx``), and a recipe has a dtype of its own.
     Without any of that the table itself.

@@ -164,7 +164,7 @@ GPU_RULES = (
 
 
 def _limit_without_power(runs: pd.DataFrame) -> pd.Series:
-    """Whether a row limits a GPU of which nothing says what a limit does, (n,)."""
+    """Whether a row limits a GPU of which it is not known what a limit does, (n,)."""
     known = {str(name): known_gpu(name) for name in runs["gpu"].dropna().unique()}
     unknown = [name for name, gpu in known.items() if gpu and gpu.power is None]
     return runs["gpu"].isin(unknown) & runs["power_limit_w"].notna()
@@ -213,7 +213,7 @@ _TIMED = (
 def _least_parameters(runs: pd.DataFrame) -> pd.Series:
     """Matrix parameters that each token passes, by the cells that are there: a blank one adds nothing, (n,).
 
-    Of experts one is counted: the cells do not say how wide each is next to a layer without experts.
+    Of experts one is counted: the cells do not state how wide each is next to a layer without experts.
     """
     cells = runs[[name for name in _SHAPE if name != "model"]].astype(float)
     width, known = cells["hidden_size"], cells.fillna(0.0)

@@ -62,7 +62,7 @@ def _filled_once(runs: pd.DataFrame) -> pd.DataFrame:
         shape = pd.Series({column: float(getattr(model, column)) for column in [*SHAPE, *_FINER_SHAPE]})
         rows = codes == code
         given = runs.reindex(columns=shape.index)[rows].astype(float)
-        # the columns of a model with experts never say all of it: latent attention, groups of experts
+        # the columns of a model with experts never state all of it: latent attention, groups of experts
         finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)
         wanted = given[SHAPE].isna().any(axis=1) | finer | model.is_moe
         agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted]

@@ -257,7 +257,7 @@ def _table(rows: Sequence[Any], same: dict[str, str]) -> pd.DataFrame:
 
 
 def _of_version_1(parts: Iterable[Sequence[Any]], wanted: Wanted) -> Iterator[list[Any]]:
-    """The newest related rows of a database whose rows do not say their kind."""
+    """The newest related rows of a database whose rows do not state their kind."""
     every = (row for part in parts for row in part if wanted.related(kind_of(row.content)))
     yield list(deque(every, wanted.whole))
 

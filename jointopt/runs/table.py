@@ -199,7 +199,7 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
 
 
 def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
-    """A copy of a measurement table whose plan and workload cells are what the schema says, rows numbered from 0.
+    """A copy of a measurement table whose plan and workload cells are as the schema requires, rows numbered from 0.
 
     Numbers and flags become floats, blank cells NaN; columns that no prediction reads stay. Raises TableError that
     names row, column and value of a cell that makes no sense, for a table without rows and for a column given twice.
@@ -237,7 +237,7 @@ def check_measurements(
     """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
 
     ``lines`` are the rows' lines in their file, by default i + 2. Checked are every cell and what ``rules`` (by default
-    `RULES`) say of cells together; a blank cell breaks none. A result of zero of an unfinished run becomes blank.
+    `RULES`) require of cells together; a blank cell breaks none. A result of zero of an unfinished run becomes blank.
     Raises TableError for a table without rows, without any known column, or with a column twice.
     """
     _check_columns(frame)
@@ -335,7 +335,7 @@ def doubtful_lines(frame: pd.DataFrame) -> list[str]:
 
 
 def doubtful_precision(frame: pd.DataFrame) -> Bools:
-    """Rows (n,) that `doubtful_lines` asks for a faster precision than they state."""
+    """Rows (n,) that `doubtful_lines` suspects of a faster precision than they state."""
     clean, _ = read_columns(frame, [*COLUMNS], STRICT_READERS)
     return in_faster_precision(clean)
 
@@ -361,7 +361,7 @@ def _check_columns(table: pd.DataFrame) -> None:
 
 
 def _without_results_of_unfinished(table: pd.DataFrame) -> pd.DataFrame:
-    """Loggers write a time of 0 for a run that crashed; it says nothing, and must not pass for a measurement."""
+    """Loggers write a time of 0 for a run that crashed; it is no evidence, and must not pass for a measurement."""
     measured, unfinished = [name for name in MEASURED if name in table], _unfinished(table)
     zero = {name: unfinished & (pd.to_numeric(table[name], errors="coerce") == 0) for name in measured}
     return table.assign(**{name: table[name].mask(zero[name]) for name in measured})

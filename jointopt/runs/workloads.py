@@ -130,7 +130,7 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
 
     Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where a word or GPU is unknown, what has no default is lacking, or it could not run.
-    ``kin``: another table whose rows tell the heads of a model and the recipe class of a source, as this one's do.
+    ``kin``: another table whose rows fill the heads of a model and the recipe class of a source, as this one's do.
     Raises TableError for a missing column, a number that makes no sense, or a table of which no row is left.
     """
     clean, unread = readable_runs(table, categories=True)
@@ -388,5 +388,5 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         **latent_shape(row, assumed), **window_shape(row),
     )  # fmt: skip
     sized = with_stated_head(found)
-    assumed += ["tied_embeddings"] * (sized != found)  # told by the size in its name alone
+    assumed += ["tied_embeddings"] * (sized != found)  # known by the size in its name alone
     return sized

@@ -192,7 +192,7 @@ def added_area(front: Floats, points: Floats, reference: tuple[float, float]) ->
 def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], left: Bools) -> float:
     """Expected gain if every plan that is left were run: a share, NaN where it cannot be known.
 
-    That is before the first run that succeeded, and where twice as much as was measured seems to be left: that says how
+    That is before the first run that succeeded, and where twice as much as was measured seems to be left: a sign of how
     little the runs so far show. ``draws`` (n, s) are joint draws of the objectives, and ``fits``; ``measured`` (m) the
     objectives of the runs that succeeded. One objective: by how much the best value falls. More: by how much the volume
     under the front grows, in logarithms.

@@ -21,7 +21,7 @@ _ATTENTION: dict[str, Any] = {
     "qk_norm": False, "qk_norm_full": False, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_nope_head_dim": 0,
     "qk_rope_head_dim": 0, "v_head_dim": 0, "window_size": 0, "window_attn_skip_freq": 0,
 }  # fmt: skip
-# columns of tables that say nothing of a block
+# columns of tables that do not describe a block
 NOT_IN = {
     "layer": ("vocab_size",), "attention": ("vocab_size", "ffn_hidden_size", "gated_mlp"),
     "feed_forward": ("vocab_size", "num_attention_heads", "num_query_groups"),

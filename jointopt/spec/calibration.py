@@ -22,7 +22,7 @@ _HEADER = """\
 
 @dataclass(frozen=True)
 class Constants:
-    """Figures of the GPU. ``None``: the measurements say nothing of it."""
+    """Figures of the GPU. ``None``: the measurements do not determine it."""
 
     max_clock_mhz: float
     static_w: float  # drawn at any clock
@@ -49,7 +49,7 @@ class Calibration:
 _KEYS = tuple(f.name for f in fields(Calibration))
 _CONSTANTS = tuple(f.name for f in fields(Constants))
 _CALIBRATED = ("static_w", "wait_w", "knee_fraction", "voltage_ratio")  # figures of `PowerConstants`
-# Highest believable value of a constant.
+# Highest plausible value of a constant.
 _MOST = {
     "max_clock_mhz": 1e4, "static_w": 1e3, "wait_w": 2e3, "board_limit_w": 5e3, "knee_fraction": 1.0,
     "voltage_ratio": 3.0,
@@ -103,7 +103,7 @@ def calibrated_if_same_gpu(job: Job, calibration: Calibration | None) -> Job:
 def calibrated(job: Job, calibration: Calibration | None) -> Job:
     """The job with the GPU's static, waiting and board power and voltage curve as calibrated; itself for ``None``.
 
-    Energy per operation and byte and the times of kernels stay: a profile does not say how many operations it ran.
+    Energy per operation and byte and the times of kernels stay: a profile does not state how many operations it ran.
     The board's limit replaces one that no input states (the GPU's rated power). Raises UsageError for another GPU.
     """
     if calibration is None:

@@ -107,7 +107,7 @@ def default_etp(job: Job, layouts: Columns) -> Ints:
 def completed(job: Job, layouts: Columns) -> Columns:
     """The layouts with the columns that most plans do without, each at its default where it is missing.
 
-    A schedule whose chunks a plan has not is priced as 1F1B: no framework starts it, as `rules` say.
+    A schedule whose chunks a plan has not is priced as 1F1B: no framework starts it, as `rules` state.
     """
     if not all(name in layouts for name in NEUTRAL):
         found = {name: np.full(len(layouts["tp"]), value) for name, value in NEUTRAL.items()}

@@ -48,7 +48,7 @@ class Framework:
     # kernels
     compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
-    attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, cuDNN's say)
+    attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, such as cuDNN's)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
     # by architecture, where its runs want other factors: what `compute` and `elementwise` are multiplied by
     slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)

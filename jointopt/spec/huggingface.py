@@ -201,7 +201,7 @@ def _gpt_neo(section: Section, shape: Fields) -> Fields:
 
 
 def _opt(section: Section, shape: Fields) -> Fields:
-    """The position table has two rows more than it says; OPT-350M embeds narrower and has no final norm."""
+    """The position table has two rows more than the file states; OPT-350M embeds narrower and has no final norm."""
     width = size(section, "word_embed_proj_dim", shape["hidden_size"])
     final = section.flag("do_layer_norm_before", True)
     affine, bias = section.flag("layer_norm_elementwise_affine", True), section.flag("enable_bias", True)

@@ -23,7 +23,7 @@ _HEADER = """\
 # Figures are what the physics takes to reach the measured times: links as the job file has them, per GPU and direction;
 # product_time_factor multiplies the catalogue's time of matrix products. The readings are what was measured.
 """
-# figures of a cluster, those of its GPU, and the highest believable value of each
+# figures of a cluster, those of its GPU, and the highest plausible value of each
 _LINKS = {"intra_node_gbytes_per_s": 1e6, "inter_node_gbytes_per_s": 1e6, "inter_node_latency_us": 1e6}
 _OF_GPU = {"memory_gib": 65_536.0, "memory_gbytes_per_s": 1e6}
 _MOST_FACTOR = 100.0

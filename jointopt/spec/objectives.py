@@ -29,8 +29,8 @@ def goals_of(objectives: Sequence[str]) -> tuple[str, ...]:
     return (*OBJECTIVES, *(name for name in FURTHER if name in objectives))
 
 
-def telling(objectives: Sequence[str]) -> tuple[str, ...]:
-    """The objectives without those that never fall where others of them rise, and so tell no plans apart.
+def distinguishing(objectives: Sequence[str]) -> tuple[str, ...]:
+    """The objectives without those that never fall where others of them rise, and so do not distinguish plans.
 
     The site's energy rises with time and energy, its carbon and cost in proportion to it, the cost of GPUs with time.
     """

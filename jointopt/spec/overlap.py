@@ -13,7 +13,7 @@ KINDS = tuple(name for name in OVERLAP.names if name != "none")
 
 
 def usual_share(framework: Framework, kind: str) -> float:
-    """The share that hides where a plan does not say: 0 where the framework leaves that overlap off."""
+    """The share that hides where a plan does not state it: 0 where the framework leaves that overlap off."""
     return framework.dp_overlap if kind == "dp" else framework.tp_overlap
 
 

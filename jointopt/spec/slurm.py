@@ -56,7 +56,7 @@ NAMED = ("account", "partition", "qos", "constraint", "reservation")
 
 
 def read_slurm(job: Section) -> Slurm:
-    """The section ``slurm`` of a job file, with defaults where it says nothing. Raises JobError."""
+    """The section ``slurm`` of a job file, with defaults where it is silent. Raises JobError."""
     section = job.section("slurm", SLURM_KEYS)
     usual, gpu_request = Slurm(), section.text("gpu_request", Slurm.gpu_request)
     if gpu_request != NO_GPU_REQUEST:

@@ -49,7 +49,7 @@ def named_skip_freq(text: str) -> SkipFreq | None:
 def windows_of(config: Mapping[str, Any], family: str, num_layers: int) -> dict[str, Any]:
     """``window_size`` and ``window_attn_skip_freq`` of a Hugging Face configuration; nothing where no layer has one.
 
-    ``layer_types`` say it layer by layer, else the rule of the family's configuration class in transformers
+    ``layer_types`` state it layer by layer, else the rule of the family's configuration class in transformers
     (configuration_<family>.py). Raises JobError for kinds of layers that are neither full nor sliding.
     """
     if family not in _FAMILIES:

@@ -1,1 +1,1 @@
-"""Learned corrections of the physics: log(measured / predicted), with intervals that say how sure they are."""
+"""Learned corrections of the physics: log(measured / predicted), with intervals that state how sure they are."""

@@ -37,7 +37,7 @@ DEVIATION = 0.15
 LOWEST = 0.3  # share that compute-bound kernels follow at least
 STEP = 0.1  # of a share, for finite differences
 ROUNDS = 2  # of linearisation
-MULTIPLES = (2.5, 1.0, 1.0, 1.5)  # of the kernel's deviations, as a new cluster asks for (`posterior.SCALES`)
+MULTIPLES = (2.5, 1.0, 1.0, 1.5)  # of the kernel's deviations, as a new cluster needs (`posterior.SCALES`)
 LARGEST = 0.5  # residual beside the median, beyond which lie runs that went wrong
 LEAST_GAIN = 0.03  # of the error on runs left out, below which the response of the physics stays
 
@@ -181,7 +181,7 @@ def _too_few(count: int, fold: Ints, kinds: str) -> str:
 
 
 def _most_below(at_top: Floats) -> float:
-    """Largest median error below the top clock that runs may have; any, where too few at the top tell what is usual."""
+    """Largest median error below the top clock that runs may have; any, where too few at the top show what is usual."""
     return MOST_BELOW * float(np.median(at_top)) + BESIDE if len(at_top) >= LEAST_TOP else np.inf
 
 

@@ -74,7 +74,7 @@ def load_surrogate(name: str) -> Surrogate | None:
 
 # How much slower than assumed the network between nodes may be (logarithms), and the share of clusters that each is
 # expected of. Its effect on time is no straight line, so that runs are priced under each of these and compared by how
-# likely they are there: far from zero, sensitivities of the slower network tell every story as one of the network
+# likely they are there: far from zero, sensitivities of the slower network explain every error as one of the network
 # (three runs of nanotron, one of them broken, 23 % instead of 4 %).
 NETWORKS: Mapping[float, float] = {0.0: 0.5, 1.0: 0.2, 2.0: 0.12, 3.0: 0.05, -1.0: 0.05}
 NEAR = 0.3  # of a logarithm: runs that move the network by less along a straight line are not priced anew
@@ -147,7 +147,7 @@ class Correction:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
 
     def _slower_network(self, along: float) -> float:
-        """The step of `NETWORKS` on which plans are to be priced; ``along``: what runs say along a straight line."""
+        """The step of `NETWORKS` on which plans are to be priced; ``along``: what runs show along a straight line."""
         steps = [by for by in NETWORKS if by * along >= 0.0] if abs(along) >= NEAR else [0.0]
         if len(steps) == 1:
             return 0.0
@@ -192,7 +192,7 @@ class Correction:
 
     @property
     def power_clocks(self) -> tuple[float, ...] | None:
-        """Shares of the top clock at which `power` asks for the physics' power, the last one 1; None: it does not."""
+        """Shares of the top clock at which `power` needs the physics' power, the last one 1; None: it does not."""
         if self.power_limit_w is None:
             return None
         return (*(() if self._own_power is None else self._own_power.power_clocks), 1.0)
@@ -209,7 +209,7 @@ class Correction:
         return scale.within(self.power_limit_w, watts[-1])
 
     def _powers(self, parts: Sequence[Runs], whole: Runs, watts: Sequence[Floats | None]) -> list[PowerScale]:
-        """`power` of each of ``parts``, from trees asked of the ``whole`` at once: few rows cost as much."""
+        """`power` of each of ``parts``, from trees evaluated for the ``whole`` at once: few rows cost as much."""
         of_physics = [values for values in watts if values is not None]
         if len(of_physics) < len(parts):
             return [self.power(runs, values) for runs, values in zip(parts, watts, strict=True)]

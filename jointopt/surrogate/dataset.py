@@ -245,7 +245,7 @@ class PricedPlans:
 def source_of(job: Job, origin: str, framework_text: str) -> Source:
     """The source of runs of ``job``: where a table says they are from, software, GPU and GPUs per node.
 
-    ``framework_text`` is what a table calls the software; it tells apart what has no profile of its own.
+    ``framework_text`` is what a table calls the software; it distinguishes what has no profile of its own.
     """
     profile, cluster = job.training.framework, job.cluster
     name = profile.name if profile.fitted else framework_text.lower()

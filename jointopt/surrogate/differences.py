@@ -1,7 +1,7 @@
 """How a plan differs from another of its job: what predictions of both are off by cancels.
 
 Errors of time and of power add in squares. Clocks of one layout count by how time and power answer to the clock,
-which says nothing of layouts: what is learned of a layout moves it by one factor at every clock.
+which is no evidence of layouts: what is learned of a layout moves it by one factor at every clock.
 """
 
 from __future__ import annotations

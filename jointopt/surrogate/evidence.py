@@ -186,7 +186,7 @@ def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[s
 
 
 def with_kin(evidence: Mapping[str, Evidence], source: str) -> Evidence:
-    """The evidence on that source, and beside it the timed runs of others of its origin that say something of it."""
+    """The evidence on that source, and beside it the timed runs of others of its origin that are evidence of it."""
     keys = [key for key in evidence if key != source]
     kin = kinship(np.array([source]), np.array(keys, str))[0] > 0.0 if keys else ()
     others = [evidence[key] for key, alike in zip(keys, kin, strict=True) if alike]

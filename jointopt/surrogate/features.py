@@ -22,7 +22,7 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
 
     Shares and sensitivities are those of the layout at the GPU's top clock, the only one that runs of many layouts were
     recorded at: so what is learned moves a layout by one factor at every clock, and time still falls with the clock as
-    the physics says (with those of the plan's own clock it rose by up to 0.6 % from one clock to the next).
+    the physics predicts (with those of the plan's own clock it rose by up to 0.6 % from one clock to the next).
     """
     every = np.arange(len(physics.layouts["pp"]))
     top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)

@@ -1,4 +1,4 @@
-"""Predictions of runs that a surrogate has not seen, alone and against one another, and the widths they ask for."""
+"""Predictions of runs that a surrogate has not seen, alone and against one another, and the widths they need."""
 
 from __future__ import annotations
 

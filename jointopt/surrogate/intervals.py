@@ -42,7 +42,7 @@ DOUBTS: Mapping[str, str] = {
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "clock": "clock response not measured on this GPU",
 }
-# Beside these, where no doubt says why: precision or attention are not the plan's, and runs that were learned from do
+# Beside these, where no doubt explains it: precision or attention are not the plan's, and the runs learned from do
 # not resemble it.
 NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
 # Doubts with a width of their own, which is added in squares.
@@ -61,7 +61,7 @@ def doubts(
 ) -> dict[str, Bools]:
     """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`.
 
-    ``network`` (n,): what `network_half_width` says of the plans.
+    ``network`` (n,): what `network_half_width` gives for the plans.
     """
     errors, training = physics_errors(), job.training
     layout = np.zeros(len(columns["pp"]), bool)
@@ -100,7 +100,7 @@ def _of_kernels(job: Job, errors: dict[str, Any]) -> dict[str, bool]:
 
 
 def kind_of(job: Job) -> dict[str, Any]:
-    """Adapters, block, attention and recipe of a job, by their doubts: runs of others say little of them."""
+    """Adapters, block, attention and recipe of a job, by their doubts: runs of others are weak evidence of them."""
     model, training = job.model, job.training
     windows = any(model.windowed_layers) and model.window_size < training.seq_length
     forms = {"latent": model.kv_lora_rank > 0, "window": windows, "alibi": model.position_embedding == "alibi"}
@@ -148,7 +148,7 @@ def _top_mhz(job: Job, stage_clock_mhz: Floats) -> float | Floats:
 
 
 def _unmeasured(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks) -> Bools:
-    """Whether the clocks of plans (n, S) are ones of which nothing that was measured says enough, (n,)."""
+    """Whether the clocks of plans (n, S) are ones of which nothing that was measured teaches enough, (n,)."""
     gpu, top_mhz = job.cluster.gpu, _top_mhz(job, stage_clock_mhz)
     found = clock_half_width(job, stage_clock_mhz, measured) > CLOCK_DOUBT
     found |= measured.contradicted(stage_clock_mhz, top_mhz)
@@ -327,7 +327,7 @@ def with_new_interval(
     beyond = np.logical_or.reduce(list(unlike.values()))
     place = np.logical_or.reduce([found[name] for name in OF_PLACE - APART])
     low, high = _widest_time(job, found)
-    # nothing that runs were learned from says how much faster the best of unknown software is
+    # nothing that was learned from runs shows how much faster the best of unknown software is
     floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
     least = [np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True)]
     return _with_time(columns, (least[0], least[1]), np.ones(len(beyond), bool), (1.0, 1.0), apart)

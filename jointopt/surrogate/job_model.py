@@ -324,7 +324,7 @@ class JobModel:
 
 
 def _watts(correction: Correction, physics: CostModel, layout: Ints) -> Floats | None:
-    """The power of the physics that `Correction.power` asks for."""
+    """The power of the physics that `Correction.power` needs."""
     clocks = correction.power_clocks
     return None if clocks is None else watts_at(physics, layout, clocks)
 

@@ -1,4 +1,4 @@
-"""Rows of tables recognised by what they say, whatever file they stand in: the work, the plan, the measured time."""
+"""Rows of tables recognised by what they state, whatever file they stand in: the work, the plan, the measured time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jointopt.core.schema import Floats
 if TYPE_CHECKING:
     from jointopt.runs.workloads import Workload  # imports pandas
 
-# What tables state and no default stands in for but that of a plain run; the time tells apart what these leave alike.
+# What tables state and no default stands in for but that of a plain run; the time distinguishes what these leave alike.
 _PLAN = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
 _DIGITS = 8  # of a time: less than tables write, and rounding of any computation stays far below
 

@@ -1,4 +1,4 @@
-"""Peak power and temperature of plans as learned from a cluster's own runs, worked out for the plans that ask."""
+"""Peak power and temperature of plans as learned from a cluster's own runs, worked out for the plans that need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At which clocks a cluster's own runs say something of its time."""
+"""At which clocks a cluster's own runs are evidence of its time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 
-BELOW = 0.97  # share of the top clock below which a run tells something of the response
+BELOW = 0.97  # share of the top clock below which a run is evidence of the response
 ABOVE = 1.05  # times the highest measured clock, beyond which nothing was measured
 
 

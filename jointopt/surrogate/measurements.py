@@ -53,7 +53,7 @@ class Measurements:
     warnings: tuple[str, ...] = ()
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
-    kin: pd.DataFrame | None = None  # rows that tell what these leave open of their models, as for `workloads`
+    kin: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
@@ -152,7 +152,7 @@ class Measurements:
             return set()
         try:
             return {work.job.training.recipe_class for work in here.of_kind(job)} - {""}
-        except TableError:  # `evidence` says so
+        except TableError:  # `evidence` reports it
             return set()
 
     def evidence_by_source(self) -> dict[str, Evidence]:

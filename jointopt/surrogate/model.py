@@ -20,7 +20,7 @@ from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
-SAME_KIND = ("moe", "dtype")  # runs that differ in these say little of each other
+SAME_KIND = ("moe", "dtype")  # runs that differ in these are weak evidence of each other
 # Counts of runs between which the factor on intervals goes from that of few to that of many: the process's own width
 # has what three leave open, but not what hundreds do.
 FEW_AND_MANY = (3, 20)
@@ -93,14 +93,14 @@ class Surrogate:
             process = many.process(self.kernel, known, residual)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
         posterior = condition(self.kernel, known, residual)
-        new = self.new_groups if self.new_groups is not None and self.new_groups.speaks_of(source) else None
+        new = self.new_groups if self.new_groups is not None and self.new_groups.teaches_of(source) else None
         return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
 
-    def speaker(self, source: str, of_user: bool = False) -> str:
-        """The source whose many runs speak for ``source``: itself, else one of its software, GPU and GPUs per node.
+    def representative(self, source: str, of_user: bool = False) -> str:
+        """The source whose many runs stand for ``source``: itself, else one of its software, GPU and GPUs per node.
 
         Tables of one cluster name it differently, or not at all. ``of_user``: the surrogate was trained on clusters of
-        its user's, so that remembered runs speak too where there are not many. ``source`` itself where there is none.
+        its user's, so that remembered runs count too where there are not many. ``source`` itself where there is none.
         """
         keys = [own.source for own in self.own]
         if of_user:  # those with most runs first
@@ -245,7 +245,7 @@ class Conditioned:
 
 
 def _kin(runs: Runs, source: str) -> Ints:
-    """Positions of the runs that say something of that source."""
+    """Positions of the runs that are evidence of that source."""
     return np.flatnonzero(kinship(runs.source, np.array([source]))[:, 0] > 0.0).astype(np.int64)
 
 

@@ -16,11 +16,11 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 # source held 65 % of them, with 2, e and 4 times 81, about 86 and 89 % (docs/surrogate-experiments.md).
 SLOWER = float(np.e)
 NETWORK_DOUBT = 0.1  # of a logarithm of time, from which a plan's network is remarked on
-SEEN = 0.5  # of a plan's sensitivity: a run that depends as much on the network tells what that is
+SEEN = 0.5  # of a plan's sensitivity: a run that depends as much on the network shows what that is
 
 
 def network_assumed(job: Job) -> bool:
-    """Whether traffic goes between nodes, and neither job, table, catalogued cluster nor machine says how fast."""
+    """Whether traffic goes between nodes, and neither job, table, catalogued cluster nor machine states how fast."""
     cluster = job.cluster
     crossed = cluster.num_gpus > cluster.scale_up_gpus and cluster.nodes > 1
     return crossed and cluster.origin("inter_node_gbytes_per_s") == "assumed"

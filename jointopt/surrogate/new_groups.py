@@ -37,7 +37,7 @@ class NewGroups:
     errors: Mapping[str, float] = field(default_factory=dict)
     judged: int = LEAST_GROUPS
 
-    def speaks_of(self, source: str) -> bool:
+    def teaches_of(self, source: str) -> bool:
         """Whether the runs say something of that source."""
         return bool((kinship(np.array(self.sources), np.array([source])) > 0.0).any())
 

@@ -36,9 +36,9 @@ def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
 
 
 def held_half_width(error: Floats, units: int) -> float:
-    """The 90 % half-width that ``error`` (n,) of runs, left out in so many ``units``, asks for on further units.
+    """The 90 % half-width that ``error`` (n,) of runs, left out in so many ``units``, needs on further units.
 
-    Runs of one model err alike, so that a quantile over runs of a few models says little of the next: it is wider by
+    Runs of one model err alike, so that a quantile over a few models' runs is little evidence of others: it is wider by
     Student's t over the normal quantile, of as many degrees of freedom as there are units (errors are about zero, no
     mean is taken off). On made-up clusters that holds 90 % of models not seen (docs/surrogate-experiments.md).
     """

@@ -2,7 +2,7 @@
 
 # r = J·δ + J·δ(z) + u + s(z, w) + noise: beside the terms that sources share (`residual_gp`), constants δ(z) that vary
 # smoothly with the shape z of a plan, since a product that is slow at narrow widths costs by its share of the time
-# (Hastie and Tibshirani 1993, Varying-coefficient models). z leaves out what merely tells models apart, hidden size,
+# (Hastie and Tibshirani 1993, Varying-coefficient models). z leaves out what merely distinguishes models, hidden size,
 # layers and head size, which hundreds of runs of ten models would be fitted by: what these do to a rank's work is in
 # its width, layers and tokens. w: logarithms of shares of the time, and sensitivities.
 

@@ -122,7 +122,7 @@ class OwnRuns:
 
     @property
     def measured_clocks(self) -> MeasuredClocks:
-        """Clocks at which the runs say something of time."""
+        """Clocks at which the runs are evidence of time."""
         return MeasuredClocks(*self.clocks, self.off_below)
 
     @property
@@ -209,7 +209,9 @@ class Measured:
     log_power: Floats
     static_share: Floats  # of the physics' power, in what a GPU draws whatever runs
     static_w: float
-    heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and what the physics says
+    heat: Mapping[str, tuple[Floats, Floats]] = field(
+        default_factory=dict
+    )  # as residual, and what the physics predicts
     limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
 
     def with_power(self) -> Measured:

@@ -1,4 +1,4 @@
-"""Power, peak power and temperature as runs teach them: a line in what the physics says, and trees on its rest."""
+"""Power, peak power and temperature as runs teach them: a line in what the physics predicts, and trees on its rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much l
 
 @dataclass(frozen=True)
 class OwnTarget:
-    """A quantity that runs were measured of: ``scale`` on what the physics says, ``mix`` with trees on its rest.
+    """A quantity that runs were measured of: ``scale`` on what the physics predicts, ``mix`` with trees on its rest.
 
     ``overshoot``: of peak power, `limit_overshoot`; None: of another quantity, or by a version that knew of none.
     """
@@ -45,7 +45,7 @@ class OwnTarget:
         return self.mix(np.log(self.scale.over(values)), runs)
 
     def line(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> PowerScale:
-        """A line in what the physics says for the layout of each of ``runs`` (n,), learned at shares of the top clock.
+        """A line in the physics' power for the layout of each of ``runs`` (n,), learned at shares of the top clock.
 
         ``values`` (clocks, n): of the physics there. A line of least relative squares, so that what the search is
         promised of energy at other clocks holds.
@@ -67,8 +67,8 @@ class OwnTarget:
 def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | None:
     """The share of a power limit that boards hold peaks to, by measured peaks (n,) and the limit of each run (n,).
 
-    That of nearly all peaks above their limit; 1, the limit itself, where fewer than `LEAST_ABOVE` are: peaks below say
-    nothing of what holds them. None where either is unknown.
+    That of nearly all peaks above their limit; 1, the limit itself, where fewer than `LEAST_ABOVE` are: peaks
+    below teach nothing of what holds them. None where either is unknown.
     """
     if peak_w is None or limit_w is None:
         return None

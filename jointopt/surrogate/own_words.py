@@ -16,7 +16,7 @@ from jointopt.surrogate.residual_gp import Runs
 _NAMED = 3  # groups of features of a plan that are named
 _LEAST = 0.003  # of a logarithm, below which one is not
 _SHOWN = 0.0005  # of a logarithm: a digit of what is printed
-_WHOLE = 0.95  # of what trees say that counts, below which it is said
+_WHOLE = 0.95  # of what trees predict that counts, below which it is stated
 
 
 def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Runs) -> str:
@@ -62,7 +62,7 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     return f"trees give {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
 
 
-# What a feature, or the sensitivity to a constant, says something of, in a word of a plan.
+# What a feature, or the sensitivity to a constant, describes, in a word of a plan.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "tp": ("log2_tp", "log2_tp_nodes", "log2_width", "sequence_parallel", "share_tp_comm", "intra_node", "tp_overlap"),
     "pp": ("log2_pp", "log2_vpp", "log2_stage_layers", "share_bubble", "share_pp_comm"),

@@ -45,7 +45,7 @@ _MULTIPLES = (
     ((0.3, 0.5), (1.0, 0.35), (4.0, 0.15)),  # network between nodes
     ((0.1, 0.3), (0.5, 0.4), (1.2, 0.3)),  # other constants
     ((0.5, 0.3), (1.5, 0.4), (4.0, 0.3)),  # smooth function
-    ((0.6, 0.3), (1.5, 0.3), (3.5, 0.2), (8.0, 0.2)),  # noise: recipes that a table does not tell apart are 40 % apart
+    ((0.6, 0.3), (1.5, 0.3), (3.5, 0.2), (8.0, 0.2)),  # noise: recipes that a table does not distinguish are 40 % apart
 )
 LEAST_NETWORK = 0.48  # deviation of the network's logarithm: recorded clusters, whose networks are known, teach less
 LONGER = 1.5  # than in the kernel: lengths of the smooth function, whose scales are wider than recorded sources want

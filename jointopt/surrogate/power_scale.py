@@ -53,7 +53,7 @@ class PowerScale:
         return [replace(self, factor=factor, offset_w=offset_w) for factor, offset_w in zip(*each, strict=True)]
 
     def within(self, limit_w: Floats | float, highest_w: Floats) -> PowerScale:
-        """The scale with no plan's power above ``limit_w``: of what the physics says at the highest clock, (n,).
+        """The scale with no plan's power above ``limit_w``: of what the physics predicts at the highest clock, (n,).
 
         No board exceeds its limit in the mean, so that what is above it is the error of a line.
         """
@@ -81,7 +81,7 @@ def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w:
 
 
 def scale_at_limit(log_ratio: Floats, static_share: Floats, static_w: float, limit_w: Floats) -> PowerScale:
-    """`power_scale` of the runs under the highest of their limits, (n,): others say what the limit leaves, not more."""
+    """`power_scale` of the runs under the highest of their limits, (n,): others only show what the limit leaves."""
     at = limit_w == limit_w.max()
     return power_scale(log_ratio[at], static_share[at], static_w)
 

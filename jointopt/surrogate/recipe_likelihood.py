@@ -24,8 +24,8 @@ from jointopt.surrogate.residual_gp import Runs
 # and of single runs around their source, which scatter by 0.04 to 0.15.
 SPREAD, NOISE = 0.08, 0.08
 FEWEST, MOST = 3, 40  # runs
-LEAST_ODDS, SURE = 2.0, 10  # below which runs do not tell, and above which odds say more than the spread allows
-FAR = 0.3  # of a logarithm, beyond which no class says what runs are off by: networks, other units
+LEAST_ODDS, SURE = 2.0, 10  # below which runs do not decide, and above which odds claim more than the spread allows
+FAR = 0.3  # of a logarithm, beyond which no class explains what runs are off by: networks, other units
 _MOVED = [CONSTANTS.index("compute"), CONSTANTS.index("elementwise")]
 
 

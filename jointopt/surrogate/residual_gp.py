@@ -55,7 +55,7 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Features that time is learned from, in order: all but those that say more of power."""
+        """Features that time is learned from, in order: all but those that describe power more."""
         return tuple(sorted(name for name in self.features if name not in OCCUPANCY))
 
     def matrix(self, names: Sequence[str]) -> Floats:
@@ -239,7 +239,7 @@ def learn(sources: Sequence[tuple[Runs, Floats]], seed: int = 0) -> Kernel:
     """Hyperparameters that make the recorded residuals of all sources likely, each source with its own noise.
 
     ``sources``: runs and residuals of one source each. Of each, samples of `TASK_RUNS` runs are taken, so that none
-    drowns the rest and that priors are as good as a few runs ask for. A log-normal prior around `default_kernel` keeps
+    drowns the rest and that priors are as good as a few runs need. A log-normal prior around `default_kernel` keeps
     in place what no source informs.
     """
     rng = np.random.default_rng(seed)

@@ -40,7 +40,7 @@ from jointopt.surrogate.trees import Trees
 
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-LEAST_GAIN = 0.05  # of the error of physics alone, below which trees say nothing
+LEAST_GAIN = 0.05  # of the error of physics alone, below which trees do not count
 LEAST_ROWS, MOST_SUPPORT = 20, 500  # runs that are learned from at all, and that are kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
 PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False))
@@ -100,7 +100,7 @@ class TrainingSet:
 def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     """Rows of ``table`` with status ok and a time; the column ``source`` distinguishes origins.
 
-    Runs that took more than ``broken`` times what the physics says, or less than its inverse, are left out: allocator
+    Runs that took more than ``broken`` times the time of the physics, or less than its inverse, are left out: allocator
     retries, a link down, a gradient synchronisation per micro-batch are no smooth correction of anything.
     Raises TableError for a table without a timed row.
     """
@@ -156,7 +156,7 @@ def _booster(data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: fl
 def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
     """The kernel of runs under their frameworks' profiles and under none, each source once either way.
 
-    Profiles were fitted to recorded sources, so that their residuals alone would say that sources hardly differ.
+    Profiles were fitted to recorded sources, so that their residuals alone would suggest that sources hardly differ.
     """
     known = [(data.known.runs.take(part), data.known_residual[part]) for part in data.by_source(rows)]
     unknown = [(data.unknown.runs.take(part), data.unknown_residual[part]) for part in data.by_source(rows)]
@@ -273,7 +273,7 @@ def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | 
 
 
 def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrogate:
-    """The surrogate, whose widths are 1, with those that the held-out predictions ask for."""
+    """The surrogate, whose widths are 1, with those that the held-out predictions need."""
     # By how much was known: runs of the source, a profile of its framework, neither. Profiles were fitted to recorded
     # sources, so that a cluster of one's own lies between these under their profile and under none.
     kinds = {

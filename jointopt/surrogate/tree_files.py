@@ -85,7 +85,7 @@ class Forest:
 
     @functools.cached_property
     def _place(self) -> type[np.uint8 | np.uint16 | np.uint32]:
-        """The smallest kind of number that tells the leaves of any tree apart."""
+        """The smallest kind of number that distinguishes the leaves of any tree."""
         most = np.diff([*self.first.tolist(), len(self.left)]).max()
         return np.uint8 if most <= 2**8 else np.uint16 if most <= 2**16 else np.uint32
 

@@ -81,7 +81,7 @@ class Trees:
         return cls(given, low, high, path)
 
     def save(self, path: Path) -> dict[str, Any]:
-        """Write the trees as XGBoost's JSON; what a card says of them for `read`."""
+        """Write the trees as XGBoost's JSON; what a card holds of them for `read`."""
         self.booster.booster_.get_booster().save_model(path)
         return {"parameters": dict(self.settings), "low": self.low.tolist(), "high": self.high.tolist()}
 
@@ -136,7 +136,7 @@ class Trees:
 
 
 def _check(settings: Mapping[str, Any], low: Floats, high: Floats) -> None:
-    """ValueError where a setting is no number, or what a card says of each feature is not of as many features."""
+    """ValueError where a setting is no number, or what a card holds of each feature is not of as many features."""
     words = [name for name, value in settings.items() if not isinstance(value, int | float | list | None)]
     if words or not 0.0 <= settings["strength"] <= 1.0:
         raise ValueError(f"{words[0]} of the trees is no number" if words else "strength of the trees is not 0 to 1")

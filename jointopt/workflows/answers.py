@@ -43,7 +43,7 @@ def assumptions(job: Job) -> tuple[Assumption, ...]:
 
 
 def _open_recipe(job: Job) -> tuple[Assumption, ...]:
-    """That nobody says how products of fp8 are scaled, where the GPU runs them by several recipes."""
+    """That it is not stated how products of fp8 are scaled, where the GPU runs them by several recipes."""
     training = job.training
     names = recipes_of(training.dtype, job.cluster.gpu) if training.fp8_recipe is None else ()
     if len(names) < 2:

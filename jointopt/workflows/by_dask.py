@@ -24,7 +24,7 @@ _USUAL_MIN = 60  # of a job of Slurm
 
 @contextmanager
 def by_dask(evaluate: str, address: str | None, workers: int, job: Job) -> Iterator[tuple[Answer, int]]:
-    """Have plans evaluated by the function of that name: who asks for it, and for how many batches at a time.
+    """Have plans evaluated by the function of that name: who requests it, and for how many batches at a time.
 
     ``address``: of a scheduler, ``slurm``, or None for ``workers`` processes on this machine (0: with an address as
     many as the scheduler has). UsageError without Dask, without an answer from the address, or without a worker there.

@@ -33,7 +33,7 @@ from jointopt.spec.machine import save_machine
 _log = logging.getLogger(__name__)
 CPU_CORE = "cpu-core"
 _ENOUGH_DISK_GIB = 1.0
-_MOST_CPU_PROCESSES = 4  # of the probe: more than that say nothing new and take long to start
+_MOST_CPU_PROCESSES = 4  # of the probe: more than that show nothing new and take long to start
 
 
 def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> Diagnosis:

@@ -29,13 +29,15 @@ _log = logging.getLogger(__name__)
 _ALIKE = (
     "model", "num_layers", "hidden_size", "framework", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype",
 )  # fmt: skip
-_TO_CLASS = 10  # runs of a source that tell its recipe class and precision: to price all takes as long as to judge them
+_TO_CLASS = (
+    10  # runs of a source that determine its recipe class and precision: to price all takes as long as to judge them
+)
 # What is judged beside time where it was measured: relative errors, and kelvins of temperature.
 _BESIDE_TIME = {
     "avg_power_w": "power_error", "energy_j": "energy_error", "peak_memory_gib": "memory_error",
     "peak_power_w": "peak_power_error", "temperature_c": "temperature_error_k",
 }  # fmt: skip
-LEAST_TO_RANK = 3  # plans of a group below which rank and regret say nothing
+LEAST_TO_RANK = 3  # plans of a group below which rank and regret are not significant
 
 
 def evaluate(
@@ -45,7 +47,7 @@ def evaluate(
     """Errors of predictions on ``table``; rows that ran out of memory count for feasibility only.
 
     Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
-    Rows that the surrogate was trained on say nothing about it: the answer counts them.
+    Rows that the surrogate was trained on are no evidence about it: the answer counts them.
     """
     hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
     runs = Measurements.of(table, "the table")
@@ -114,7 +116,7 @@ def _bias(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
-    """A sentence on each source whose times are far from the predicted ones, and nothing likelier has been asked of.
+    """A sentence on each source whose times are far from those predicted, and of which nothing likelier is suspected.
 
     That is of a row, or by ``of_precision``, keys of sources.
     """

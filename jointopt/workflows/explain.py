@@ -48,7 +48,7 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """Time, energy and memory of one plan taken apart, and why it is or is not feasible.
 
-    ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already. ``ranked``: say which rank the
+    ``surrogate`` and what follows as in `JobModel.of`; a `JobModel` has them already. ``ranked``: state which rank the
     layout has among all, for which they are enumerated.
     Raises PlanError for text that is no plan, or a plan that the physics cannot price (degrees, batch).
     """

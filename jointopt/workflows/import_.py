@@ -140,7 +140,7 @@ class _Meters:
         return cls(*windows, tuple(traces.values()), tuple(remarks))
 
     def added_to(self, row: Mapping[str, Any], log: RunLog, num_gpus: int) -> dict[str, Any]:
-        """``row`` with what meters know of its iterations: results that it has already stay, notes say the source."""
+        """``row`` with what meters know of its iterations: results that it has already stay, notes state the source."""
         found, words, reason = {n: v for n, v in self.windows.items() if n != "iteration_time_s"}, self.words, ""
         if self.traces:
             try:

@@ -25,7 +25,7 @@ from jointopt.surrogate.memory import cost_of_failing
 SHOWN = 8  # splits that a proposal keeps, and those of its front
 RANKED = 96  # layouts whose splits are distinguished
 CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
-SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that say how the GPUs are split
+SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that state how the GPUs are split
 
 
 def best_layouts(
@@ -35,7 +35,7 @@ def best_layouts(
     """The `SHOWN` fastest splits, and those of the front, by the time that the search ranks by.
 
     ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
-    ``layout_index`` (n,) their layouts; ``known`` says of others what is known beside their results. Of a split
+    ``layout_index`` (n,) their layouts; ``known`` gives of others what is known beside their results. Of a split
     its best layout stands, on the front if one is; its plans are those of the front, or of one clock on every stage,
     with or without slack used.
     """

@@ -1,4 +1,4 @@
-"""``predict``: a table of measurements with what physics, surrogate and evidence say of every row."""
+"""``predict``: a table of measurements with what physics, surrogate and evidence predict of every row."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:
 def _measured(
     measured: pd.DataFrame | Measurements | None, storage: str | None, table: pd.DataFrame
 ) -> Measurements | None:
-    """The runs at hand and those of the database that tell of the table as one; None where neither is given."""
+    """The runs at hand and those of the database that bear on the table as one; None where neither is given."""
     import pandas as pd
 
     given = None if measured is None else Measurements.given(measured)
@@ -132,7 +132,7 @@ def _measured(
 
 
 def _beside(runs: Measurements, queried: pd.DataFrame) -> Measurements:
-    """The runs with the table that they are for as kin, where that tells what they leave open."""
+    """The runs with the table that they are for as kin, where that fills what they leave open."""
     for line in class_conflicts(runs.table, queried):
         _log.warning("%s", line)
     return replace(runs, kin=queried) if lacks_heads(runs.table) or states_class(queried) else runs
@@ -212,7 +212,7 @@ def _correction(
     """
     if surrogate is None:
         return None
-    source = surrogate.speaker(part.source, of_user)
+    source = surrogate.representative(part.source, of_user)
     known = with_kin(evidence, part.source).of_source(part.source, source)
     correction = Correction(surrogate, source, part.work.job.training.framework.fitted, known)
     of_learned_class(part.work.job, correction.recipe_class)

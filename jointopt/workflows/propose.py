@@ -25,7 +25,7 @@ from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
-from jointopt.spec.objectives import telling
+from jointopt.spec.objectives import distinguishing
 from jointopt.spec.plans.clocks import widened
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
@@ -157,7 +157,7 @@ def _wanted(job: Job, front: Columns) -> Ints:
 
     The site's energy grows with both time and energy, so what is best in it, alone or with either, is on that front.
     """
-    objectives, names = with_site(job, front), telling(job.objectives)
+    objectives, names = with_site(job, front), distinguishing(job.objectives)
     if len(names) > 2:
         return np.sort(non_dominated(stacked(objectives, names)))
     first, second = (objectives[name] for name in (*names, *names)[:2])

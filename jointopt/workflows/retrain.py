@@ -46,7 +46,7 @@ def retrain(
     and power, each as far as it helps on models left out. ``for_others``: not so, for a surrogate that is to serve
     clusters that are not in the tables.
     Refuses (InfeasibleError) to replace a surrogate in ``out`` that was better on the rows that both were judged on, or
-    that shares too few of them to tell, unless ``force``. Both errors are of predictions made without the row's group
+    that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
     _check_folder(out)
@@ -101,7 +101,7 @@ def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
 
 
 def _judged(rows: Mapping[str, Any]) -> pd.DataFrame:
-    """Each held-out run once: row (a number that says which), source, error of its time.
+    """Each held-out run once: row (a number that identifies it), source, error of its time.
 
     A run is known again by source, group and its time over the physics' time, where the same physics priced it.
     """
@@ -169,7 +169,7 @@ def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:
         with np.load(folder / HELD_OUT, allow_pickle=False) as arrays:
             judged = pd.DataFrame({name: arrays[name] for name in _HELD_OUT_TYPES}).astype(_HELD_OUT_TYPES)
     except DAMAGED:
-        judged = _judged({})  # an earlier version wrote none, and what cannot be read tells nothing
+        judged = _judged({})  # an earlier version wrote none, and what cannot be read is no evidence
     return set(map(str, card.get("data", {}))), judged
 
 

@@ -125,7 +125,7 @@ def search_steps(
 def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, watch: Stopwatch) -> list[Step]:
     """The steps by all goals of the ``wide`` problem; NSGA-II, behind them, starts from their front.
 
-    Where the layout decides the third goal the first step counts them all; then trials are spent only if asked for.
+    Where the layout decides the third goal the first step counts them all; then trials are spent only if requested.
     """
     steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
     if wide.has_levels:

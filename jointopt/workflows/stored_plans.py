@@ -202,7 +202,7 @@ _WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] fo
 
 
 def _results(clean: pd.DataFrame) -> Columns:
-    """Predictions with their intervals, and what the site pays where the file says it."""
+    """Predictions with their intervals, and what the site pays where the file states it."""
     names = [name for name in KNOWN if name in clean]
     names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
     columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}

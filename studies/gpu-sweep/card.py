@@ -63,7 +63,7 @@ def write_card(
     file: Path, rows: pd.DataFrame, found: FoundGpu, gpu: Gpu, software: Software, space: Mapping[str, Any],
     idle: Mapping[str, float],
 ) -> None:  # fmt: skip
-    """Writes the card of the table beside it; what an earlier card says of the first runs stays."""
+    """Writes the card of the table beside it; what an earlier card states of the first runs stays."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     earlier = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
     trained_on = software.gpu or "the processor: a trial of the command, worth nothing as a measurement"

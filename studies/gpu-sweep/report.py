@@ -1,4 +1,4 @@
-"""Predicted against measured for a table of the sweep, and what its rows say of the physics' constants.
+"""Predicted against measured for a table of the sweep, and what its rows teach of the physics' constants.
 
     python studies/gpu-sweep/report.py studies/gpu-sweep/h100-sxm5-80gb/runs.csv
 
@@ -130,7 +130,7 @@ class Physics:
 
 
 class Fitting:
-    """Constants of one quantity against the rows that tell it (mask ``rows``), by soft L1 of the log error."""
+    """Constants of one quantity against the rows that determine it (mask ``rows``), by soft L1 of the log error."""
 
     def __init__(self, table: pd.DataFrame, quantity: str, known: Fit | None = None) -> None:
         self.quantity, self.physics = quantity, Physics(table, known)
@@ -348,7 +348,7 @@ def draw(judged: pd.DataFrame, file: Path) -> None:
 
 
 def write_report(table: pd.DataFrame, folder: Path) -> str:
-    """Writes the three files into ``folder``; what to tell of it. Raises TableError where nothing was measured."""
+    """Writes the three files into ``folder``; the summary to print. Raises TableError where nothing was measured."""
     table = with_results(table)
     if not (table["status"] == "ok").any():
         return f"No run of {len(table)} went well: nothing to compare; the notes in {folder / 'runs.csv'} say why."

@@ -316,7 +316,7 @@ def show_plan(runs: list[Run]) -> None:
 
 
 def main() -> None:
-    """Run the sweep as the options say."""
+    """Run the sweep as the options state."""
     options = arguments()
     space = read_space(options.sweep)
     if options.plan:

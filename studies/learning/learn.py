@@ -116,7 +116,7 @@ def shared_kernel() -> Kernel:
 def curves(name: str, cluster: Cluster, counts: Sequence[int], seeds: int) -> pd.DataFrame:
     """Median errors in percent: a row per truth, rows learned from and kind of runs left out.
 
-    A recorded cluster has fewer runs than the largest counts ask for: its curves end where they run out.
+    A recorded cluster has fewer runs than the largest counts need: its curves end where they run out.
     """
     kernel, found = shared_kernel(), []
     for count in counts:

@@ -27,7 +27,7 @@ class Statement:
     key: str
     where: str
     says: str
-    paper: str  # its figure, or what its text says of the sign and order
+    paper: str  # its figure, or what its text states of the sign and order
     check: Check | None = None
     why: str = ""
     varies: bool = True  # with the constants that the paper leaves open

@@ -21,7 +21,7 @@ BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 
 @dataclass(frozen=True)
 class Row:
-    """A statement, what today's predictions say of it, and the share of the open constants in which it holds."""
+    """A statement, what today's predictions come to, and the share of the open constants in which it holds."""
 
     statement: Statement
     found: Finding | None
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words; what holds in few of the draws says so."""
+        """The verdict in words; what holds in few of the draws is marked."""
         verdict = self.statement.verdict(self.found)
         corner = verdict != "contradicted" and self.share is not None and self.share < CORNER
         return f"{verdict}, in a corner" if corner else verdict

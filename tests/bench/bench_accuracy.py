@@ -22,7 +22,7 @@ import jointopt
 from jointopt.runs.workloads import workloads
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FEWEST = 3  # rows that say something of a kernel
+FEWEST = 3  # rows that are evidence of a kernel
 MEMORY_SOURCES = ("sailor", "torchtitan", "nanotron_ultrascale")
 
 

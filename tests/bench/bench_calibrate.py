@@ -2,7 +2,7 @@
 
     python tests/bench/bench_calibrate.py [DATA_FOLDER]
 
-The default folder is ../shared/data beside the repository. Every figure is of rows that the fit did not see, asked for
+The default folder is ../shared/data beside the repository. Every figure is of rows that the fit did not see, queried
 as a query of the same columns without results.
 """
 
@@ -24,20 +24,20 @@ FIVE = [(855, 990, 1095, 1245, 1410), (855, 990, 1125, 1260, 1410), (855, 1005, 
 THREE = [(855, 1095, 1410), (855, 1110, 1410), (855, 1155, 1410)]
 
 
-def figures(known: pd.DataFrame, asked: pd.DataFrame, results: list[str], columns: dict[str, str], gpu: str) -> str:
+def figures(known: pd.DataFrame, queried: pd.DataFrame, results: list[str], columns: dict[str, str], gpu: str) -> str:
     """Mean absolute error and coverage of the held-out rows, per predicted column."""
-    told = calibrate(known, gpu, asked.drop(columns=results)).predictions
+    found = calibrate(known, gpu, queried.drop(columns=results)).predictions
     texts = []
     for measured, predicted in columns.items():
-        y, p = asked[measured].to_numpy(), told[predicted].to_numpy()
-        inside = (y >= told[predicted + "_low"]) & (y <= told[predicted + "_high"])
+        y, p = queried[measured].to_numpy(), found[predicted].to_numpy()
+        inside = (y >= found[predicted + "_low"]) & (y <= found[predicted + "_high"])
         texts.append(f"{measured} {np.mean(np.abs(p / y - 1)):6.2%} ({inside.mean():4.0%} inside)")
     return ", ".join(texts)
 
 
-def profile(known: pd.DataFrame, asked: pd.DataFrame, gpu: str = "a100-sxm4-80gb") -> str:
+def profile(known: pd.DataFrame, queried: pd.DataFrame, gpu: str = "a100-sxm4-80gb") -> str:
     columns = {"time_s": "predicted_time_s", "avg_power_w": "predicted_avg_power_w", "energy_j": "predicted_energy_j"}
-    return figures(known, asked, PROFILE_RESULTS, columns, gpu)
+    return figures(known, queried, PROFILE_RESULTS, columns, gpu)
 
 
 def profiles(data: pathlib.Path) -> None:
@@ -94,17 +94,17 @@ def pipelines(data: pathlib.Path, draws: int = 4) -> None:
         print(f"  the same without limits below the uniform ones: {ranks(own[uniform], whole, gpu)}")
 
 
-def ranks(known: pd.DataFrame, asked: pd.DataFrame, gpu: str, hidden: list[str] = RANK_RESULTS) -> str:
+def ranks(known: pd.DataFrame, queried: pd.DataFrame, gpu: str, hidden: list[str] = RANK_RESULTS) -> str:
     """Errors of whole plans, and coverage of the intervals of ranks."""
-    told = calibrate(known, gpu, asked.drop(columns=hidden)).predictions
-    keys = [asked.method, asked.plan]
-    time = told.predicted_iteration_time_s.groupby(keys).max() / asked.iteration_time_s.groupby(keys).max() - 1
-    energy = told.predicted_energy_j.groupby(keys).sum() / asked.energy_j.groupby(keys).sum() - 1
+    found = calibrate(known, gpu, queried.drop(columns=hidden)).predictions
+    keys = [queried.method, queried.plan]
+    time = found.predicted_iteration_time_s.groupby(keys).max() / queried.iteration_time_s.groupby(keys).max() - 1
+    energy = found.predicted_energy_j.groupby(keys).sum() / queried.energy_j.groupby(keys).sum() - 1
     inside = [
-        np.mean((asked[m] >= told[f"{p}_low"]) & (asked[m] <= told[f"{p}_high"]))
+        np.mean((queried[m] >= found[f"{p}_low"]) & (queried[m] <= found[f"{p}_high"]))
         for m, p in (("iteration_time_s", "predicted_iteration_time_s"), ("energy_j", "predicted_energy_j"))
     ]
-    own = np.abs(told.predicted_energy_j / asked.energy_j - 1).mean()
+    own = np.abs(found.predicted_energy_j / queried.energy_j - 1).mean()
     return (f"iteration time {np.abs(time).mean():.2%} ({inside[0]:.0%} inside), energy {np.abs(energy).mean():.2%}, "
             f"of ranks {own:.2%} ({inside[1]:.0%} inside)")  # fmt: skip
 

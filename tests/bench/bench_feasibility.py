@@ -41,12 +41,12 @@ def read(name: str) -> pd.DataFrame:
 
 
 def evidence(name: str) -> list[MemoryEvidence]:
-    """What each cluster and stack of a source says; where failures were not recorded, success says nothing."""
+    """The evidence of each cluster and stack of a source; where failures were not recorded, success is not counted."""
     table = read(name)
     priced = price(table)
     found = [memory_evidence(table, priced, priced.runs.source == key) for key in np.unique(priced.runs.source)]
-    told = table["status"].isin(["oom", "failed"]).any()
-    return [e if told else replace(e, ok_load=np.empty(0)) for e in found]
+    recorded = table["status"].isin(["oom", "failed"]).any()
+    return [e if recorded else replace(e, ok_load=np.empty(0)) for e in found]
 
 
 def judged(name: str, margin: MemoryMargin, failures: tuple[str, ...]) -> str:
@@ -59,8 +59,10 @@ def judged(name: str, margin: MemoryMargin, failures: tuple[str, ...]) -> str:
     probability = fit_probability(log_load(priced), source_weights(margin, MemoryEvidence()), margin)
     words = []
     for cut in CUTS:
-        said = (probability < cut) & counted
-        words.append(f"{cut}: {(said & was).sum() / was.sum():.3f}/{(said & was).sum() / said.sum():.3f}")
+        predicted = (probability < cut) & counted
+        words.append(
+            f"{cut}: {(predicted & was).sum() / was.sum():.3f}/{(predicted & was).sum() / predicted.sum():.3f}"
+        )
     return "  ".join(words)
 
 
@@ -89,12 +91,12 @@ def after_measuring(name: str, per_group: int, seeds: int = 5) -> str:
 
 
 def figures(rows: pd.DataFrame, out: pd.DataFrame) -> tuple[float, float, float]:
-    was, said = (rows["status"] == "oom").to_numpy(), ~out["predicted_fits"].to_numpy(bool)
+    was, predicted = (rows["status"] == "oom").to_numpy(), ~out["predicted_fits"].to_numpy(bool)
     error = np.full(1, np.nan)
     if "peak_memory_gib" in rows:
         error = (out["predicted_peak_memory_gib"] / rows["peak_memory_gib"] - 1).abs().dropna().to_numpy()
-    hit = (was & said).sum()
-    recall, precision = (hit / n if was.any() and n else np.nan for n in (was.sum(), said.sum()))
+    hit = (was & predicted).sum()
+    recall, precision = (hit / n if was.any() and n else np.nan for n in (was.sum(), predicted.sum()))
     return recall, precision, float(np.median(error)) if len(error) else np.nan
 
 
@@ -108,7 +110,7 @@ def main() -> None:
         if name in ("bigscience", "nanotron_ultrascale"):
             print("    recall/precision by cut:", judged(name, rest, ("oom", "failed")))
     print(f"{JUDGE} (not learned from), recall/precision by cut:\n   ", judged(JUDGE, margin, ("oom",)))
-    margin = replace(margin, centre=0.0)  # the profiles' habits and memory fractions hold it
+    margin = replace(margin, centre=0.0)  # the framework profiles and memory fractions hold it
     own = {name: published(table, margin) for name, table in OF_FRAMEWORK.items()}
     for name, found in own.items():
         print(f"{name}, by published plans:", astuple(found))

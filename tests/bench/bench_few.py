@@ -14,7 +14,7 @@ framework that no profile describes. A source of software that is known on a clu
 - after 3, after 10: the surrogate; covered, width: share of judged times inside its 90 % interval, and mean half-width;
 - worse than one constant: after less constant (and less geometric), with the standard error of that mean over draws in
   brackets, ! where it is more than twice that above zero; the last line counts these;
-- ``--slower-network``: every run as if the network between nodes were slower by that factor than the physics is told.
+- ``--slower-network``: every run as if the network between nodes were slower by that factor than the physics is given.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def recorded(table: pd.DataFrame, profile: str) -> Recorded:
 
 
 def _labels(table: pd.DataFrame) -> np.ndarray:
-    """The key of each row's source: software is told apart by its name whatever profile stands for it."""
+    """The key of each row's source: software is distinguished by its name whatever profile stands for it."""
     texts, out = SourceTexts.of(table), np.full(len(table), "", object)
     for work in workloads(table)[0]:
         out[work.rows] = texts.keys(work)

@@ -66,13 +66,15 @@ def ours(problem: Problem, seed: int) -> tuple[Floats, int, float]:
 def pymoo(problem: Problem, genome: Genome, make: Callable[..., Any], seed: int, plans: float, cpu_s: float) -> Floats:
     """Goals of every feasible plan that an algorithm evaluated within so many plans or seconds."""
     begin, sizes = time.process_time(), genome.sizes
-    asked = PymooProblem(n_var=len(sizes), n_obj=3, n_ieq_constr=1, vtype=int, xl=np.zeros(len(sizes)), xu=sizes - 1)
+    pymoo_problem = PymooProblem(
+        n_var=len(sizes), n_obj=3, n_ieq_constr=1, vtype=int, xl=np.zeros(len(sizes)), xu=sizes - 1
+    )
     whole = {"vtype": float, "repair": RoundingRepair()}
     algorithm = make(
         pop_size=POPULATION, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
         mutation=PM(prob=1.0, eta=3.0, **whole), eliminate_duplicates=True,
     )  # fmt: skip
-    algorithm.setup(asked, termination=("n_gen", 10**6), seed=seed, verbose=False)
+    algorithm.setup(pymoo_problem, termination=("n_gen", 10**6), seed=seed, verbose=False)
     kept, evaluated = np.empty((0, 3)), 0
     while evaluated < plans and time.process_time() - begin < cpu_s:
         infills = algorithm.ask()

@@ -7,7 +7,7 @@
 Each mutant is one change in a copy of the repository, judged by those tests of its room (mutant_rooms.py) that execute
 the line (mutant_tests.py), up to the first that fails; one that runs out of time counts as noticed. Tests that fail
 without any change are left out and named. What may be changed is in mutations.py; wrong_formulas.yaml lists formulas by
-hand, whose ``before`` must stand in its file exactly once: else the bench says so at once and ends with 1. Tests run in
+hand, whose ``before`` must stand in its file exactly once: else the bench reports it and ends with 1. Tests run in
 forks of this process, which has the libraries loaded. Modules that move: edit mutant_rooms.py, and ``file`` in
 wrong_formulas.yaml.
 """

@@ -109,13 +109,13 @@ def of_pymoo(make: Callable[..., NSGA2 | NSGA3]) -> Search:
 
     def run(space: Space, trials: int, seed: int) -> Found:
         bounds = {"n_var": len(space.sizes), "xl": np.zeros(len(space.sizes)), "xu": space.sizes - 1}
-        asked = PymooProblem(n_obj=3, n_ieq_constr=1, vtype=int, **bounds)
+        pymoo_problem = PymooProblem(n_obj=3, n_ieq_constr=1, vtype=int, **bounds)
         whole = {"vtype": float, "repair": RoundingRepair()}
         algorithm = make(
             pop_size=POPULATION, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
             mutation=PM(prob=1.0, eta=3.0, **whole), eliminate_duplicates=True,
         )  # fmt: skip
-        algorithm.setup(asked, termination=("n_gen", 10**6), seed=seed, verbose=False)
+        algorithm.setup(pymoo_problem, termination=("n_gen", 10**6), seed=seed, verbose=False)
         goals, broken = np.empty((0, 3)), np.empty(0)
         while len(broken) < trials:
             infills = algorithm.ask()
@@ -131,14 +131,14 @@ def of_pymoo(make: Callable[..., NSGA2 | NSGA3]) -> Search:
 def house(space: Space, trials: int, seed: int) -> Found:
     """Children by the variation of `jointopt.search.genome`, parents by NSGA-II's rank and crowding."""
     rng, survival = np.random.default_rng(seed), RankAndCrowdingSurvival()
-    asked = PymooProblem(n_var=len(space.sizes), n_obj=3, n_ieq_constr=1)
+    pymoo_problem = PymooProblem(n_var=len(space.sizes), n_obj=3, n_ieq_constr=1)
     genes, goals, broken = space.random(POPULATION, rng), np.empty((0, 3)), np.empty(0)
     parents = Population()
     while len(broken) < trials:
         found, violation = space.evaluate(genes)
         goals, broken = np.concatenate([goals, found]), np.concatenate([broken, violation])
         born = [Individual(X=x, F=f, G=np.array([g])) for x, f, g in zip(genes, found, violation, strict=True)]
-        parents = survival.do(asked, Population.merge(parents, Population.create(*born)), n_survive=POPULATION)
+        parents = survival.do(pymoo_problem, Population.merge(parents, Population.create(*born)), n_survive=POPULATION)
         genes = _children(space, np.asarray(parents.get("X"), np.int64), rng)
     return goals[:trials], broken[:trials]
 

@@ -50,20 +50,20 @@ def compare(name: str, plan: str) -> None:
     stage_clocks = physics.stage_clocks(np.zeros(len(clock), np.int64), clock, share)
     plans = physics.evaluate(np.zeros(len(clock), np.int64), stage_clocks)
     fits = plans["iteration_time_s"] <= limit_s
-    said = []
+    saved = []
     for which in (fits & (share == 0.0), fits):
         best = int(np.where(which, plans["energy_j"], np.inf).argmin())
-        said.append(f"{100 * (1 - plans['energy_j'][best] / top_j):5.2f} %")
+        saved.append(f"{100 * (1 - plans['energy_j'][best] / top_j):5.2f} %")
     clocks = stage_clocks[best]
     slowdown = max(limit_s / plans["iteration_time_s"][best] - 1, 0.0)
     text = f"{plan} stage_clock_mhz={format_stage_clocks(clocks)}"
     for solver in ("lowtime", "linear"):
         polished = polish(job, text, solver=solver, slowdown=slowdown)
-        said.append(f"{100 * (1 - polished.chosen.energy_j / top_j):5.2f} % in {polished.seconds:.1f} s")
+        saved.append(f"{100 * (1 - polished.chosen.energy_j / top_j):5.2f} % in {polished.seconds:.1f} s")
     size = f"{pp} x {polished.graph.num_micro_batches}"
     print(
-        f"{name:24} {size:>7} | one clock {said[0]} | per stage {said[1]} ({short_clocks(clocks.tolist(), 24)}) | "
-        f"per pass, lowtime {said[2]}, linear {said[3]}",
+        f"{name:24} {size:>7} | one clock {saved[0]} | per stage {saved[1]} ({short_clocks(clocks.tolist(), 24)}) | "
+        f"per pass, lowtime {saved[2]}, linear {saved[3]}",
         flush=True,
     )
 

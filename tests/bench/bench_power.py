@@ -1,4 +1,4 @@
-"""How right power is by GPU: what the model says against every public measurement, no constant fitted to them here.
+"""How right power is by GPU: what the model predicts against every public measurement, no constant fitted to them here.
 
     python tests/bench/bench_power.py [DATA_FOLDER]
 
@@ -8,12 +8,12 @@ measurements that the interval ``avg_power_w_low`` to ``avg_power_w_high`` holds
 the A100-SXM, the voltage curves and the A100-PCIe's pJ per flop to pipelines, H200's pJ per flop to its products, hosts
 of H100 to its three nodes.
 
-- stages: the law at the measured time of a stage (Perseus, SOSP'24), as it says nothing of its layout;
+- stages: the law at the measured time of a stage (Perseus, SOSP'24), as its layout is not stated;
 - pipelines: layout, clocks or limit of a run alone, as a table that `jointopt predict` reads; a sequence of 2,048, no
   recomputation and unfused attention are assumed (times are then right within a tenth, two tenths for Bloom);
 - products: the law at the measured time, held by the limit; those of 50 us and more. Readings at one rate fall in two
   groups, at the limit and at 50 to 80 % of it, so that mean and median differ;
-- limits: networks that are no LLMs. The law says that a limit below what a network draws at the highest is drawn;
+- limits: networks that are no LLMs. The law states that a limit below what a network draws at the highest is drawn;
 - nodes: 8 GPUs and host, MLPerf's Llama 2 70B with LoRA. ``at measured time``: the energy of the predicted iteration,
   with the power of a waiting GPU for what the measured one takes longer.
 """

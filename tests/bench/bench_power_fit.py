@@ -20,7 +20,7 @@ from jointopt.physics import clock_law
 from jointopt.spec.catalog.gpus import load_gpu, power_constants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SEQ = 2048  # of the Perseus stages, with one sequence per micro-batch: inferred, the artifact does not say
+SEQ = 2048  # of the Perseus stages, with one sequence per micro-batch: inferred, the artifact does not state it
 STAGES = {("bloom", 0): (8, 14336, 112), ("bloom", 1): (9, 14336, 112),
           ("gpt3-175b", 0): (12, 12288, 96), ("gpt3-175b", 1): (13, 12288, 96)}  # fmt: skip
 FIT_BELOW_MHZ = 1320.0  # above, the 500 W board no longer follows the requested clock
@@ -36,7 +36,7 @@ def stage_work(model: str, stage: int, instruction: str) -> tuple[float, float]:
 
 
 def stage_profiles(data: pathlib.Path) -> pd.DataFrame:
-    """The profiles with the stage told by its time: the file holds two stages per model, unlabelled."""
+    """The profiles with the stage recognised by its time: the file holds two stages per model, unlabelled."""
     rows = pd.read_csv(data / "clock_stage_profiles.csv")
     by_clock = rows.groupby(["model", "instruction", "clock_mhz"])
     rows["stage"] = by_clock.time_s.rank(method="first").astype(int) - 1

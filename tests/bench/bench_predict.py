@@ -64,9 +64,9 @@ def table(rows: int) -> pd.DataFrame:
     return everything.sample(rows, random_state=0, ignore_index=True)
 
 
-def own_surrogate(asked: pd.DataFrame, folder: Path) -> Path:
+def own_surrogate(queried: pd.DataFrame, folder: Path) -> Path:
     """A surrogate of the clusters of these plans, each with about a thousand made-up runs."""
-    runs = asked.head(4 * EACH)
+    runs = queried.head(4 * EACH)
     noise = np.exp(0.02 * np.random.default_rng(0).standard_normal(len(runs)))
     time_s = predict(runs)["predicted_iteration_time_s"] * (1.0 + 0.05 * np.log2(runs["tp"])) * noise
     write_table(runs.assign(status="ok", iteration_time_s=time_s.to_numpy()), folder / "runs.csv")
@@ -84,31 +84,31 @@ def timed(what: str, act: Callable[[], object], rows: int) -> None:
 
 
 def main(rows: int) -> None:
-    asked = table(rows)
+    queried = table(rows)
     load_surrogate("default")
-    timed("cells read and grouped into jobs", lambda: workloads(asked), rows)
-    timed("physics alone, in memory", lambda: predict(asked), rows)
-    timed("shipped surrogate, in memory", lambda: predict(asked, "default"), rows)
+    timed("cells read and grouped into jobs", lambda: workloads(queried), rows)
+    timed("physics alone, in memory", lambda: predict(queried), rows)
+    timed("shipped surrogate, in memory", lambda: predict(queried, "default"), rows)
     with tempfile.TemporaryDirectory() as folder:
-        own = str(own_surrogate(asked, Path(folder)))
-        timed("own surrogate, in memory", lambda: predict(asked, own), rows)
-        again = asked.head(max(rows // REPEATS, 1)).sample(rows, replace=True, random_state=0, ignore_index=True)
+        own = str(own_surrogate(queried, Path(folder)))
+        timed("own surrogate, in memory", lambda: predict(queried, own), rows)
+        again = queried.head(max(rows // REPEATS, 1)).sample(rows, replace=True, random_state=0, ignore_index=True)
         timed(f"own surrogate, each plan {REPEATS} times", lambda: predict(again, own), rows)
         many_jobs(own)
         given, out = Path(folder) / "plans.csv", Path(folder) / "predicted.csv"
-        write_table(asked, given)
+        write_table(queried, given)
         timed("reading the file", lambda: read_table(given), rows)
-        predicted = predict(asked, "default")
+        predicted = predict(queried, "default")
         timed("writing the file", lambda: write_table(predicted, out), rows)
         command(given, out)
 
 
 def many_jobs(own: str) -> None:
     """Print what a table of many jobs costs, of which each has few plans."""
-    asked = truths.table("C", OF_MANY_JOBS).assign(source="bench")
-    jobs = len(workloads(asked)[0])
+    queried = truths.table("C", OF_MANY_JOBS).assign(source="bench")
+    jobs = len(workloads(queried)[0])
     for what, surrogate in (("physics", "none"), ("shipped surrogate", "default"), ("own surrogate", own)):
-        timed(f"{jobs} jobs of {len(asked):,} plans, {what}", lambda by=surrogate: predict(asked, by), len(asked))
+        timed(f"{jobs} jobs of {len(queried):,} plans, {what}", lambda by=surrogate: predict(queried, by), len(queried))
 
 
 def command(given: Path, out: Path) -> None:

@@ -9,7 +9,7 @@ The default folder is ../shared/data beside the repository; rows are those that 
 - spread: standard deviation (1.48 times the median one) of log(measured / predicted) there.
 
 Then which class drawn runs look like (`jointopt.surrogate.recipe_likelihood`): shares of 10 draws of three and ten runs
-of each GPU and software, right, wrong and untold.
+of each GPU and software, right, wrong and undecided.
 
 Then errors of sources under the profile of another class, as they are and with the class stated; the factor between
 classes is learned without the source that is judged.
@@ -83,7 +83,7 @@ def judged(table: pd.DataFrame, works: list[Workload], profile: str, by: float) 
 
 
 def shares(table: pd.DataFrame, vendor: bool, count: int) -> tuple[float, float, float]:
-    """Shares of draws of ``count`` runs whose class is told right, told wrong, and not told."""
+    """Shares of draws of ``count`` runs whose class is found right, found wrong, and not found."""
     found = []
     for one in Measurements(table).evidence_by_source().values():
         for draw in range(10 if one.runs is not None and len(one.runs) > count else 0):
@@ -115,8 +115,8 @@ def main() -> None:
     print(f"deviation of the logarithms of communities' factors {np.std(ours, ddof=1):.3f}\n")
     for name, (table, _) in sources.items():
         for count in (3, 10):
-            right, wrong, untold = shares(table.head(60), name in (*VENDOR, *UNKNOWN), count)
-            print(f"{name:24s} {count:2d} runs: right {right:4.0%}  wrong {wrong:4.0%}  untold {untold:4.0%}")
+            right, wrong, undecided = shares(table.head(60), name in (*VENDOR, *UNKNOWN), count)
+            print(f"{name:24s} {count:2d} runs: right {right:4.0%}  wrong {wrong:4.0%}  undecided {undecided:4.0%}")
     print()
     for name, source in sources.items():
         vendor, by = name in (*VENDOR, *UNKNOWN), between(logs, name)

@@ -244,8 +244,8 @@ def played(group: Group, model: Model, choice: Choice, k: int, seed: int = 0) ->
     goal = np.nanmin(group.log_time) + np.log(1.01)
     while len(index) < BUDGET and left.any():
         ran = index[np.isfinite(group.log_time[index])]
-        told = MemoryEvidence(ok_load=load[ran], oom_load=load[index[group.oom[index]]])
-        weights = source_weights(margin, told)
+        evidence = MemoryEvidence(ok_load=load[ran], oom_load=load[index[group.oom[index]]])
+        weights = source_weights(margin, evidence)
         found = model(group, ran)
         draws = {"fits": fit_draws(load, weights, margin, SAMPLES, rng)}
         draws["iteration_time_s"] = np.exp(found.draws(SAMPLES, rng))

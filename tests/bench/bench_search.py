@@ -68,11 +68,11 @@ def pymoo(problem: Problem, seed: int, more: More) -> Columns:
 
     genome, rows = Genome.of(problem), []
     bounds = {"n_var": len(genome.sizes), "xl": np.zeros(len(genome.sizes)), "xu": genome.sizes - 1}
-    asked = PymooProblem(n_obj=2, n_ieq_constr=1, vtype=int, **bounds)
+    pymoo_problem = PymooProblem(n_obj=2, n_ieq_constr=1, vtype=int, **bounds)
     whole = {"vtype": float, "repair": RoundingRepair()}
     algorithm = NSGA2(pop_size=40, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
                       mutation=PM(prob=1.0, eta=3.0, **whole), eliminate_duplicates=True)  # fmt: skip
-    algorithm.setup(asked, termination=("n_gen", 10**6), seed=seed, verbose=False)
+    algorithm.setup(pymoo_problem, termination=("n_gen", 10**6), seed=seed, verbose=False)
     while more():
         infills = algorithm.ask()
         plans = problem.plans(*genome.decode(np.asarray(infills.get("X")).astype(np.int64)))

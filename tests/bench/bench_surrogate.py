@@ -203,7 +203,7 @@ def worst_groups(bench: Bench, lines: pd.DataFrame, count: int = 5) -> str:
 
 
 def domain(bench: Bench) -> str:
-    """Share of runs said to be outside what is known: of GPUs that training had, and of each GPU left out."""
+    """Share of runs predicted to be outside what is known: of GPUs that training had, and of each GPU left out."""
     data = bench.data
     gpu = bench.timed["gpu"].to_numpy()
     keys = np.array([f"{s}|{g}" for s, g in zip(data.source, data.known.runs.group, strict=True)])
@@ -273,7 +273,7 @@ def seconds(*arguments: str | Path) -> float:
 
 
 def timings(runs: int, plans: int) -> str:
-    """Seconds of the two commands that learn and that ask."""
+    """Seconds of the two commands that learn and that predict."""
     lines = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

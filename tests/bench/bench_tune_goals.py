@@ -1,6 +1,6 @@
 """What `tune` by three objectives reaches in a few runs, beside runs drawn at random and beside a tune by two.
 
-A simulated cluster: runs take what the physics says times factors that it does not know, by layout and by depth, 2 %
+A simulated cluster: runs take the time of the physics times factors that it does not know, by layout and by depth, 2 %
 noise. Every plan of the space has a truth, so that the front of all is known; the share of its volume counts that
 the runs hold after 4, 8 and 16 of them, median of the draws (worst in brackets).
 
@@ -35,7 +35,7 @@ _UNKNOWN = 0.15  # deviation of what the physics does not know, in logarithms; o
 
 
 def plan_key(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """What tells plans of the space apart, however they are written."""
+    """What distinguishes plans of the space, however they are written."""
     clocks = plan["stage_clock_mhz"]
     clocks = [float(clock) for clock in (clocks.split(";") if isinstance(clocks, str) else clocks)]
     return (*(str(plan[name]) for name in LAYOUT_COLUMNS), str(clocks))

@@ -4,7 +4,7 @@ Trainings are real: four processes of torchrun with gloo on CPU cores. Their GPU
 driver's library (tests/stand_in/nvml.c), to which the real zeus and pynvml speak: clocks are locked and restored, and
 energy is that of an H100's cubic law at the clock that is locked. Clocks do not slow the cores down, so the truth is
 that of every layout the lowest clock is best. Predictions are those of an H100, hundreds of times faster than a core:
-a hard case, in which little but the runs themselves can be believed.
+a hard case, in which little but the runs themselves can be relied on.
 
     .venv/bin/python tests/bench/bench_tune_stand_in.py [--budget 8] [--repeats 1] [--iterations 4]
 """
@@ -81,10 +81,10 @@ def swept(path: Path, repeats: int, iterations: int) -> tuple[Found, dict[int, l
     for _ in range(repeats):
         for index in range(candidates.size):
             row, key = launcher.run(job, candidates.question(index)), plan_key(candidates.record(index))
-            told = np.array([row[name] for name in GOALS])
-            print(f"sweep: {key}: {row['status']}, {told}, {row['notes']}", file=sys.stderr, flush=True)
+            values = np.array([row[name] for name in GOALS])
+            print(f"sweep: {key}: {row['status']}, {values}, {row['notes']}", file=sys.stderr, flush=True)
             if row["status"] == "ok":
-                found[key] = np.fmin(told, found.get(key, np.inf))
+                found[key] = np.fmin(values, found.get(key, np.inf))
                 watts.setdefault(key[-1], []).append(row["avg_power_w"])
     return found, watts
 
@@ -101,8 +101,8 @@ class Sweep:
         return None
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        told = self.found.get(plan_key(plan))
-        return {"status": "failed"} if told is None else {"status": "ok", **dict(zip(GOALS, told, strict=True))}
+        values = self.found.get(plan_key(plan))
+        return {"status": "failed"} if values is None else {"status": "ok", **dict(zip(GOALS, values, strict=True))}
 
 
 def behind(found: Found, keys: list[tuple]) -> list[str]:
@@ -137,13 +137,13 @@ def main() -> None:
         calls = (Path(os.environ["STAND_IN_NVML"]) / "calls").read_text().splitlines()
         found, watts = swept(path, given.repeats, given.iterations)
         job = load_job(path)
-    told(document, spent_s, calls, found, watts)
+    report(document, spent_s, calls, found, watts)
     for name, spread in (("GPUs", Spread()), ("CPU cores", ROUGH)):
         keys = [plan_key(run.plan) for run in tune(job, Sweep(found), given.budget, spread=spread).runs]
         print(f"the sweep replayed with the spread for {name}: {', '.join(behind(found, keys))}")
 
 
-def told(document: dict, spent_s: float, calls: list[str], found: Found, watts: dict[int, list[float]]) -> None:
+def report(document: dict, spent_s: float, calls: list[str], found: Found, watts: dict[int, list[float]]) -> None:
     measured = document["measured"]
     energies = sum(run["energy_j"] is not None for run in measured)
     print(f"tune: {len(measured)} runs in {spent_s:.0f} s, {energies} with energy, stopped: {document['stopped']}")

@@ -3,7 +3,7 @@
 Every test file runs once without a change, in a fork of its own (so that no other file has filled a cache before it),
 while Coverage.py writes down which lines each test executes. A change is then judged by the tests that execute its
 statement first, then by those of the same files, which may use what these keep, and by all that start programs, whose
-lines nobody writes down. What was written down is kept in build/mutants until the code or the test file changes.
+lines that are not written down. What was written down is kept in build/mutants until the code or the test file changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEPT = ROOT / "build" / "mutants"
 ARGUMENTS = ("-q", "-m", "not services", "-p", "no:cacheprovider", "-n", "0", "--tb=line", "--hypothesis-seed=0")
 OUT_OF_TIME = "running out of time"
 SLOWER, START_S, LONGEST_S = 6.0, 60.0, 1800.0  # time limit: so many times that without a change, and a start
-MOST_BYTES = 12 << 30  # of address space, for a change that asks for arrays without end
+MOST_BYTES = 12 << 30  # of address space, for a change that allocates arrays without end
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -144,7 +144,7 @@ def _statement(change: Change, source: bytes) -> set[int]:
 
 
 class changed:
-    """Context in which a file has a change; bytecode is told from its source by seconds and size, which may agree."""
+    """Context in which a file has a change; bytecode is matched to its source by seconds and size, which may agree."""
 
     def __init__(self, file: Path, change: Change) -> None:
         self._file, self._change, self._source = file, change, file.read_bytes()

@@ -232,18 +232,18 @@ def _is_default_of_silent(node: ast.AST, child: ast.AST) -> bool:
 
 
 def _is_length(node: ast.AST, child: ast.AST) -> bool:
-    """Whether an operand says how long a list of equal elements is: n of ``[0.0] * n``."""
+    """Whether an operand states how long a list of equal elements is: n of ``[0.0] * n``."""
     is_list = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List)
     return is_list and child is node.right
 
 
 def _is_digits(node: ast.AST, child: ast.AST) -> bool:
-    """Whether an operand says to how many digits a figure is rounded for showing: n of ``round(x, n)``."""
+    """Whether an operand states to how many digits a figure is rounded for showing: n of ``round(x, n)``."""
     return isinstance(node, ast.Call) and _called(node) == "round" and isinstance(child, ast.Constant)
 
 
 def _is_look(node: ast.AST, child: ast.AST) -> bool:
-    """Whether a mapping's value says how a figure looks: colours, sizes, symbols."""
+    """Whether a mapping's value states how a figure looks: colours, sizes, symbols."""
     if not isinstance(node, ast.Dict):
         return False
     pairs = zip(node.keys, node.values, strict=True)

@@ -49,7 +49,7 @@ def check_physics(surrogate: Surrogate, data: TrainingSet) -> None:
 
 
 def with_new_bounds(surrogate: Surrogate, data: TrainingSet) -> Surrogate:
-    """The surrogate, whose trees say nothing, with the bounds of new sources that ``data`` asks for."""
+    """The surrogate, whose trees predict nothing, with the bounds of new sources that ``data`` needs."""
     new = [
         NewSource.of(data.known.take(at), data.known_residual[at], data.unknown.take(at), data.unknown_residual[at])
         for at in data.by_source(np.arange(len(data.source)))

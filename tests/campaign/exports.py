@@ -69,7 +69,7 @@ def _known(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check(file: Path) -> None:
-    """Raises where a file is not of the kind that its name says."""
+    """Raises where a file is not of the kind that its name states."""
     text = file.read_text(encoding="utf-8")
     if file.suffix in _PARSERS:
         _PARSERS[file.suffix](text)

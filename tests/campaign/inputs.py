@@ -1,4 +1,4 @@
-"""Inputs that nobody would write: good files with bytes, lines and values changed, and what reads them."""
+"""Inputs that no user would write: good files with bytes, lines and values changed, and what reads them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_a_changed_file_is_read_or_refused_in_a_sentence(name: str, data: st.Dat
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
-def test_every_file_that_is_changed_is_a_good_one_before(name: str, tmp_path: Path) -> None:
+def test_every_file_is_a_good_one_before_it_is_changed(name: str, tmp_path: Path) -> None:
     kind = kind_named(name)
     file = tmp_path / f"input{kind.suffix}"
     for seed in kind.seeds[:5]:

@@ -1,4 +1,4 @@
-"""GPUs, meters and clocks that fail while a command runs: what was measured is kept, what cannot be believed is not."""
+"""GPUs, meters and clocks that fail while a command runs: what was measured is kept, what cannot be trusted is not."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_loop_that_ends_at_once_draws_nothing(monkeypatch: pytest.MonkeyPatch)
     assert sys.stderr.getvalue() == ""
 
 
-def test_only_a_terminal_is_told_how_far_loops_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_loops_is_logged_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with screen_of(monkeypatch):
         assert common.log_level() == LEVEL
     monkeypatch.setattr(sys, "stderr", io.StringIO())

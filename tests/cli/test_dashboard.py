@@ -71,7 +71,7 @@ def test_the_newest_study_is_pointed_to(served):
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard/studies/2\?token=[\w-]{43}", url)
 
 
-def asked(url: str, path: str = "", method: str = "GET", **headers: str) -> int:
+def status_of(url: str, path: str = "", method: str = "GET", **headers: str) -> int:
     """The status of a request to the dashboard; with its token where ``path`` or a header has it."""
     place = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
@@ -90,17 +90,17 @@ def asked(url: str, path: str = "", method: str = "GET", **headers: str) -> int:
 def test_a_foreign_host_or_origin_a_missing_token_and_every_change_are_refused(served, storage, method, headers, token):
     before = optuna.get_all_study_names(storage)
     query = served[1].partition("?")[2] if token else ""
-    assert asked(served[1], f"/api/studies/1?{query}", method, **headers) == 403
+    assert status_of(served[1], f"/api/studies/1?{query}", method, **headers) == 403
     assert optuna.get_all_study_names(storage) == before
 
 
 def test_with_the_token_a_study_is_read_and_the_cookie_holds_it_afterwards(served):
     token = served[1].partition("=")[2]
     port = urllib.parse.urlsplit(served[1]).port
-    assert asked(served[1], f"/dashboard/studies/2?token={token}") == 303
+    assert status_of(served[1], f"/dashboard/studies/2?token={token}") == 303
     cookie = {"Cookie": f"jointopt-{port}={token}"}
-    assert asked(served[1], "/api/studies/2", **cookie) == 200
-    assert asked(served[1], "/api/studies/2", "DELETE", **cookie) == 403
+    assert status_of(served[1], "/api/studies/2", **cookie) == 200
+    assert status_of(served[1], "/api/studies/2", "DELETE", **cookie) == 403
 
 
 def drawn(page, plot, trace):

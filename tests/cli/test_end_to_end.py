@@ -63,7 +63,7 @@ def test_no_plan_is_faster_than_the_reference_by_clocks_alone(document: dict[str
     assert fastest["iteration_time_s"] <= reference["iteration_time_s"] * (1 + 1e-12)  # one rounding may differ
 
 
-def test_the_study_and_the_files_are_where_the_answer_says(document: dict[str, Any], folder: Path) -> None:
+def test_the_study_and_the_files_are_where_the_answer_states(document: dict[str, Any], folder: Path) -> None:
     assert document["study"]["storage"] == "sqlite:///jointopt.db"
     assert (folder / "jointopt.db").is_file()
     assert len(pd.read_csv(folder / "out" / "front.csv")) == len(document["front"])

@@ -44,7 +44,7 @@ def test_samples_that_cannot_be_written_do_not_hide_how_the_program_ended(driver
     assert "/dev/full with the meter's samples cannot be written: No space left on device" in ran.stderr
 
 
-def test_a_program_runs_under_the_plan_and_its_exit_code_and_energy_are_told(driver, plan: str) -> None:
+def test_a_program_runs_under_the_plan_and_its_exit_code_and_energy_are_reported(driver, plan: str) -> None:
     ran = jointopt(driver, "exec", "--plan", plan, "--", "sh", "-c", "echo hello; sleep 2.5; exit 7")
     assert (ran.returncode, ran.stdout) == (7, "hello\n")
     assert "4 GPUs: clocks 1200 to 1410 MHz." in ran.stderr
@@ -64,10 +64,10 @@ def test_plans_are_read_as_other_commands_print_them(driver, tmp_path: Path, doc
     assert len(driver.calls()) == 8
 
 
-def test_a_proposal_of_several_plans_asks_which_one(driver, tmp_path: Path) -> None:
+def test_a_proposal_of_several_plans_needs_the_row_of_one(driver, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps({"front": [PLAN, PLAN | {"stage_clock_mhz": [900, 900]}]}))
-    asked, second, third = (here("exec", "--plan", f"{tmp_path}/p.json{row}", "true") for row in ("", ":2", ":3"))
-    assert (asked.exit_code, "holds 2 plans; say which, from" in asked.stderr) == (2, True)
+    first, second, third = (here("exec", "--plan", f"{tmp_path}/p.json{row}", "true") for row in ("", ":2", ":3"))
+    assert (first.exit_code, "holds 2 plans; say which, from" in first.stderr) == (2, True)
     assert second.exit_code == 0
     assert driver.calls()[0] == "lock 0 900"
     assert "holds 2 plans, from p.json:1 to p.json:2; got row 3." in third.stderr
@@ -200,6 +200,6 @@ def test_clocks_that_cannot_be_put_back_are_an_exit_code_above_0(driver, plan: s
     assert "Warning: the clock of GPU 1 was not put back" in ran.stderr
 
 
-def test_memory_that_others_hold_is_said_before_the_program_starts(driver, plan: str) -> None:
+def test_memory_that_others_hold_is_reported_before_the_program_starts(driver, plan: str) -> None:
     (driver.folder / "holds-3").write_text(f"1 {60 * 2**30}\n")
     assert "60.0 GiB of GPU 3 taken by process 1 (" in here("exec", "--plan", plan, "true").stderr

@@ -83,6 +83,6 @@ def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(words: tuple[str, str], message: str) -> None:
+def test_what_cannot_be_exported_is_refused_in_a_sentence(words: tuple[str, str], message: str) -> None:
     result = exported(*words)
     assert (result.exit_code, message in result.stderr) == (2, True)

@@ -15,7 +15,7 @@ from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
 
 
-def said(*words: str) -> tuple[int, str]:
+def output_of(*words: str) -> tuple[int, str]:
     result = CliRunner().invoke(jointopt, list(words))
     return result.exit_code, " ".join(result.output.split())
 
@@ -35,13 +35,13 @@ def said(*words: str) -> tuple[int, str]:
 def test_a_value_that_makes_no_sense_is_bad_usage(command: str, pair: str, words: str) -> None:
     needed = {"tune": ["--budget", "1"], "script": ["--plan", "tp=2"]}.get(command, [])
     launcher = ["--launcher", "slurm", "--set", pair]
-    code, text = said(command, "opt-350m-2x4-a100", *launcher, *needed)
+    code, text = output_of(command, "opt-350m-2x4-a100", *launcher, *needed)
     assert code == 2
     assert words in text
 
 
 def test_the_help_states_the_defaults_that_the_launchers_have() -> None:
-    text = said("tune", "--help")[1]
+    text = output_of("tune", "--help")[1]
     for name in ("limit-s", "iterations", "warmup-iterations"):
         found = re.search(rf"--{name} .*?default: (?:(\d+) for (\w+)(?: and (\w+))?, else )?(\d+)\.", text)
         assert found is not None, name

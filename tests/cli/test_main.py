@@ -90,7 +90,7 @@ def test_the_package_runs_as_a_module() -> None:
     ("error", "code", "sentence"),
     [(MemoryError, 1, "There is not enough memory for this"), (RecursionError, 2, "nested too deeply to be read")],
 )
-def test_want_of_memory_and_of_depth_are_a_sentence(
+def test_running_out_of_memory_or_of_stack_depth_is_one_sentence(
     monkeypatch, error: type[Exception], code: int, sentence: str
 ) -> None:
     def fail(*_: object) -> None:

@@ -23,7 +23,7 @@ def test_it_prints_the_saving_of_a_plan() -> None:
     assert "A clock per pass saves" in result.stdout
 
 
-def test_lowtime_is_the_solver_unless_another_is_asked_for() -> None:
+def test_lowtime_is_the_solver_by_default() -> None:
     pytest.importorskip("lowtime")
     result = run("--json", "--seconds", "0.5")
     assert json.loads(result.stdout)["solver"] == "lowtime"
@@ -38,7 +38,7 @@ def test_json_is_one_document_and_the_zeus_file_has_its_clocks(tmp_path: Path) -
     assert "PointSolution3D" in result.stderr
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     result = run("--solver", "linear", "--zeus", str(tmp_path / "nowhere" / "clocks.py"))
     assert result.exit_code == 2
     assert "--zeus" in result.stderr

@@ -114,7 +114,7 @@ def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, chang
         ({"iteration_time_s": 1e18}, "measured.csv: 20 rows with an impossible iteration_time_s .* got 1e.18"),
     ],
 )
-def test_measured_runs_that_say_nothing_of_the_table_are_told(table, change, words):
+def test_measured_runs_that_do_not_apply_to_the_table_are_reported(table, change, words):
     run("runs.csv", "--out", "before.csv")
     table.assign(**change).to_csv("measured.csv", index=False)
     result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
@@ -123,14 +123,14 @@ def test_measured_runs_that_say_nothing_of_the_table_are_told(table, change, wor
     assert Path("out.csv").read_bytes() == Path("before.csv").read_bytes()
 
 
-def test_a_measured_run_that_cannot_be_priced_is_told_and_the_others_count(table):
+def test_a_measured_run_that_cannot_be_priced_is_named_and_the_others_count(table):
     table.assign(gpu=["rtx-1", *table["gpu"].tolist()[1:]]).to_csv("measured.csv", index=False)
     result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
     assert "1 of 20 measured runs teach nothing (row 1): The GPU 'rtx-1'" in result.stderr
     assert error("out.csv") < 0.05
 
 
-def test_rows_that_are_not_predicted_are_told_with_their_reason(table):
+def test_rows_that_are_not_predicted_are_reported_with_their_reason(table):
     table.assign(clock_mhz=[3000.0] * 2 + [1410.0] * 18).to_csv("fast.csv", index=False)
     result = run("fast.csv", "--out", "out.csv")
     assert result.stderr.startswith("2 rows not predicted (row 1): expected clock_mhz to be from 210 to 1410 MHz")
@@ -165,7 +165,7 @@ def test_with_a_pue_the_energy_at_the_meter_is_a_column_and_grows_with_it(table)
     assert "predicted_facility_energy_j" not in pd.read_csv("plain.csv")
 
 
-def test_a_result_beyond_its_gpu_is_doubted_aloud_and_still_predicted(table):
+def test_a_result_beyond_its_gpu_is_warned_of_and_still_predicted(table):
     table.assign(peak_memory_gib=81.0, gpu="a100-sxm4-80gb").to_csv("full.csv", index=False)
     result = run("full.csv", "--out", "out.csv")
     assert result.exit_code == 0, result.stderr

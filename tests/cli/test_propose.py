@@ -27,8 +27,8 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, make_proposal: Callable[..., Proposal]) -> dict[str, Any]:
-    """What the command asked the library for; the answer is made by hand."""
+def passed(monkeypatch: pytest.MonkeyPatch, make_proposal: Callable[..., Proposal]) -> dict[str, Any]:
+    """The arguments that the command passed to the library; the answer is made by hand."""
     questions: dict[str, Any] = {}
 
     def propose(job: Any, **options: Any) -> Proposal:
@@ -40,16 +40,16 @@ def asked(monkeypatch: pytest.MonkeyPatch, make_proposal: Callable[..., Proposal
     return questions
 
 
-def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(asked: dict[str, Any]) -> None:
+def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(passed: dict[str, Any]) -> None:
     result = run(*SHAPE, "--json")
     assert result.exit_code == 0
     assert len(json.loads(result.stdout)["front"]) == 30
     assert result.stderr == "searching ...\n"
 
 
-def test_options_reach_the_search(asked: dict[str, Any]) -> None:
+def test_options_reach_the_search(passed: dict[str, Any]) -> None:
     run(*SHAPE, "--trials", 7, "--seed", 3, "--storage", "none", "--study", "mine", "--framework", "nemo")
-    job = asked.pop("job")
+    job = passed.pop("job")
     same = {
         "trials": 7,
         "seed": 3,
@@ -61,38 +61,38 @@ def test_options_reach_the_search(asked: dict[str, Any]) -> None:
         "calibration": None,
         "machine": None,
     }
-    assert asked == same
+    assert passed == same
     assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")
 
 
-def test_the_pue_of_the_command_line_is_that_of_the_site_and_no_assumption(asked: dict[str, Any]) -> None:
+def test_the_pue_of_the_command_line_is_that_of_the_site_and_no_assumption(passed: dict[str, Any]) -> None:
     run(*SHAPE)
-    assumed = asked["job"].cluster
+    assumed = passed["job"].cluster
     run(*SHAPE, "--pue", 1.07)
-    assert (assumed.pue, asked["job"].cluster.pue) == (1.2, 1.07)
-    assert [one.key for one in assumed.assumed if one not in asked["job"].cluster.assumed] == ["pue"]
+    assert (assumed.pue, passed["job"].cluster.pue) == (1.2, 1.07)
+    assert [one.key for one in assumed.assumed if one not in passed["job"].cluster.assumed] == ["pue"]
 
 
-def test_a_site_that_takes_less_than_its_nodes_is_refused(asked: dict[str, Any]) -> None:
+def test_a_site_that_takes_less_than_its_nodes_is_refused(passed: dict[str, Any]) -> None:
     result = run(*SHAPE, "--pue", 0.9)
-    assert (result.exit_code, asked) == (2, {})
+    assert (result.exit_code, passed) == (2, {})
     assert "Invalid value for '--pue': 0.9 is not in the range 1.0<=x<=10.0." in result.stderr
 
 
-def test_the_study_is_kept_in_sqlite_unless_told_otherwise(asked: dict[str, Any]) -> None:
+def test_the_study_is_kept_in_sqlite_by_default(passed: dict[str, Any]) -> None:
     run(*SHAPE)
-    assert asked["storage"] == "sqlite:///jointopt.db"
+    assert passed["storage"] == "sqlite:///jointopt.db"
 
 
-def test_a_saved_job_stands_for_the_options(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_a_saved_job_stands_for_the_options(passed: dict[str, Any], tmp_path: Path) -> None:
     run(*SHAPE, "--save-job", tmp_path / "job.yaml")
     assert "assumed" not in (tmp_path / "job.yaml").read_text()
-    by_options = asked["job"]
+    by_options = passed["job"]
     run(tmp_path / "job.yaml")
-    assert asked["job"] == by_options
+    assert passed["job"] == by_options
 
 
-def test_out_writes_files_and_all_prints_every_plan(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_out_writes_files_and_all_prints_every_plan(passed: dict[str, Any], tmp_path: Path) -> None:
     result = run(*SHAPE, "--out", tmp_path / "out", "--all")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"proposal.json", "front.csv", "proposal.txt"}
     assert "more plans" not in result.stdout
@@ -143,15 +143,15 @@ def test_an_option_out_of_range_is_bad_usage(flags: list[str]) -> None:
     assert run(*SHAPE, *flags).exit_code == 2
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_line(passed: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run(*SHAPE, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith("Error: --out: ")
-    assert not asked, "the search is not started"
+    assert not passed, "the search is not started"
 
 
-def test_what_cannot_be_written_names_its_option(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_what_cannot_be_written_names_its_option(passed: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for option, path in (("--out", tmp_path / "file"), ("--save-job", tmp_path)):
         result = run(*SHAPE, option, path)
@@ -159,8 +159,8 @@ def test_what_cannot_be_written_names_its_option(asked: dict[str, Any], tmp_path
         assert result.stderr.splitlines()[-1].startswith(f"Error: {option}: {path}: ")
 
 
-def test_a_network_without_a_usual_figure_can_be_given(asked: dict[str, Any]) -> None:
+def test_a_network_without_a_usual_figure_can_be_given(passed: dict[str, Any]) -> None:
     slow = ["--gpu=l40s", "--gpus-per-node=4", "--framework=nemo"]
     assert "--inter-node-gbytes-per-s" in run(*SHAPE, *slow).stderr
     assert run(*SHAPE, *slow, "--inter-node-gbytes-per-s", 12.5).exit_code == 0
-    assert asked["job"].cluster.inter_node_gbytes_per_s == 12.5
+    assert passed["job"].cluster.inter_node_gbytes_per_s == 12.5

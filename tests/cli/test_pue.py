@@ -109,16 +109,16 @@ def test_a_report_bills_its_plans_at_the_pue_that_is_given(place: Path) -> None:
 def test_commands_that_run_plans_bound_the_power_of_that_site(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
 
     def stand_in(job: Any, *words: Any, **options: Any) -> None:
-        asked["job"] = job
+        passed["job"] = job
         raise SystemExit(0)
 
     monkeypatch.setattr(f"jointopt.workflows.{command}.{command}", stand_in)
     budget = ("--budget", 1) if command == "tune" else ()
     run(command, place / "job.yaml", "--launcher", "replay", *budget, "--pue", 1.07)
-    assert (asked["job"].cluster.pue, asked["job"].cluster.origin("pue")) == (1.07, "stated")
+    assert (passed["job"].cluster.pue, passed["job"].cluster.origin("pue")) == (1.07, "stated")
 
 
 def test_plans_without_a_job_have_no_site_for_a_pue(place: Path) -> None:

@@ -135,7 +135,7 @@ def ended(driver, number: int, budget: int, runs: int) -> tuple[int, str]:
     return tool.returncode, message
 
 
-def test_a_tune_that_is_terminated_says_what_is_kept(driver, folder: Path) -> None:
+def test_a_tune_that_is_terminated_reports_what_is_kept(driver, folder: Path) -> None:
     status, message = ended(driver, signal.SIGTERM, budget=1, runs=1)
     assert (status, "Ended by a signal: runs that had ended are kept" in message) == (143, True)
     assert (driver.held(), clocks.leftovers(), len(Store(URL).read())) == ({}, [], 0)

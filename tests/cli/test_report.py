@@ -111,7 +111,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=["proposal"])
 def page(request: pytest.FixtureRequest, proposed: Path) -> Iterator[Any]:
-    """The report of a proposal, or of the runs of a tune where a test asks for it."""
+    """The report of a proposal, or of the runs of a tune where a test requests it."""
     made = proposed / "report.html" if request.param == "proposal" else tuned(proposed)
     with opened(Path(shutil.copy(made, proposed / "seen.html"))) as page:
         yield page

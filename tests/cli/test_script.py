@@ -21,13 +21,13 @@ cluster: {gpu: cpu-core, nodes: 1, gpus_per_node: 4}
 """
 
 
-def said(*words: str, job: str = JOB, plan: str = PLAN) -> tuple[int, str]:
+def output_of(*words: str, job: str = JOB, plan: str = PLAN) -> tuple[int, str]:
     result = CliRunner().invoke(jointopt, ["script", job, "--plan", plan, *words])
     return result.exit_code, result.output
 
 
 def test_the_script_for_slurm_is_printed() -> None:
-    code, text = said("--launcher", "slurm", "--folder", "/shared")
+    code, text = output_of("--launcher", "slurm", "--folder", "/shared")
     assert code == 0
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=jointopt-")
     assert "-m jointopt.measure.trainer /shared/jointopt-" in text
@@ -35,13 +35,13 @@ def test_the_script_for_slurm_is_printed() -> None:
 
 def test_the_command_line_of_a_command_is_printed() -> None:
     command = "train 'a b' --dp {dp} --out {result}"
-    assert said("--launcher", "command", "--command", command, "--logs", "/l")[1] == (
+    assert output_of("--launcher", "command", "--command", command, "--logs", "/l")[1] == (
         "train 'a b' --dp 2 --out /l/result.json\n"
     )
 
 
 def test_a_launcher_that_starts_nothing_has_nothing_to_print() -> None:
-    code, text = said("--launcher", "replay", "--table", "runs.csv")
+    code, text = output_of("--launcher", "replay", "--table", "runs.csv")
     assert code == 2
     assert text.startswith("Error: ")
 
@@ -54,7 +54,7 @@ def one_node(tmp_path: Path) -> str:
 
 def test_the_command_line_of_megatron_is_printed(one_node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CHECKOUT.parent)
-    code, text = said("--launcher", "megatron", "--checkout", CHECKOUT.name, job=one_node)
+    code, text = output_of("--launcher", "megatron", "--checkout", CHECKOUT.name, job=one_node)
     assert code == 0, text
     assert text.startswith(f"cd {CHECKOUT}\nenv CUDA_DEVICE_MAX_CONNECTIONS=1 ")
     assert f"--nproc-per-node=4 {CHECKOUT}/pretrain_gpt.py --num-layers 24" in text
@@ -62,7 +62,7 @@ def test_the_command_line_of_megatron_is_printed(one_node: str, monkeypatch: pyt
 
 @pytest.mark.usefixtures("torch")
 def test_the_lines_of_torchrun_are_whole_and_run_as_they_are(one_node: str) -> None:
-    code, text = said("--launcher", "torchrun", job=one_node)
+    code, text = output_of("--launcher", "torchrun", job=one_node)
     assert code == 0, text
     lines = text.replace("-m torch.distributed.run", "-c 'import sys; print(sys.argv)'")
     lines = lines.replace("cat result.json", "cat spec.json")
@@ -74,11 +74,11 @@ def test_the_lines_of_torchrun_are_whole_and_run_as_they_are(one_node: str) -> N
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 def test_a_plan_that_is_none_of_the_job_is_refused_with_reasons(one_node: str, launcher: str) -> None:
-    code, text = said("--launcher", launcher, job=one_node, plan="tp=3")
+    code, text = output_of("--launcher", launcher, job=one_node, plan="tp=3")
     assert code == 2
     assert "dp*tp*pp*cp is 3; it must be the cluster's 4 GPUs. tp 3 does not divide the 16" in text
 
 
 def test_what_the_launcher_would_not_run_has_no_script() -> None:
-    code, text = said("--launcher", "megatron", "--checkout", str(CHECKOUT))
+    code, text = output_of("--launcher", "megatron", "--checkout", str(CHECKOUT))
     assert (code, "runs on one machine, and job" in text) == (1, True)

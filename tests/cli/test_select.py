@@ -133,7 +133,7 @@ def test_bad_usage_is_exit_code_2(place: Path, flags: list[str]) -> None:
     assert done.stdout == ""
 
 
-def test_the_environment_says_where_studies_are_and_leaves_files_alone(
+def test_the_environment_states_where_studies_are_and_leaves_files_alone(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("select", "mine", "--json").exit_code == 2

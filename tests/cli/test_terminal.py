@@ -71,7 +71,7 @@ def test_a_key_that_makes_no_sense_is_one_sentence(words: tuple[str, ...], reaso
     assert reason in " ".join(result.output.split())
 
 
-def test_check_says_what_a_job_stands_for_and_searches_nothing() -> None:
+def test_check_reports_what_a_job_stands_for_and_searches_nothing() -> None:
     found = json.loads(run("check", JOB, "--json").stdout)
     assert 0 < found["fitting"] <= found["layouts"] <= found["considered"]
     text = run("check", JOB).stdout

@@ -36,7 +36,7 @@ def test_progress_goes_to_stderr_and_the_table_to_stdout(recorded: Path) -> None
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(recorded: Path) -> None:
+def test_measurements_are_kept_beside_the_studies_by_default(recorded: Path) -> None:
     run("--table", "runs.csv", "--budget", 2, "--storage", "none")
     assert not (recorded / "jointopt.db").exists()
     run("--table", "runs.csv", "--budget", 2)
@@ -51,7 +51,7 @@ def test_measurements_are_kept_beside_the_studies_unless_told_otherwise(recorded
     ],
     ids=["a constraint that no run meets", "all runs failed"],
 )
-def test_where_no_run_is_a_plan_to_use_the_reason_is_told_and_the_document_still_printed(
+def test_where_no_run_gives_a_plan_to_use_the_reason_is_reported_and_the_document_still_printed(
     recorded: Path, make_runs, columns: dict[str, object], bound: str, words: str
 ) -> None:
     make_runs(**columns).to_csv(recorded / "runs.csv", index=False)

@@ -40,7 +40,7 @@ def test_an_interrupt_prints_what_there_is(recorded: Path, interrupt_after) -> N
     assert len(json.loads(result.stdout)["measured"]) == 1
 
 
-def test_where_no_run_succeeds_the_exit_code_is_1_and_the_reason_is_told(recorded: Path, make_runs) -> None:
+def test_where_no_run_succeeds_the_exit_code_is_1_and_the_reason_is_reported(recorded: Path, make_runs) -> None:
     make_runs(status="oom", iteration_time_s=float("nan")).to_csv(recorded / "runs.csv", index=False)
     result = run("--top", 2)
     assert result.exit_code == 1

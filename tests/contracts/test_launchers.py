@@ -115,7 +115,7 @@ MAKERS: dict[str, Maker] = {
     "megatron-bridge": framework("megatron-bridge", arguments="--recipe llama3_8b_pretrain_config"),
     "nanotron by command": framework("nanotron", command=["bash", "{start}"], meter=False),
 }  # fmt: skip
-RUNS: dict[str, Runs] = {}  # by launcher: what was asked, and the row
+RUNS: dict[str, Runs] = {}  # by launcher: the plan requested, and the row
 
 
 @pytest.fixture(params=MAKERS)
@@ -129,9 +129,9 @@ def runs(setting: Setting, request: pytest.FixtureRequest) -> Runs:
     launcher, job, _ = setting
     name = request.node.callspec.params["setting"]
     if name not in RUNS:
-        asked = plans(setting)
-        ended = run_all(launcher, job, asked, lambda place, text: None)
-        RUNS[name] = [(asked[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)]
+        requested = plans(setting)
+        ended = run_all(launcher, job, requested, lambda place, text: None)
+        RUNS[name] = [(requested[run.place], run.row) for run in sorted(ended, key=lambda run: run.place)]
     return RUNS[name]
 
 
@@ -160,7 +160,7 @@ def test_every_plan_runs_and_is_a_row_with_a_status(runs: Runs) -> None:
         assert set(RESULTS) <= set(row) <= set(COLUMNS) | {"clock_mhz", "failure"}
 
 
-def test_a_row_is_about_the_plan_that_was_asked_for(runs: Runs) -> None:
+def test_a_row_has_the_plan_that_was_requested(runs: Runs) -> None:
     for plan, row in runs:
         assert all(row.get(name, plan[name]) == plan[name] for name in ("dp", "tp", "pp", "micro_batch_size"))
 
@@ -193,10 +193,10 @@ def test_a_plan_alone_ends_as_it_does_among_others(setting: Setting, runs: Runs)
     assert launcher.run(job, plan)["status"] == row["status"]
 
 
-def test_of_no_plans_nothing_is_run(setting: Setting) -> None:
+def test_without_plans_nothing_is_run(setting: Setting) -> None:
     launcher, job, _ = setting
     assert list(run_all(launcher, job, [], lambda place, text: None)) == []
 
 
-def test_asking_for_candidates_twice_gives_the_same(setting: Setting, runs: Runs) -> None:
+def test_listing_candidates_twice_gives_the_same(setting: Setting, runs: Runs) -> None:
     assert plans(setting) == [plan for plan, _ in runs]

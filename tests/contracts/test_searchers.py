@@ -48,7 +48,7 @@ def test_a_front_is_sorted_feasible_and_free_of_dominated_plans(searcher, proble
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
-def test_evaluating_a_plan_of_the_front_again_gives_what_the_front_says(searcher, problem):
+def test_evaluating_a_plan_of_the_front_again_gives_the_values_of_the_front(searcher, problem):
     front = searcher(problem, 0)
     again = problem.evaluate(front["layout_index"], front["stage_clock_mhz"])
     for name, values in again.items():

@@ -19,7 +19,7 @@ from jointopt.core.errors import TableError
 from jointopt.runs.table import read_table, write_table
 
 
-def test_an_error_leaves_the_file_of_before_and_nothing_else(tmp_path: Path) -> None:
+def test_an_error_leaves_the_previous_file_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "front.csv"
     file.write_text("of before")
     with pytest.raises(ZeroDivisionError), replacing(file) as part:
@@ -59,7 +59,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, name: st
         write_table(pd.DataFrame({"a": [1.5]}), tmp_path / name)
 
 
-def test_a_writer_that_is_killed_leaves_the_file_of_before(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_the_previous_file(tmp_path: Path) -> None:
     file = tmp_path / "predicted.csv"
     write_table(pd.DataFrame({"a": [1.5]}), file)
     program = (

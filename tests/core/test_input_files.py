@@ -30,7 +30,7 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path, read) 
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_a_device_without_an_end_is_refused(read) -> None:
+def test_an_endless_device_is_refused(read) -> None:
     with pytest.raises(UsageError, match="/dev/zero is no regular file"):
         read(Path("/dev/zero"))
 

@@ -1,4 +1,4 @@
-"""A process is known again by host, number and birth, whatever the time of day is said to be."""
+"""A process is known again by host, number and birth, whatever the clock of the machine shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 from jointopt.core.processes import born, lives, may_live, this_process
 
 
-def test_a_process_lives_until_it_has_ended_and_its_number_alone_says_nothing() -> None:
+def test_a_process_lives_until_it_has_ended_and_its_number_alone_does_not_identify_it() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     birth = born(child.pid)
     assert (lives(child.pid, birth), lives(child.pid, birth - 1.0)) == (True, False)

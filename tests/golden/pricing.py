@@ -135,12 +135,12 @@ def _priced(name: str, job: Job, texts: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({"job": name, "plan": texts} | with_site(job, columns))
 
 
-def _figures(told: Explanation) -> dict[str, Any]:
+def _figures(explanation: Explanation) -> dict[str, Any]:
     """All figures of an explanation in one row; absent and vanishing parts are blank."""
-    stages = told.stages
-    figures: dict[str, Any] = {total: getattr(told, total) for total in _TOTALS}
+    stages = explanation.stages
+    figures: dict[str, Any] = {total: getattr(explanation, total) for total in _TOTALS}
     figures |= {
-        "rules_broken": len(told.violations) + len(told.exceeded),
+        "rules_broken": len(explanation.violations) + len(explanation.exceeded),
         "temperature_c": max(stage.temperature_c for stage in stages),
         "peak_power_w": max(stage.peak_power_w for stage in stages),
         "power_limit_w": min(stage.power_limit_w for stage in stages),
@@ -149,9 +149,11 @@ def _figures(told: Explanation) -> dict[str, Any]:
         "idle_s": sum(stage.idle_s for stage in stages),
     }
     links = {
-        f"{kind}.{link}": joules for kind, by in told.communication_energy_j.items() for link, joules in by.items()
+        f"{kind}.{link}": joules
+        for kind, by in explanation.communication_energy_j.items()
+        for link, joules in by.items()
     }
-    for group, parts in [*((name, getattr(told, name)) for name in _PARTS), ("link_energy_j", links)]:
+    for group, parts in [*((name, getattr(explanation, name)) for name in _PARTS), ("link_energy_j", links)]:
         least = _ROUNDING * sum(abs(value) for value in parts.values())
         figures |= {f"{group}.{part}": value for part, value in parts.items() if abs(value) > least}
     return figures

@@ -87,8 +87,8 @@ def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver
     shape = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 16}
     training = {"seq_length": 8, "global_batch_size": 1, "framework": "torchtitan"}
     cluster = {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 1}
-    told = {"model": shape, "training": training, "cluster": cluster, "objectives": ["iteration_time_s"]}
-    job = parse_job(told, "cores", tmp_path)
+    document = {"model": shape, "training": training, "cluster": cluster, "objectives": ["iteration_time_s"]}
+    job = parse_job(document, "cores", tmp_path)
     plan = searched(job).question(0)
     row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, plan)
     assert (row["status"], row["energy_j"] > 0, driver.calls()) == ("ok", False, [])

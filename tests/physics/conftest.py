@@ -24,7 +24,7 @@ from jointopt.spec.model import Model
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
 
-# Jobs of published experiments, and others under frameworks with other habits (ZeRO-3, host floors, gradient syncs).
+# Jobs of published experiments, and others under frameworks with other profiles (ZeRO-3, host floors, gradient syncs).
 SHIPPED = (
     ("opt-350m-2x4-a100", ""), ("opt-350m-8x4-gh200", "torchtitan"), ("olmoe-1b-7b-8x4-gh200", ""),
     ("llama-3-8b-1x8-h100", "fsdp"), ("llama-3-70b-4x8-h200", "nanotron"), ("mixtral-8x22b-8x8-h100", "nemo"),

@@ -160,7 +160,7 @@ def test_a_pair_of_stages_on_two_nodes_talks_between_nodes(gpus: int, link: str,
     assert {name for name, joules in sent.items() if joules.sum() > 0} == {link}
 
 
-def test_links_between_nodes_are_told_apart_where_prices_are_shared_too(make_job: Jobs, price: Price) -> None:
+def test_links_between_nodes_are_distinguished_where_prices_are_shared_too(make_job: Jobs, price: Price) -> None:
     job = make_job(16)
     alone = price(job, dp=8, pp=2)
     shared = CostModel(job, alone.layouts, common=Common(alone.hardware, alone.shapes))

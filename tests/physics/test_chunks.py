@@ -49,7 +49,7 @@ def test_unequal_chunks_take_what_the_replayed_schedule_takes(plan: tuple[Floats
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 5), (3, 3), (5, 4)])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_whatever_of_five_hundred_plans_is_critical_is_found(shape: tuple[int, int], groups: int) -> None:
+def test_the_critical_path_of_each_of_five_hundred_plans_is_found(shape: tuple[int, int], groups: int) -> None:
     rng = np.random.default_rng(groups)
     forward, backward = rng.random((2, *shape, 500)) ** 4  # few chunks are long, so that the way round the ring counts
     m = groups * shape[1]

@@ -114,7 +114,7 @@ def test_32_h100_nodes_all_reduce_as_fast_as_published():
     assert 2 * 255 / 256 * 2 * GIB / time_s("all_reduce", 2 * GIB, 256, 8) / 1e9 == pytest.approx(340, rel=0.1)
 
 
-def test_eight_h100_gather_as_fast_as_nccl_authors_say():
+def test_eight_h100_gather_as_fast_as_nccl_authors_report():
     """nccl-tests issue 212: about 370 GB/s of bus bandwidth at sizes beyond 256 MiB, 450 is the line rate."""
     assert 7 / 8 * 8 * GIB / time_s("all_gather", 8 * GIB, 8, 8) / 1e9 == pytest.approx(370, rel=0.1)
 

@@ -216,7 +216,7 @@ def test_a_stage_is_hot_where_one_of_its_ranks_is(
     assert found[1].all()
 
 
-def test_where_nobody_says_who_sits_there_any_rank_may_be_hot(make_job: Callable[..., Job]) -> None:
+def test_where_the_ranks_of_the_exhaust_row_are_not_stated_any_rank_may_be_hot(make_job: Callable[..., Job]) -> None:
     assert stages_in_exhaust(placed(make_job, None), np.array([2]), 4).tolist() == [[True]]
 
 

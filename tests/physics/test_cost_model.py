@@ -329,8 +329,8 @@ def test_traffic_hides_under_no_more_compute_than_there_is(
     job = make_job()
     slow = replace(job, cluster=replace(job.cluster, intra_node_gbytes_per_s=0.01))
     hiding = replace(slow, training=replace(slow.training, framework=replace(slow.training.framework, cp_overlap=1.0)))
-    for name, habit in (("shown", slow), ("hidden", hiding)):
-        physics = price(habit, cp=8)
+    for name, profile in (("shown", slow), ("hidden", hiding)):
+        physics = price(profile, cp=8)
         costs = physics.groups[0]
         kernels = costs.forward_sm_s + costs.forward_memory_s + costs.backward_sm_s + costs.backward_memory_s
         exposed = costs.comm_parts_s["cp_comm"]

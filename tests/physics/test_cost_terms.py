@@ -45,8 +45,8 @@ def test_at_the_clocks_that_slack_allows_a_pass_of_each_stage_takes_as_long_as_i
     plan: dict[str, Any], head: int
 ) -> None:
     # both passes of a stage may take as many times longer as the slowest stage does, which one of them does
-    habits = {"pp_overlap": 1.0} | plan.get("framework", {})
-    model = physics(pp=2, model=replace(DENSE, vocab_size=head), **plan | {"framework": habits})
+    profile = {"pp_overlap": 1.0} | plan.get("framework", {})
+    model = physics(pp=2, model=replace(DENSE, vocab_size=head), **plan | {"framework": profile})
     model.job = replace(model.job, search=replace(model.job.search, clock_mhz=GRID))
     clocks = model.stage_clocks(ROW, np.array([9000]), np.array([1.0]))[0]
     top, found, slower = (times(model, *mhz) for mhz in ((1000.0, 1000.0), clocks, 0.99 * clocks))

@@ -155,7 +155,7 @@ def test_leading_dense_layers_of_an_moe_model_sit_on_the_first_stages(
     assert LayoutArrays(job, layouts_of(pp=3) | {"stage_layers": np.array([code])}).dense_layers.tolist() == [[2, 1, 0]]
 
 
-def test_one_gigabyte_over_infiniband_costs_what_the_rack_study_says(make_job: Callable[..., Job]) -> None:
+def test_one_gigabyte_over_infiniband_costs_what_the_rack_study_states(make_job: Callable[..., Job]) -> None:
     job = make_job()
     links = hardware(job, kernel_constants(job.cluster.gpu))
     assert links.inter_j_per_byte * 1e9 == pytest.approx(0.16 * job.cluster.inter_node_pj_per_bit / 20.0)

@@ -13,7 +13,7 @@ from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, s
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.spec.framework import Framework
 
-# constants whose step is a slower machine or a costlier habit; overlaps hide time, or cost it
+# constants whose step is a slower machine or a costlier framework; overlaps hide time, or cost it
 COSTS = ("compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "loss")
 
 
@@ -141,7 +141,7 @@ def test_occupancy_is_the_time_of_kernels_and_efficiency_what_they_reach_of_the_
         assert found["efficiency"][at] == pytest.approx(reached.mean() / 312e12)  # an A100's bf16
 
 
-def test_shape_tells_the_plan_and_no_name(shipped_physics, one_clock):
+def test_shape_features_describe_the_plan_and_depend_on_no_name(shipped_physics, one_clock):
     physics = shipped_physics(0)
     features = shape_columns(physics.job, physics.layouts, one_clock(physics, 705.0))
     np.testing.assert_array_equal(2 ** features["log2_tp"], physics.layouts["tp"])
@@ -154,9 +154,9 @@ def test_shape_tells_the_plan_and_no_name(shipped_physics, one_clock):
 def test_framework_and_kernel_are_categories_and_may_be_unknown(shipped_physics, one_clock):
     physics = shipped_physics(0)
     job, clocks = physics.job, one_clock(physics, 705.0)
-    stranger = replace(job.training, framework=Framework(), attention_assumed=True)
+    unfitted = replace(job.training, framework=Framework(), attention_assumed=True)
     known = shape_columns(job, physics.layouts, clocks)
-    unknown = shape_columns(replace(job, training=stranger), physics.layouts, clocks)
+    unknown = shape_columns(replace(job, training=unfitted), physics.layouts, clocks)
     assert known[f"framework={job.training.framework.name}"].all()
     assert known[f"attention={job.training.attention}"].all()
     assert unknown["framework=unknown"].all()

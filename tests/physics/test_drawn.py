@@ -1,4 +1,4 @@
-"""What a power limit leaves to GPUs that were measured to draw otherwise than the physics says, by hand."""
+"""What a power limit leaves to GPUs that were measured to draw otherwise than the physics predicts, by hand."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def test_a_higher_limit_never_leaves_less(factor: float, offset_w: float, seed: 
     assert (np.diff(found) >= -1e-9).all()
 
 
-def test_cells_are_the_numbers_again() -> None:
+def test_cells_read_back_as_the_same_numbers() -> None:
     of = drawn(1.1, 3.0, (100.0, 200.0), (150.0, 250.0))
     again = Drawn.of_cells(700.0, of.cells)
     assert of.cells[:, 0].tolist() == [1.1, 3.0, 100.0, 200.0, 150.0, 250.0]

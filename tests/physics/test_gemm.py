@@ -110,7 +110,7 @@ def test_a_dtype_that_the_gpu_lacks_is_an_error_that_lists_the_others():
 
 
 @pytest.mark.parametrize("gpu", gpu_ids())
-def test_every_gpu_has_constants_and_says_what_stands_in(gpu):
+def test_every_gpu_has_constants_and_names_what_stands_in(gpu):
     kernels = kernel_constants(load_gpu(gpu))
     assert 0.3 < max(tile.peak_fraction for tile in kernels.gemm.tiles) < 1.0
     stands_in = "gemm" in {assumption.key for assumption in kernels.assumed}

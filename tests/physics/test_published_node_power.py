@@ -33,7 +33,7 @@ def node_power_w(nodes: int, step_s: float | None = None) -> float:
 
 
 @pytest.mark.parametrize(("nodes", "ratio"), [(1, 0.93), (8, 1.085), (64, 1.24)])
-def test_node_power_is_off_by_what_the_page_says(nodes: int, ratio: float) -> None:
+def test_node_power_is_off_by_what_the_page_states(nodes: int, ratio: float) -> None:
     assert node_power_w(nodes) / RUNS[nodes][3] == pytest.approx(ratio, abs=0.03)
 
 

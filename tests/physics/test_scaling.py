@@ -168,7 +168,7 @@ def test_weights_have_the_copies_of_their_recipe_and_mxfp8_gathers_16_bit(
     of: Callable[[bool], Training] = lambda eight: job(gpu, recipe, fp8_param_gather=eight).training  # noqa: E731
     assert (of(True).weight_bytes, of(False).weight_bytes) == (live, beside)
     assert (of(True).weight_gather_bytes, of(False).weight_gather_bytes) == (gathered, 2.0)
-    assert job(gpu, recipe).training.weight_bytes == 2.0  # where nothing says which
+    assert job(gpu, recipe).training.weight_bytes == 2.0  # where no recipe is stated
 
 
 def tokens_per_s(precision: str | None, **cells: Any) -> float:

@@ -1,4 +1,4 @@
-"""A front of many objectives in few lines, and the sentence on those that tell no plans apart."""
+"""A front of many objectives in few lines, and the sentence on those that do not distinguish plans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_best_in_each_goal_comes_first_then_what_is_farthest_from_them_over_
 
 
 @pytest.mark.parametrize(
-    ("objectives", "said"),
+    ("objectives", "beginning"),
     [
         ((TIME, ENERGY), ""),
         ((TIME, ENERGY, "cost"), "cost rises with time and energy: "),
@@ -42,6 +42,6 @@ def test_the_best_in_each_goal_comes_first_then_what_is_farthest_from_them_over_
         (("carbon_kg", "cost", "facility_energy_j"), "cost and site energy rise with carbon: "),
     ],
 )
-def test_objectives_that_follow_are_named_with_what_they_follow(objectives: tuple[str, ...], said: str) -> None:
-    assert following_words(objectives).startswith(said)
-    assert bool(following_words(objectives)) == bool(said)
+def test_objectives_that_follow_are_named_with_what_they_follow(objectives: tuple[str, ...], beginning: str) -> None:
+    assert following_words(objectives).startswith(beginning)
+    assert bool(following_words(objectives)) == bool(beginning)

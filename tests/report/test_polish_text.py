@@ -46,15 +46,15 @@ def test_the_json_document_has_every_schedule_and_the_clocks_of_the_chosen_one()
 
 
 @pytest.mark.parametrize(
-    ("unit_s", "shortest_s", "said"),
+    ("unit_s", "shortest_s", "remarks"),
     [(None, 0.1, []), (0.04, 0.1, []), (0.06, 0.1, ["unit is coarse"]), (None, 0.04, ["40 ms; the time"])],
 )
 def test_coarse_units_and_passes_as_short_as_a_change_of_clock_are_remarked_on(
-    unit_s: float | None, shortest_s: float, said: list[str]
+    unit_s: float | None, shortest_s: float, remarks: list[str]
 ) -> None:
     found = replace(polished(), unit_s=unit_s, shortest_pass_s=shortest_s)
     text = " ".join(found.text().split())
-    assert [words for words in ("unit is coarse", "40 ms; the time") if words in text] == said
+    assert [words for words in ("unit is coarse", "40 ms; the time") if words in text] == remarks
     assert ("in units of" in text) == (unit_s is not None)
 
 

@@ -39,7 +39,7 @@ def test_rates_are_a_sentence_of_what_is_known() -> None:
     assert rate_words(job, {"mfu": float("nan")}) == rate_words(job, {}) == ""
 
 
-def test_places_beyond_those_counted_say_so() -> None:
+def test_places_beyond_those_counted_are_marked_as_beyond() -> None:
     assert (rank_words(12, 3456), rank_words(None, 3456)) == ("rank 12 of 3,456", "beyond rank 1,000 of 3,456")
 
 

@@ -36,7 +36,7 @@ def test_a_column_that_differs_is_shown(make_front: Fronts) -> None:
     assert [line.split()[4] for line in lines[-3:]] == ["-", "sel", "all"]
 
 
-def test_a_long_front_is_thinned_and_says_so(make_proposal: Proposals) -> None:
+def test_a_long_front_is_thinned_and_the_text_states_it(make_proposal: Proposals) -> None:
     text = make_proposal(300).text()
     assert "280 more plans" in text
     assert "--all" in text

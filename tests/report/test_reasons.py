@@ -14,11 +14,11 @@ def test_reasons_of_a_plan_are_the_words_of_its_doubts_and_a_supported_plan_has_
     assert reasons_of([{"in_domain": False, "doubts": "unlike_known_runs"}], "mine") == [(beyond("mine"),)]
 
 
-def test_a_stored_plan_of_which_nobody_kept_the_reason_says_where_to_ask() -> None:
+def test_a_stored_plan_without_its_reasons_refers_to_explain() -> None:
     assert reasons_of([{"in_domain": False}, {"in_domain": False, "doubts": None}]) == [(NOT_KNOWN,)] * 2
 
 
-def test_what_all_plans_have_is_said_once_and_no_plans_own() -> None:
+def test_a_reason_of_all_plans_is_stated_once_and_is_no_plans_own() -> None:
     reasons = [(EXPERTS,), (EXPERTS, CLOCK), (EXPERTS, CLOCK)]
     assert own_reasons(reasons) == [(), (CLOCK,), (CLOCK,)]
     assert wider_lines(reasons) == [

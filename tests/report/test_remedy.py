@@ -61,7 +61,7 @@ def likeliest(nodes: int) -> float:
     return float(JobModel(job).memory.fit_probability(np.log([load]))[0])
 
 
-def test_out_of_memory_says_by_how_much_and_the_nodes_that_help(proposed: Propose) -> None:
+def test_out_of_memory_is_reported_with_the_shortage_and_the_nodes_that_help(proposed: Propose) -> None:
     message = refusal(proposed, model="llama-3-70b")
     assert "does not fit in the GPU's memory" in message
     assert figure(r"out of memory by ([\d.]+) GiB", message) > 1
@@ -70,14 +70,14 @@ def test_out_of_memory_says_by_how_much_and_the_nodes_that_help(proposed: Propos
     assert len(proposed(model="llama-3-70b", cluster={"nodes": nodes}).front["pp"])
 
 
-def test_a_memory_fraction_that_is_too_small_says_the_one_that_is_not(proposed: Propose) -> None:
+def test_a_memory_fraction_that_is_too_small_is_refused_with_one_that_is_not(proposed: Propose) -> None:
     message = refusal(proposed, constraints={"memory_fraction": 0.05})
     fraction = figure(r"constraints\.memory_fraction of ([\d.]+)", message)
     assert len(proposed(constraints={"memory_fraction": fraction}).front["pp"])
     refusal(proposed, constraints={"memory_fraction": fraction - 0.02})
 
 
-def test_a_search_that_is_too_narrow_says_which_key_to_free(proposed: Propose) -> None:
+def test_a_search_that_is_too_narrow_is_refused_with_the_key_to_free(proposed: Propose) -> None:
     narrow = {"tp": [1], "pp": [1], "recompute": ["none"], "zero_stage": [0]}
     message = refusal(proposed, search=narrow)
     key = re.search(r"without search\.(\w+)\.", message)
@@ -99,7 +99,7 @@ def test_a_bound_out_of_reach_is_named_with_the_least_that_is_within(name: str, 
     refusal(proposed, search=FEW, constraints={name: least * 0.9})
 
 
-def test_bounds_that_exclude_each_other_say_how_far_one_must_give(proposed: Propose) -> None:
+def test_bounds_that_exclude_each_other_are_refused_with_how_far_one_must_give(proposed: Propose) -> None:
     bounds = {"iteration_time_s": 11.0, "avg_power_w": 150.0}
     message = refusal(proposed, search=FEW, constraints=bounds)
     assert "met alone, not all together" in message

@@ -1,4 +1,4 @@
-"""The table of clusters says what its plans do, in percent of one another."""
+"""The table of clusters shows what its plans do, in percent of one another."""
 
 from __future__ import annotations
 

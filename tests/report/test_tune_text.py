@@ -104,10 +104,10 @@ def test_no_text_and_no_document_has_the_password_of_a_storage(make_tuned: Calla
 
 
 @pytest.mark.parametrize(
-    ("gain", "objectives", "said"),
+    ("gain", "objectives", "words"),
     [(0.0325, 1, "be faster by 3.2%"), (0.1, 2, "widen the front by 10.0%"), (math.nan, 1, "is not known yet")],
 )
 def test_what_is_left_makes_one_objective_faster_and_the_front_of_two_wider(
-    gain: float, objectives: int, said: str
+    gain: float, objectives: int, words: str
 ) -> None:
-    assert said in gain_words(gain, objectives, "The plans that are left")
+    assert words in gain_words(gain, objectives, "The plans that are left")

@@ -46,7 +46,7 @@ def test_what_the_gpu_does_not_have_is_refused_with_line_and_column(
         {"gpu": "b200-sxm-180gb", "clock_mhz": 300},
     ],
 )  # fmt: skip
-def test_what_it_has_and_what_nobody_knows_passes(change: dict[str, Any]) -> None:
+def test_what_the_gpu_has_and_what_is_unknown_passes(change: dict[str, Any]) -> None:
     good, problems = check_measurements(pd.DataFrame([RUN | change]), rules=MEASUREMENT_RULES)
     assert (len(good), problems) == (1, [])
 
@@ -62,7 +62,7 @@ EXPERTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), EXPERTS)
-def test_loads_of_experts_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+def test_impossible_loads_of_experts_are_refused(change: dict[str, Any], words: str) -> None:
     mixture = RUN | {"num_experts": 8, "moe_router_topk": 2}
     fine = [mixture | {"moe_load_imbalance": 4.0}, mixture | {"moe_router_force_load_balancing": True}]
     good, problems = check_measurements(pd.DataFrame([*fine, mixture | change]), rules=MEASUREMENT_RULES)
@@ -90,10 +90,10 @@ def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
     good, problems = check_measurements(runs, rules=MEASUREMENT_RULES)
     assert (len(good), [(p.line, p.column) for p in problems]) == (1, [(3, column)])
     assert words in problems[0].message
-    sound, said = sound_results(runs, RESULT_RULES)
+    sound, messages = sound_results(runs, RESULT_RULES)
     assert pd.isna(sound[column].iloc[1])
     assert sound["iteration_time_s"].iloc[0] == 40.0
-    assert [text.split(" (")[0] for text in said] == [f"1 row with an impossible {column}"]
+    assert [text.split(" (")[0] for text in messages] == [f"1 row with an impossible {column}"]
 
 
 def test_a_run_that_is_too_fast_is_refused_in_a_table_without_precisions_too() -> None:

@@ -1,4 +1,4 @@
-"""Heads that are the word embedding, told by the size that a model's name states."""
+"""Heads that are the word embedding, recognised by the size that a model's name states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_count_of_one_table_ties_the_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["L 1B (1.61B)", "Llama 1B", "Llama 1.34B", "Llama (1B)", "L (2.75B)", ""])
-def test_no_count_a_rough_one_that_of_two_tables_and_a_strange_one_leave_it(name: str) -> None:
+def test_a_name_without_the_count_of_one_table_leaves_the_head(name: str) -> None:
     assert with_stated_head(llama(name)) == llama(name)
 
 
@@ -33,7 +33,7 @@ def test_where_head_and_embedding_are_small_a_count_that_fits_both_leaves_the_he
     assert with_stated_head(small) == small
 
 
-def test_rows_of_a_table_are_read_so() -> None:
+def test_rows_of_a_table_have_the_head_that_their_name_states() -> None:
     shape = {"num_layers": 16, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 32}
     plan = {"dp": 2, "tp": 2, "pp": 2, "micro_batch_size": 1, "gpu": "h100-sxm5-80gb", "num_gpus": 8}
     work = {"vocab_size": 131_072, "gated_mlp": True, "seq_length": 4096, "global_batch_size": 256}

@@ -57,7 +57,7 @@ def test_a_precision_names_a_dtype_and_perhaps_a_recipe(word: str, dtype: str | 
         ({"precision": "nvfp4", "gpu": "h100-sxm5-80gb"}, ("fp8", None, "dtype fp8_recipe")),
     ],
 )  # fmt: skip
-def test_blank_cells_are_what_the_others_say_and_what_does_not_run_is_assumed(
+def test_blank_cells_follow_from_the_others_and_what_does_not_run_is_assumed(
     cells: dict[str, Any], found: tuple[str, str | None, str]
 ) -> None:
     assert training(**cells) == found
@@ -82,7 +82,7 @@ def test_a_table_without_such_cells_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "message"),
     [
         (
             {"precision": "fp8_cs", "dtype": "bf16"},
@@ -92,15 +92,15 @@ def test_a_table_without_such_cells_is_left_as_it_is() -> None:
         ({"fp8_recipe": "mxfp8", "precision": "fp8_cs"}, "expected precision and fp8_recipe to mean the same"),
     ],
 )
-def test_what_contradicts_is_one_sentence(cells: dict[str, Any], said: str) -> None:
+def test_what_contradicts_is_one_sentence(cells: dict[str, Any], message: str) -> None:
     table = pd.DataFrame([RUN | {"dtype": "fp8"} | cells | {"iteration_time_s": 5.0}, RUN | {"dtype": "fp8"}])
     good, problems = check_measurements(table)
-    assert [said in problem.message for problem in problems] == [True]
+    assert [message in problem.message for problem in problems] == [True]
     assert len(good) == 1
-    assert said in workloads(table)[1][0]
+    assert message in workloads(table)[1][0]
 
 
-def test_a_precision_tells_what_is_too_fast_and_is_no_misspelt_dtype() -> None:
+def test_a_precision_decides_what_is_too_fast_and_is_no_misspelt_dtype() -> None:
     # 6 flop for 7.5 billion parameters and 262,144 tokens on 8 GPUs: 0.59 s at 2.5 PFLOP/s in bf16, 0.29 in fp8
     rows = [RUN | {"iteration_time_s": 0.4, "precision": precision} for precision in ("bf16", "fp8_cs")]
     _, problems = check_measurements(pd.DataFrame(rows), rules=MEASUREMENT_RULES)

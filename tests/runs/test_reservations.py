@@ -1,4 +1,4 @@
-"""A plan is run by one process at a time, and by nobody who has not seen its last result; SQLite and PostgreSQL."""
+"""A plan is run by one process at a time, and by none that has not seen its last result; SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

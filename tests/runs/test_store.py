@@ -132,7 +132,7 @@ def test_measurements_and_studies_share_a_database(url: str, studies_first: bool
     assert len(Store(url).read()) == 2
 
 
-def test_a_writer_killed_before_its_end_leaves_the_rows_of_before(url: str, tmp_path: Path) -> None:
+def test_a_writer_killed_before_its_end_leaves_the_previous_rows(url: str, tmp_path: Path) -> None:
     Store(url).add(runs(10), "before")
     dying = child(
         """

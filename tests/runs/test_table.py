@@ -196,7 +196,7 @@ def test_a_good_run_passes_in_the_spelling_of_the_table() -> None:
         ({"peak_power_w": 200}, "peak_power_w", "at least avg_power_w"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_alone(change: dict[str, Any], column: str, complaint: str) -> None:
+def test_an_impossible_row_is_refused_alone(change: dict[str, Any], column: str, complaint: str) -> None:
     frame = table(change, {"tp": 4, "dp": 1}).astype(object)
     good, problems = check_measurements(frame)
     assert good.tp.tolist() == [2, 4]
@@ -226,7 +226,7 @@ def test_a_blank_cell_is_unknown_and_breaks_nothing(column: str) -> None:
         {"pp": 32, "dp": 1, "tp": 1, "num_gpus": 32, "stage_clock_mhz": None, "energy_j": None},  # nanotron ran such
     ],
 )
-def test_what_can_be_passes(change: dict[str, Any]) -> None:
+def test_a_possible_row_passes(change: dict[str, Any]) -> None:
     assert check_measurements(table(change).astype(object))[1] == []
 
 
@@ -287,27 +287,27 @@ def test_no_published_run_is_refused(path: Path) -> None:
     assert len(good) == len(read_table(path))
 
 
-def test_results_that_cannot_be_are_blank_and_told_and_words_of_the_status_are_read() -> None:
+def test_impossible_results_are_blank_and_reported_and_words_of_the_status_are_read() -> None:
     given = pd.DataFrame({
         "status": ["OK", " oom ", "success", "failed", None, "ok"],
         "iteration_time_s": [np.inf, np.nan, 2.0, 0.0, -5.0, 1.5],
         "peak_memory_gib": [1.0, 1e6, 1e7, 0.0, 2.0, 3.0],
     }, index=[5, 4, 3, 2, 1, 0])  # fmt: skip
-    sound, said = sound_results(given)
+    sound, messages = sound_results(given)
     assert sound["status"].fillna("").tolist() == ["ok", "oom", "unknown", "failed", "", "ok"]
     assert sound["iteration_time_s"].dropna().to_dict() == {3: 2.0, 0: 1.5}
     assert sound["peak_memory_gib"].dropna().tolist() == [1.0, 2.0, 3.0]
-    assert [text.split(" (")[0] for text in said] == [
+    assert [text.split(" (")[0] for text in messages] == [
         "1 row with an impossible status", "2 rows with an impossible iteration_time_s",
         "2 rows with an impossible peak_memory_gib",
     ]  # fmt: skip
-    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in said[1]
+    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in messages[1]
 
 
 def test_sound_results_are_left_as_they_are() -> None:
     runs = table({}, {"status": "failed", "iteration_time_s": None})
-    sound, said = sound_results(runs)
-    assert said == []
+    sound, messages = sound_results(runs)
+    assert messages == []
     pd.testing.assert_frame_equal(sound, runs)
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a table but teaches nothing is told."""
+"""What is kept of a table but teaches nothing is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_name_by_which_a_column_is_read_is_not_called_misspelt():
     assert misspelt_lines(pd.DataFrame([{"moe_force_load_balancing": True}])) == []
 
 
-def test_precisions_that_the_gpu_has_no_rate_for_are_told():
+def test_precisions_that_the_gpu_has_no_rate_for_are_reported():
     lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
     assert lines == [
         "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
@@ -59,14 +59,14 @@ def test_precisions_that_the_gpu_has_no_rate_for_are_told():
         ("dtype", ["bfloat16", "bflaot", "", "e4m3", "bflaot"], "2 rows have an unknown dtype"),
     ],
 )
-def test_precisions_that_mean_none_are_told_with_the_first_of_them(name, cells, count):
+def test_unknown_precisions_are_counted_and_the_first_of_them_is_named(name, cells, count):
     cells = [None if cell == "" else cell for cell in cells]
     (line,) = unread_lines(pd.DataFrame([{**GOOD, name: cell} for cell in cells]))
     assert line.startswith(f"{count} (row 2: {cells[1]!r}), which is not read")
     assert line.endswith("Expected bf16, fp16, fp32, tf32, fp8 or fp4.")
 
 
-def test_an_attention_kernel_that_means_none_is_told_with_the_words_to_take():
+def test_an_unknown_attention_kernel_is_named_with_the_known_ones():
     (line,) = unread_lines(pd.DataFrame([{**GOOD, "attention": cell} for cell in ("flash2", "banana", None, "sdpa")]))
     assert line.startswith("1 row has an unknown attention (row 2: 'banana'), which is not read")
     assert line.endswith("Expected unfused, fused, flash1, flash2 or flash3.")

@@ -131,10 +131,10 @@ IMPOSSIBLE: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_rows_that_cannot_be_predicted_say_why_and_stop_no_other() -> None:
+def test_rows_that_cannot_be_predicted_have_a_reason_and_stop_no_other() -> None:
     found = predict({}, *(change for change, _ in IMPOSSIBLE), {})
-    missing = [reason for (_, reason), said in zip(IMPOSSIBLE, found.not_predicted[1:-1], strict=True)
-               if reason not in said]  # fmt: skip
+    missing = [reason for (_, reason), stated in zip(IMPOSSIBLE, found.not_predicted[1:-1], strict=True)
+               if reason not in stated]  # fmt: skip
     assert missing == []
     assert found[PREDICTED].isna().all(axis=1).tolist() == [False, *[True] * len(IMPOSSIBLE), False]
     assert found.predicted_fits.tolist() == [True, *[False] * len(IMPOSSIBLE), True]
@@ -251,7 +251,7 @@ KERNELS = {"banana": False, "flash3": False, "flash2": True, "sdpa": True, "flas
 
 
 @pytest.mark.parametrize("surrogate", ["none", "default"])
-def test_a_kernel_that_means_nothing_or_does_not_run_there_is_out_of_domain_and_a_blank_one_is_not(
+def test_an_unknown_kernel_or_one_that_does_not_run_there_is_out_of_domain_and_a_blank_one_is_not(
     surrogate: str,
 ) -> None:
     rows = [{"attention": word, "framework": "megatron-lm"} for word in KERNELS]
@@ -266,7 +266,7 @@ def test_a_kernel_that_means_nothing_or_does_not_run_there_is_out_of_domain_and_
      ("l40s", "bf16", "flash2"), ("mi300x", "bf16", "flash2"), ("h100-sxm5-80gb", "fp32", "fused"),
      ("a100-sxm4-80gb", "bf16", "fused"), ("v100-sxm2-16gb", "fp16", "fused")],
 )  # fmt: skip
-def test_a_blank_kernel_is_a_flash_one_where_gpus_are_as_new_and_the_habit_of_the_profile_elsewhere(
+def test_a_blank_kernel_is_a_flash_one_where_gpus_are_new_enough_and_that_of_the_framework_profile_elsewhere(
     gpu: str, dtype: str | None, kernel: str
 ) -> None:
     change = {"gpu": gpu, "dtype": dtype, "attention": None, "framework": "megatron-lm"}
@@ -344,7 +344,7 @@ def test_a_power_limit_slows_a_run_down_and_saves_energy() -> None:
     assert found.predicted_avg_power_w[0] < 250
 
 
-def test_a_plain_mlp_is_four_hidden_sizes_wide_where_the_table_does_not_say() -> None:
+def test_a_plain_mlp_is_four_hidden_sizes_wide_where_the_table_states_no_width() -> None:
     jobs, _ = workloads(table({"ffn_hidden_size": 16384}, {"ffn_hidden_size": 11008}, without=("gated_mlp",)))
     assert [work.job.model.gated_mlp for work in jobs] == [False, True]
     (blank,), _ = workloads(table(without=("gated_mlp", "ffn_hidden_size")))
@@ -373,7 +373,7 @@ def test_rows_of_one_job_share_a_workload_and_keep_their_positions() -> None:
     assert jobs[0].plans["tp"].tolist() == [2, 1]
 
 
-def test_interleaving_that_a_framework_uses_by_habit_stands_in_for_a_blank() -> None:
+def test_the_interleaving_of_the_framework_profile_stands_in_for_a_blank() -> None:
     jobs, _ = workloads(table({"vpp": None, "framework": "nemo"}, {"vpp": None, "framework": "nanotron"}))
     assert [int(work.plans["vpp"][0]) for work in jobs] == [8, 1]
 
@@ -436,7 +436,7 @@ def test_a_blank_head_count_is_that_of_the_same_source_and_width_whose_depth_is_
     assert all("num_attention_heads" in w.assumed[0] for w in found if {2, 3} & set(w.rows))
 
 
-def test_rows_of_another_table_tell_blank_head_counts_too() -> None:
+def test_rows_of_another_table_fill_blank_head_counts_too() -> None:
     kin = table({"source": "a", "num_attention_heads": 16}, {"source": "b", "num_attention_heads": 64})
     blank = table(*({"source": source, "num_attention_heads": np.nan} for source in ("a", "c")))
     for rows in (blank, blank.drop(columns="num_attention_heads")):

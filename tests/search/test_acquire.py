@@ -55,7 +55,7 @@ def test_of_two_equal_plans_the_less_certain_gains_more():
     assert chosen(predicted, measured([1.0])) == [1]
 
 
-def test_a_dear_run_must_gain_more():
+def test_a_costly_run_must_gain_more():
     predicted = outlook([1.0, 1.01])
     assert chosen(predicted, measured([1.2])) == [0]
     assert chosen(predicted, measured([1.2]), costs=[2.0, 1.0]) == [1]

@@ -49,7 +49,7 @@ def test_local_moves_differ_in_one_gene_of_the_layout_or_in_the_clocks_profile(g
         assert profiles_differ.any() == clocks
 
 
-def test_local_moves_are_new_and_no_more_than_asked_for(genome, plans):
+def test_local_moves_are_new_and_no_more_than_requested(genome, plans):
     seen, rng = Seen(), np.random.default_rng(0)
     first = local_moves(genome, front_of(plans), seen, 30, rng, clocks=True)
     unseen(genome, first, seen, rng)

@@ -101,7 +101,7 @@ def test_a_sweep_has_each_clock_and_share_of_slack_of_the_fronts_layouts_once(pr
 
 
 @pytest.mark.parametrize(("most", "every"), [(20, 1), (10, 2), (9, 3), (1, 20)])
-def test_of_too_many_moves_every_so_manieth_is_evaluated(problem: Problem, most: int, every: int) -> None:
+def test_of_too_many_moves_evenly_spaced_ones_are_evaluated(problem: Problem, most: int, every: int) -> None:
     free, genes = replace(problem, least_violation=None), Genome.of(problem).random(20, np.random.default_rng(1))
     plans = _some(Genome.of(free), genes, most)
     layouts, clocks, slacks = Genome.of(free).decode(genes[::every])

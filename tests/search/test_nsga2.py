@@ -48,8 +48,8 @@ def test_no_plan_is_evaluated_twice(found):
 
 
 def test_the_trial_of_a_number_is_the_plan_of_that_row(found):
-    told = [trial.values for trial in found.study.trials]
-    np.testing.assert_array_equal(told, np.column_stack(objectives(found.plans)))
+    stored = [trial.values for trial in found.study.trials]
+    np.testing.assert_array_equal(stored, np.column_stack(objectives(found.plans)))
 
 
 def test_without_trials_the_answer_is_the_start(problem):
@@ -134,8 +134,8 @@ def test_progress_counts_trials_up_to_the_last():
 
 def test_the_constraint_reaches_optuna():
     found = search(fake_problem(2, 16, 12, feasible_share=0.3), trials=80, local_evaluations=0)
-    told = [trial.constraints["violation"] for trial in found.study.trials]
-    np.testing.assert_array_equal(told, found.plans["violation"])
+    stored = [trial.constraints["violation"] for trial in found.study.trials]
+    np.testing.assert_array_equal(stored, found.plans["violation"])
 
 
 def test_optuna_stays_silent(capfd):

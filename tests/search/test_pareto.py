@@ -30,7 +30,7 @@ def plans_of(first, second, violation=0.0):
 
 
 @given(POINTS)
-def test_the_front_is_what_comparing_every_pair_says(points):
+def test_the_front_agrees_with_comparing_every_pair(points):
     assert sorted(pareto.front_order(*points)) == np.flatnonzero(brute_mask(*points)).tolist()
 
 

@@ -10,7 +10,7 @@ def some_plans(problem, count=200):
     return rng.integers(0, problem.num_layouts, count), rng.integers(0, problem.num_clocks, count)
 
 
-def test_without_slack_all_stages_share_the_clock_whatever_the_decoder_says():
+def test_without_slack_all_stages_share_the_clock_whatever_the_decoder_returns():
     problem = replace(fake_problem(0, 16, 12), stage_clocks=lambda i, c, s: np.full((len(i), 16), 1.0))
     layout, clock = some_plans(problem)
     decoded = problem.decode_clocks(layout, clock, np.zeros(len(layout)))

@@ -49,11 +49,11 @@ def test_with_two_objectives_a_plan_beyond_the_front_widens_it_and_one_behind_do
     assert gain_left(behind, measured, BOTH, left(behind)) == pytest.approx(0.0)
 
 
-def test_before_the_first_success_nobody_knows() -> None:
+def test_before_the_first_success_the_gain_left_is_unknown() -> None:
     assert math.isnan(gain_left(drawn([1.0]), {"iteration_time_s": np.empty(0)}, TIME, np.array([True])))
 
 
-def test_a_hope_beyond_twice_as_much_says_that_nobody_can_tell_yet() -> None:
+def test_where_more_than_twice_as_much_is_expected_the_gain_left_is_unknown() -> None:
     measured = {"iteration_time_s": np.array([4.0]), "energy_j": np.array([4.0])}
     hope = drawn([1.0, 5.0], [1.0, 5.0])
     assert math.isnan(gain_left(hope, measured, TIME, left(hope)))

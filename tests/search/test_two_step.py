@@ -79,7 +79,7 @@ def test_a_joint_front_is_never_behind_two_steps_and_saves_nothing_against_itsel
     assert energy_saving(front, front).share == time_saving(front, front).share == 0.0
 
 
-def test_a_proposal_says_what_joint_search_saves():
+def test_a_proposal_states_what_joint_search_saves():
     proposal = propose(shipped_job("olmoe-1b-7b-8x4-gh200"))
     document = proposal.to_dict()["joint"]
     first = document["two_step_front"][0]

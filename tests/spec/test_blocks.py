@@ -67,7 +67,7 @@ def test_attention_and_mlp_have_the_parameters_of_a_layer_together(name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ({"catalog": "llama-3-8b"}, r"model\.block is missing; expected one of layer, attention, feed_forward\."),
         ({"catalog": "llama-3-8b", "block": "atention"}, r"model\.block must be one of .*did you mean 'attention'"),
@@ -85,8 +85,8 @@ def test_attention_and_mlp_have_the_parameters_of_a_layer_together(name: str) ->
         ({"block": "ffn", **SIZES}, r"model\.block must be one of layer, attention, feed_forward.*; got 'ffn'\."),
     ],
 )
-def test_blocks_that_make_no_sense_are_refused_in_a_sentence(model: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said) as error:
+def test_blocks_that_make_no_sense_are_refused_in_a_sentence(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         job_of(**model)
     assert str(error.value).count("\n") == 0
 

@@ -46,7 +46,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("static_w: 70.0, |", "static_w is missing"),
     ],
 )
-def test_what_no_calibration_says_is_named(tmp_path: Path, change: str, message: str) -> None:
+def test_what_no_calibration_holds_is_named(tmp_path: Path, change: str, message: str) -> None:
     path, (old, new) = tmp_path / "cal.yaml", change.split("|")
     save_calibration(CALIBRATION, path)
     path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
@@ -86,11 +86,11 @@ def test_a_calibration_of_another_gpu_is_refused_or_left_aside() -> None:
     assert calibrated(job, None) is job
 
 
-def test_the_answer_says_what_was_calibrated() -> None:
+def test_the_answer_names_what_was_calibrated() -> None:
     job = calibrated(shipped_job("opt-350m-2x4-a100"), CALIBRATION)
-    told = explain(job, "dp=8 clock_mhz=1200", surrogate="none", storage=None)
+    explained = explain(job, "dp=8 clock_mhz=1200", surrogate="none", storage=None)
     keys = {assumption.key for assumption in job.cluster.gpu.power.assumed}
-    assert any(str(one).endswith("voltage curve calibrated (stage profile, 5 rows)") for one in told.assumed)
+    assert any(str(one).endswith("voltage curve calibrated (stage profile, 5 rows)") for one in explained.assumed)
     assert not {"static_w", "wait_w", "knee_fraction"} & keys
 
 

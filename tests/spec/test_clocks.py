@@ -17,7 +17,7 @@ def clocks(given: object, gpu: object = A100) -> tuple[float, ...]:
     return read_clocks(Section({"clock_mhz": given}, "search"), gpu)[0]  # type: ignore[arg-type]
 
 
-def test_without_a_word_all_clocks_of_the_gpu_are_searched() -> None:
+def test_without_stated_clocks_all_those_of_the_gpu_are_searched() -> None:
     assert clocks(None) == clock_grid_mhz(A100) == tuple(float(c) for c in range(210, 1411, 15))
 
 
@@ -27,7 +27,7 @@ def test_half_steps_are_rounded_down_as_the_driver_lists_them() -> None:
     assert grid[-2:] == (1522.0, 1530.0)
 
 
-def test_a_number_a_list_and_a_range_say_the_same() -> None:
+def test_a_number_a_list_and_a_range_give_the_same_clocks() -> None:
     assert clocks(1410) == clocks([1410]) == clocks({"min": 1410, "max": 1410}) == (1410.0,)
     assert clocks([1410, 1380, 1395, 1395]) == clocks({"min": 1380}) == (1380.0, 1395.0, 1410.0)
 
@@ -57,7 +57,7 @@ def test_nonsense_is_refused_by_its_key(value: object) -> None:
         clocks(value)
 
 
-def test_a_gpu_of_unknown_clocks_needs_them_in_the_job_and_says_that_it_took_them() -> None:
+def test_a_gpu_of_unknown_clocks_needs_them_in_the_job_where_they_are_a_named_assumption() -> None:
     with pytest.raises(CatalogError, match=r"give search\.clock_mhz"):
         clocks(None, UNKNOWN)
     found, assumed = read_clocks(Section({"clock_mhz": [900, 1800]}, "search"), UNKNOWN)

@@ -66,7 +66,7 @@ def test_keys_that_do_not_shape_the_model_are_passed_over() -> None:
     assert model_from_config(LLAMA | extras, "m") == model_from_config(LLAMA, "m")
 
 
-def test_opt_350m_embeds_narrower_than_it_thinks() -> None:
+def test_opt_350m_embeds_narrower_than_its_hidden_size() -> None:
     opt = model_from_config(CATALOGUE["opt-350m"], "m")
     assert (opt.embedding_size, opt.final_norm, opt.max_position_embeddings) == (512, False, 2050)
 
@@ -98,7 +98,7 @@ def test_a_config_file_that_is_no_object_is_one_sentence_with_its_path(tmp_path:
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(32, 5), (31, 31)])
-def test_a_shape_that_contradicts_itself_is_told_after_the_path_alone(tmp_path, heads, groups):
+def test_the_error_of_a_shape_that_contradicts_itself_follows_the_path_alone(tmp_path, heads, groups):
     config = {
         "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "intermediate_size": 64,
         "num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": 100,
@@ -107,8 +107,8 @@ def test_a_shape_that_contradicts_itself_is_told_after_the_path_alone(tmp_path, 
     path.write_text(json.dumps(config))
     with pytest.raises(JobError) as caught:
         read_config(path)
-    said = str(caught.value).removeprefix(f"{path}: ")
-    assert said.startswith(("num_query_groups (5)", "31 attention heads"))
+    message = str(caught.value).removeprefix(f"{path}: ")
+    assert message.startswith(("num_query_groups (5)", "31 attention heads"))
 
 
 # h 2880, 64 heads and 8 KV heads of 64, experts of 2880: 26,542,080 weights of attention with 8,000 biases, 64 sinks,
@@ -159,7 +159,7 @@ def test_phi_3_drops_out_where_its_file_says_so_and_rotates_a_part_of_each_head(
     assert details_of(model_from_config(rotated, "m")).rotary_percent == 0.75
 
 
-def test_gpt_oss_gates_otherwise_than_its_file_says_and_reaches_far_by_yarn() -> None:
+def test_gpt_oss_gates_otherwise_than_its_file_states_and_reaches_far_by_yarn() -> None:
     details = details_of(model_from_config(CATALOGUE["gpt-oss-20b"] | {"hidden_act": "silu"}, "m"))
     assert (details.activation, details.rotary_base) == ("quick_gelu", 150000.0)
     assert details.rope_scaling is not None

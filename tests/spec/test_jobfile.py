@@ -336,7 +336,7 @@ def test_loading_a_job_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_precision_that_nobody_states_is_the_gpus_own_16_bit_format(tmp_path: Path) -> None:
+def test_a_precision_that_is_not_stated_is_the_gpus_own_16_bit_format(tmp_path: Path) -> None:
     shape = {"model": "opt-350m", "training": {"seq_length": 128, "global_batch_size": 8}}
     for gpu, dtype in (("v100-sxm2-16gb", "fp16"), ("a100-sxm4-80gb", "bf16")):
         job = parse_job({**shape, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}}, "job", tmp_path)
@@ -358,7 +358,7 @@ def test_tf32_is_fp32_on_tensor_cores_and_is_written_back() -> None:
         job("tf32", "v100-sxm2-16gb")
 
 
-def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_says_what_stands_in(tmp_path: Path) -> None:
+def test_the_dtype_of_a_pandas_row_is_no_precision_and_the_job_names_what_stands_in(tmp_path: Path) -> None:
     training = {"seq_length": 128, "global_batch_size": 8, "dtype": "object"}
     cluster = {"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8}
     job = parse_job({"model": "opt-350m", "training": training, "cluster": cluster}, "job", tmp_path)
@@ -426,7 +426,7 @@ def test_a_gpu_without_a_usual_network_needs_the_option_that_its_error_names() -
 CORES = {**SMALL, "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4}}
 
 
-def test_where_nothing_is_known_of_power_the_objective_is_time_alone_and_said_to_be() -> None:
+def test_where_nothing_is_known_of_power_the_objective_is_time_alone_as_a_named_assumption() -> None:
     job = parse(CORES)
     assert job.objectives == ("iteration_time_s",)
     assert "power_limit_w" in {assumption.key for assumption in job.cluster.assumed}
@@ -482,7 +482,7 @@ def test_adapters_are_read_in_their_order_and_survive_being_saved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "message"),
     [
         ({"framework": "megatron-lm"}, r"training\.lora_dim: megatron-lm trains no adapters .* expected one of .*nemo"),
         ({"lora_dim": 0}, r"training\.lora_dim must be a whole number from 1"),
@@ -490,8 +490,8 @@ def test_adapters_are_read_in_their_order_and_survive_being_saved() -> None:
         ({"lora_target_modules": ["q_proj"]}, r"training\.lora_target_modules must be a list of some of linear_qkv"),
     ],
 )
-def test_adapters_that_make_no_sense_are_refused_by_name(stated: dict[str, Any], said: str) -> None:
-    with pytest.raises(JobError, match=said):
+def test_adapters_that_make_no_sense_are_refused_by_name(stated: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
         parse(SMALL | {"training": SMALL["training"] | LORA | stated})
 
 
@@ -514,15 +514,15 @@ def test_how_unevenly_experts_are_loaded_is_read_and_survives_being_saved() -> N
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "message"),
     [
         ({"moe_load_imbalance": 0.9}, r"training\.moe_load_imbalance must be a number from 1 \(balanced\) on; got 0.9"),
         ({"moe_load_imbalance": 4.5}, r"must be at most 4 for .*each token goes to 2 of 8 experts.*got 4.5"),
         ({"moe_load_imbalance": 1.2, "moe_router_force_load_balancing": True}, r"1.2 contradicts moe_router_force"),
     ],
 )
-def test_loads_of_experts_that_cannot_be_are_refused(stated: dict[str, Any], said: str) -> None:
-    with pytest.raises(JobError, match=said):
+def test_impossible_loads_of_experts_are_refused(stated: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
         parse(MIXTURE | {"training": SMALL["training"] | stated})
 
 
@@ -535,7 +535,7 @@ NARROW = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_
 
 
 @pytest.mark.parametrize(
-    ("base", "changes", "said"),
+    ("base", "changes", "message"),
     [
         (SMALL, {}, r"overlap_moe_a2a: .* has no experts; expected false"),
         (MIXTURE, {"framework": "megatron-lm", "dtype": "fp32"}, "needs bf16 or fp16, and dtype is fp32"),
@@ -546,10 +546,10 @@ NARROW = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_
         ),
     ],
 )
-def test_all_to_alls_that_no_plan_could_overlap_are_refused(base: Any, changes: Any, said: str) -> None:
+def test_all_to_alls_that_no_plan_could_overlap_are_refused(base: Any, changes: Any, message: str) -> None:
     stated = SMALL["training"] | changes
     parse(base | {"training": stated})
-    with pytest.raises(JobError, match=said):
+    with pytest.raises(JobError, match=message):
         parse(base | {"training": stated | {"overlap_moe_a2a": True}})
 
 
@@ -564,7 +564,7 @@ def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "recipe", "said"),
+    ("gpu", "dtype", "recipe", "message"),
     [
         ("h100-sxm5-80gb", "fp8", "mxfp8", r"fp8_recipe: mxfp8 does not run on GPU 'h100.*Hopper.*delayed, tenso"),
         ("l40s", "fp8", "blockwise", r"blockwise does not run on GPU 'l40s' \(Ada Lovelace\), but on Hopper, Black"),
@@ -574,10 +574,10 @@ def test_formats_of_states_are_read_refused_and_survive_being_saved() -> None:
     ],
 )  # fmt: skip
 def test_a_recipe_that_the_precision_or_the_gpu_has_not_is_refused(
-    gpu: str, dtype: str, recipe: str, said: str
+    gpu: str, dtype: str, recipe: str, message: str
 ) -> None:
     stated = SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}
-    with pytest.raises(JobError, match=said):
+    with pytest.raises(JobError, match=message):
         parse(SMALL | {"training": stated, "cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 4}})
 
 
@@ -595,17 +595,19 @@ def test_a_recipe_is_read_and_survives_being_saved(dtype: str, recipe: str) -> N
     ("gpu", "dtype", "recipe"),
     [("gb200", "fp4", "nvfp4"), ("b300-sxm-270gb", "fp4", "nvfp4"), ("gb200", "fp8", None), ("mi355x", "fp4", None)],
 )
-def test_fp4_without_a_recipe_is_nvfp4_which_is_said_and_assumed_again(gpu: str, dtype: str, recipe: str) -> None:
+def test_fp4_without_a_recipe_is_nvfp4_which_is_a_named_assumption_again_after_saving(
+    gpu: str, dtype: str, recipe: str
+) -> None:
     base = SMALL | {"cluster": {"gpu": gpu, "nodes": 1, "gpus_per_node": 4}}
     job = parse(base | {"training": SMALL["training"] | {"dtype": dtype}})
-    found, said = job.training.fp8_recipe, [one for one in job.cluster.assumed if one.key == "fp8_recipe"]
-    assert (found and found.name, [one.value for one in said]) == (recipe, [recipe] if recipe else [])
+    found, named = job.training.fp8_recipe, [one for one in job.cluster.assumed if one.key == "fp8_recipe"]
+    assert (found and found.name, [one.value for one in named]) == (recipe, [recipe] if recipe else [])
     assert "fp8_recipe" not in parse_yaml(dump_job(job))["training"]
     assert parse(parse_yaml(dump_job(job))) == job
     if recipe:
         stated = parse(base | {"training": SMALL["training"] | {"dtype": dtype, "fp8_recipe": recipe}})
         assert (stated.training, "fp8_recipe" in str(stated.cluster.assumed)) == (job.training, False)
-        assert said[0].reason == f"fp8_recipe is not given; nvfp4, the only one of fp4 on {gpu}, is assumed"
+        assert named[0].reason == f"fp8_recipe is not given; nvfp4, the only one of fp4 on {gpu}, is assumed"
 
 
 def test_a_recipe_class_moves_the_profile_is_refused_by_name_and_survives_being_saved() -> None:

@@ -49,7 +49,7 @@ def test_a_machine_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("gpu: a100-sxm4-40gb|gpu: 7", "gpu must be one line of text"),
     ],
 )
-def test_what_no_machine_file_says_is_named(tmp_path: Path, change: str, message: str) -> None:
+def test_what_no_machine_file_holds_is_named(tmp_path: Path, change: str, message: str) -> None:
     path, (old, new) = tmp_path / "machine.yaml", change.split("|")
     save_machine(MACHINE, path)
     path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
@@ -82,7 +82,7 @@ def test_what_was_measured_is_assumed_no_more() -> None:
     assert "network" in {one.key for one in assumptions(on_machine(job_on(inter_node_gbytes_per_s=25), MACHINE))}
 
 
-def test_figures_that_the_job_states_win_and_the_answer_says_so() -> None:
+def test_figures_that_the_job_states_win_and_the_answer_names_them() -> None:
     stated = {"inter_node_gbytes_per_s": 20, "memory_gib": 38}
     job = on_machine(job_on(**stated), MACHINE)
     cluster = job.cluster

@@ -1,10 +1,10 @@
-"""Objectives of a job: which of them a search weighs, which tell plans apart, and by which runs are chosen."""
+"""Objectives of a job: which of them a search weighs, which distinguish plans, and by which runs are chosen."""
 
 from __future__ import annotations
 
 import pytest
 
-from jointopt.spec.objectives import goals_of, measured, telling
+from jointopt.spec.objectives import distinguishing, goals_of, measured
 
 TIME, ENERGY, SITE = "iteration_time_s", "energy_j", "facility_energy_j"
 
@@ -21,10 +21,10 @@ TIME, ENERGY, SITE = "iteration_time_s", "energy_j", "facility_energy_j"
         ((ENERGY, "cost", "peak_memory_gib"), (ENERGY, "cost", "peak_memory_gib")),
     ],
 )
-def test_of_objectives_that_rise_together_the_first_tells_plans_apart(
+def test_of_objectives_that_rise_together_the_first_distinguishes_plans(
     objectives: tuple[str, ...], kept: tuple[str, ...]
 ) -> None:
-    assert telling(objectives) == kept
+    assert distinguishing(objectives) == kept
 
 
 def test_memory_and_power_are_searched_by_beside_time_and_energy_whatever_was_named() -> None:

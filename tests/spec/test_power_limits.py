@@ -77,7 +77,7 @@ def test_a_job_with_limits_reads_back_from_its_own_file() -> None:
     assert parse_job(yaml.safe_load(dump_job(job)), job.name, None) == job
 
 
-def test_every_layout_is_there_under_every_limit_and_can_be_told_from_the_others() -> None:
+def test_every_layout_is_there_under_every_limit_and_comes_back_without_them() -> None:
     found = under_limits(LAYOUTS, (400.0, 300.0, 200.0))
     assert found[POWER_LIMIT].tolist() == [400.0, 400.0, 300.0, 300.0, 200.0, 200.0]
     assert repeated(np.array([1.0, 2.0]), 6).tolist() == [1.0, 2.0] * 3

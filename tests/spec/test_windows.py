@@ -56,7 +56,7 @@ def test_layers_have_the_window_as_in_megatron_core(keys: dict[str, Any], layers
         ("gpt_oss", {"layer_types": [TYPES[kind] for kind in "ffffff"]}, 0, "......"),
     ],
 )  # fmt: skip
-def test_a_configuration_says_it_by_layer_types_or_by_the_rule_of_its_family(
+def test_a_configuration_states_windows_by_layer_types_or_by_the_rule_of_its_family(
     family: str, keys: dict[str, Any], size: int, layers: str
 ) -> None:
     model = inline_model(SHAPE | {"config": {"model_type": family} | keys}, "m")

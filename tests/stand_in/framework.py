@@ -1,6 +1,6 @@
 """Stands in for a training framework: reads its own options and files, and prints logs by its own format strings.
 
-Started as the script of a checkout, by torchrun; STAND_IN_HOW says what goes wrong: oom, flag.
+Started as the script of a checkout, by torchrun; STAND_IN_HOW states what goes wrong: oom, flag.
 """
 
 from __future__ import annotations

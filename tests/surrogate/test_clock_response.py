@@ -56,7 +56,7 @@ def learned(data: TrainingSet) -> LearnedResponse | None:
 
 
 def of_rows(data: TrainingSet, rows: Ints, slower: float = 1.0) -> Sweep:
-    """What some rows tell, those below the top clock so many times slower."""
+    """The clock response learned from some rows, those below the top clock so many times slower."""
     some = data.known.take(rows)
     residual = data.known_residual[rows] + np.log(slower) * (some.runs.features["clock"] < BELOW)
     return learn_response(some, residual, KERNEL, *folds_by_model(some.runs))
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A surrogate of a cluster whose kernels follow the clock otherwise than in the physics."""
     out = tmp_path_factory.mktemp("swept")
     swept("C").to_csv(out / "runs.csv", index=False)
-    (out / "said.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
+    (out / "printed.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
     return out / "surrogate"
 
 
@@ -96,14 +96,14 @@ def test_runs_that_follow_the_clock_as_the_physics_has_it_or_have_one_clock_leav
     assert learned(training_set(swept(truth, clocks), broken=9.0)) is None
 
 
-def test_fewer_than_twenty_runs_below_the_top_clock_say_nothing_and_are_not_in_domain(data: TrainingSet) -> None:
+def test_fewer_than_twenty_runs_below_the_top_clock_teach_nothing_and_are_not_in_domain(data: TrainingSet) -> None:
     below = np.flatnonzero(data.known.runs.features["clock"] < BELOW)[: LEAST_BELOW - 1]
     found = of_rows(data, top_and(data, below))
     assert (found.response, found.holds) == (None, False)
     assert found.remark.startswith("19 runs below the top clock are fewer than 20: no clock response learned")
 
 
-def test_runs_below_the_top_clock_of_one_model_say_nothing_of_others(data: TrainingSet) -> None:
+def test_runs_below_the_top_clock_of_one_model_teach_nothing_of_others(data: TrainingSet) -> None:
     of_model = np.char.startswith(data.known.runs.group.astype(str), SMALL[0])
     below = np.flatnonzero(of_model & (data.known.runs.features["clock"] < BELOW))
     found = of_rows(data, top_and(data, below))
@@ -155,17 +155,17 @@ def test_a_step_below_the_top_clock_is_shrunk_by_a_prior_of_one_and_refused_beyo
         assert found == pytest.approx(left, rel=1e-9)
 
 
-def test_a_broken_sweep_is_said_and_moves_no_prediction(tmp_path: Path) -> None:
+def test_a_broken_sweep_is_reported_and_moves_no_prediction(tmp_path: Path) -> None:
     table = pd.concat([swept("T", rows=100), swept("T", rows=30, clocks=False, seed=4)], ignore_index=True)
     clock = table["clock_mhz"].to_numpy() / table["clock_mhz"].max()
     low = table["clock_mhz"] < BELOW * table["clock_mhz"].max()
     table["iteration_time_s"] *= np.exp(by_clock("slower", clock))
-    sound, told = {}, {}
+    sound, printed = {}, {}
     for name, rows in (("all", table), ("top", table[~low])):
         rows.to_csv(tmp_path / f"{name}.csv", index=False)
-        told[name] = " ".join(retrain(tables=[tmp_path / f"{name}.csv"], out=tmp_path / name).text().split())
+        printed[name] = " ".join(retrain(tables=[tmp_path / f"{name}.csv"], out=tmp_path / name).text().split())
         sound[name] = predict(table.head(40), surrogate=str(tmp_path / name))["predicted_iteration_time_s"]
-    assert "as no kernel's time follows the clock: no clock response learned, and they are left out" in told["all"]
+    assert "as no kernel's time follows the clock: no clock response learned, and they are left out" in printed["all"]
     assert sound["all"].to_numpy() == pytest.approx(sound["top"].to_numpy(), rel=1e-9)
 
 
@@ -186,7 +186,7 @@ def test_a_cluster_s_sweep_teaches_the_time_of_models_never_run_at_low_clocks(fo
 
 
 def test_the_printed_line_says_what_follows_the_clock_and_what_that_is_worth(folder: Path) -> None:
-    line = " ".join((folder.parent / "said.txt").read_text().split())
+    line = " ".join((folder.parent / "printed.txt").read_text().split())
     response = load(folder).own[0].response
     assert response is not None
     assert f"{response.response.compute:.0%} of compute-bound and {response.response.memory:.0%} of other" in line

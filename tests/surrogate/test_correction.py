@@ -41,7 +41,7 @@ def test_three_measured_runs_per_group_bring_a_new_cluster_from_a_third_to_a_twe
     measured = table.groupby("group").head(3)
     rest = table.drop(index=measured.index)
     assert error(predict(rest, "default")) == pytest.approx(before, abs=0.04)
-    # a twentieth, roughly: the nearer sources are to the physics, the less nine runs so far off are believed
+    # a twentieth, roughly: the nearer sources are to the physics, the less nine runs so far off are trusted
     assert error(predict(rest, "default", measured)) < 0.055
 
 
@@ -192,7 +192,7 @@ def test_a_surrogate_that_does_not_exist_is_named_with_the_nearest():
     assert "default" in surrogate_names()
 
 
-def test_the_shipped_surrogate_is_small_and_says_what_it_is_made_of():
+def test_the_shipped_surrogate_is_small_and_states_what_it_is_made_of():
     surrogate = load_surrogate("default")
     assert surrogate is not None
     card = surrogate.card

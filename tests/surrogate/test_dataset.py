@@ -46,7 +46,7 @@ def test_pricing_does_not_depend_on_the_order_of_rows(synthetic_runs):
 
 
 def test_no_feature_knows_a_name(synthetic_runs):
-    # of a model in the catalogue more is known than its table says
+    # of a model in the catalogue more is known than its table states
     table = synthetic_runs(model="mine", rows=5)
     other = price(table.assign(model="other", source="other", group="other"))
     one = price(table)
@@ -80,13 +80,13 @@ def test_a_job_and_its_rows_have_one_source_key(synthetic_runs):
 
 
 @pytest.mark.parametrize("blank", [None, np.nan])
-def test_blank_cells_say_as_little_of_a_source_as_absent_columns(synthetic_runs, blank):
+def test_blank_cells_are_the_same_source_as_absent_columns(synthetic_runs, blank):
     table = synthetic_runs(rows=3)
     absent = price(table.drop(columns=["source", "framework"])).runs.source
     assert (price(table.assign(source=blank, framework=blank)).runs.source == absent).all()
 
 
-def test_a_framework_without_a_profile_is_told_from_one_with(synthetic_runs):
+def test_a_framework_without_a_profile_is_distinguished_from_one_with(synthetic_runs):
     table = synthetic_runs(rows=3, groups=(256,))
     assert price(table).fitted.all()
     assert not price(table.assign(framework="inhouse")).fitted.any()

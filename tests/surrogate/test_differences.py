@@ -90,7 +90,7 @@ def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None
     assert known.difference(THREE, THREE.take(np.array([0])))[1] == pytest.approx(6.0 * Z_90 * deviation)
 
 
-def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_what_the_process_says() -> None:
+def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_process() -> None:
     roots = np.linspace(0.1, 0.4, 11)
     off = HeldOut(1.5 * roots, np.zeros(11), roots**2, np.arange(11), known=3)
     unseen = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
@@ -133,7 +133,7 @@ def test_a_clock_of_the_same_layout_is_doubted_by_its_distance_alone() -> None:
 
 
 @pytest.mark.parametrize("surrogate", ["default", "none"])
-def test_a_front_says_how_surely_each_plan_beats_the_reference(surrogate: str) -> None:
+def test_a_front_states_how_surely_each_plan_beats_the_reference(surrogate: str) -> None:
     job = job_from_options("llama-2-13b", "a100-sxm4-80gb", 8, 32, 4096, dtype="bf16", framework="megatron-lm")
     found = propose(job, surrogate=surrogate)
     front, reference_s = found.to_frame(), found.reference["iteration_time_s"][0]

@@ -31,7 +31,7 @@ Runs = Callable[..., pd.DataFrame]
 
 @pytest.fixture(scope="module")
 def runs() -> Runs:
-    """Maker of a table of 24 plans that take what a job says, times a factor."""
+    """Maker of a table of 24 plans that take what is predicted for a job, times a factor."""
     layouts = enumerate_layouts(JOB).layouts
     some = np.random.default_rng(3).permutation(np.flatnonzero((layouts["pp"] <= 8) & (layouts["cp"] == 1)))[:24]
     layouts = {name: values[some] for name, values in layouts.items()}
@@ -59,7 +59,7 @@ def errors(table: pd.DataFrame, measured: pd.DataFrame) -> Floats:
 def test_three_runs_of_a_machine_that_is_slower_throughout_correct_all_others(runs):
     table = runs(factor=1.45)
     assert np.median(errors(table[3:], table[:3])) < 0.05
-    assert np.median(errors(table[3:], runs()[:3])) > 0.25  # runs as fast as assumed say so
+    assert np.median(errors(table[3:], runs()[:3])) > 0.25  # runs as fast as assumed confirm it
 
 
 def test_a_few_runs_show_a_network_of_a_sixth_and_move_plans_by_what_they_send(runs):
@@ -156,7 +156,7 @@ def test_one_broken_run_among_six_moves_the_others_little(runs):
     assert np.median(errors(table[6:], measured)) < np.median(errors(table[6:], table[:6])) + 0.05
 
 
-def test_runs_of_the_same_software_on_another_gpu_say_part_of_it(runs):
+def test_runs_of_the_same_software_on_another_gpu_are_partial_evidence(runs):
     table = runs(factor=1.3)
     own, kin = (errors(table[8:], runs(factor=1.3, gpu=gpu)[:8]) for gpu in ("a100-sxm4-80gb", "a100-sxm4-40gb"))
     assert np.median(own) < np.median(kin) < 0.2

@@ -1,4 +1,4 @@
-"""Intervals around predictions: they contain them, widen where nothing was recorded, and say so."""
+"""Intervals around predictions: they contain them, widen where nothing was recorded, and give the reason."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_every_result_lies_within_its_interval() -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_gpu_or_framework_without_recorded_runs_widens_the_interval(name: str) -> None:
     known = width(add_intervals(job(), columns()), name)
-    for stranger in (job(gpu="mi300x"), job(framework="generic")):
-        assert width(add_intervals(stranger, columns()), name) > known
+    for unseen in (job(gpu="mi300x"), job(framework="generic")):
+        assert width(add_intervals(unseen, columns()), name) > known
 
 
 def test_a_time_on_cores_is_known_to_an_order_of_magnitude_whatever_was_learned_of_gpus() -> None:

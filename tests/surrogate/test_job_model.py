@@ -39,7 +39,7 @@ JOB = "opt-350m-2x4-a100"
 PLANS = ("dp=8", "dp=4 tp=2", "dp=2 tp=2 pp=2", "dp=2 pp=4", "dp=4 pp=2 micro_batch_size=2", "dp=1 tp=4 pp=2")
 
 
-EXPLAINED: dict[str, list[Explanation]] = {}  # by the name of the job: what the physics says of `PLANS`
+EXPLAINED: dict[str, list[Explanation]] = {}  # by the name of the job: the predictions of the physics for `PLANS`
 
 
 def by_physics(job: Job) -> list[Explanation]:
@@ -49,7 +49,7 @@ def by_physics(job: Job) -> list[Explanation]:
 
 
 def measured_runs(job: Job, slower: float, **cells: Any) -> pd.DataFrame:
-    """Runs of `PLANS` that took ``slower`` times what the physics says."""
+    """Runs of `PLANS` that took ``slower`` times what the physics predicts."""
     m, t = job.model, job.training
     shape = {
         "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
@@ -100,13 +100,13 @@ def test_a_corrected_plan_still_adds_up(job: Job) -> None:
 
 
 @pytest.mark.parametrize("cells", [{"gpu": "h100-sxm5-80gb"}, {"gpus_per_node": 8}, {"framework": "nemo"}])
-def test_runs_on_another_kind_of_cluster_say_nothing(job: Job, cells: dict[str, Any]) -> None:
+def test_runs_on_another_kind_of_cluster_are_no_evidence(job: Job, cells: dict[str, Any]) -> None:
     evidence = JobModel.of(job, measured=measured_runs(job, 1.3, **cells)).evidence
     assert evidence.known is None
     assert not evidence.counts
 
 
-def test_runs_that_cannot_be_priced_say_nothing(job: Job) -> None:
+def test_runs_that_cannot_be_priced_are_no_evidence(job: Job) -> None:
     for cells in ({"dp": 7}, {"status": "oom"}):
         assert JobModel.of(job, measured=measured_runs(job, 1.3, **cells)).evidence.known is None
 
@@ -123,7 +123,7 @@ def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) 
     assert front["peak_memory_gib"].max() <= 38
 
 
-def test_a_run_out_of_memory_raises_what_plans_are_said_to_need(job: Job) -> None:
+def test_a_run_out_of_memory_raises_what_plans_are_predicted_to_need(job: Job) -> None:
     full = measured_runs(job, 1.0).iloc[:1].assign(micro_batch_size=4, status="oom", iteration_time_s=np.nan)
     evidence = JobModel.of(job, measured=full).evidence
     assert evidence.memory_posterior().factor > 1.01
@@ -207,7 +207,7 @@ def test_a_polished_plan_takes_the_power_that_was_measured(job: Job) -> None:
 
 
 def learned_clocks(job: Job) -> Surrogate:
-    """The shipped surrogate as if many runs of the job's cluster had told how kernels follow the clock, and power."""
+    """The shipped surrogate as if many runs of the job's cluster had shown how kernels follow the clock, and power."""
     default, cluster = load_surrogate("default"), job.cluster
     source = str(Source("mine", job.training.framework.name, cluster.gpu.id, cluster.gpus_per_node))
     response = LearnedResponse(ClockResponse(0.7, 0.1))

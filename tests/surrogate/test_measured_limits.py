@@ -40,7 +40,7 @@ def job() -> Job:
 
 
 def model(factor: float = 1.0, offset_w: float = 0.0, of: Job | None = None, known: bool = True) -> JobModel:
-    """The job as if many runs of its cluster had told that GPUs draw a line in the power of the physics."""
+    """The job as if many runs of its cluster had shown that GPUs draw a line in the power of the physics."""
     here = of or job()
     cluster, default = here.cluster, load_surrogate("default")
     source = str(Source("mine", here.training.framework.name, cluster.gpu.id, cluster.gpus_per_node))

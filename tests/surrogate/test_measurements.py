@@ -53,14 +53,14 @@ def test_a_doubt_is_logged_once_however_many_are_given_the_runs(synthetic_runs, 
     assert caplog.text.count("is iteration_time_s in seconds") == 1
 
 
-def test_a_result_that_cannot_be_is_blank_and_library_callers_see_a_warning(synthetic_runs, caplog):
+def test_an_impossible_result_is_blank_and_library_callers_see_a_warning(synthetic_runs, caplog):
     runs = synthetic_runs(rows=4, groups=(256,)).assign(peak_memory_gib=[9000.0, 20.0, 21.0, 22.0])
     checked = Measurements.of(runs, "mine.csv")
     assert checked.table["peak_memory_gib"].isna().tolist() == [True, False, False, False]
     assert "mine.csv: 1 row with an impossible peak_memory_gib" in caplog.text
 
 
-def test_rows_are_priced_once_however_many_ask(synthetic_runs, monkeypatch):
+def test_rows_are_priced_once_however_many_predictions_use_them(synthetic_runs, monkeypatch):
     counted, price = [], measurements.price_workloads
     monkeypatch.setattr(measurements, "price_workloads", lambda *a: counted.append(a) or price(*a))
     runs = Measurements.of(synthetic_runs())
@@ -82,7 +82,7 @@ def test_milliseconds_are_not_learned_from(synthetic_runs, tmp_path):
     assert Store(f"sqlite:///{tmp_path / 'x.db'}").read().empty
 
 
-def test_evaluate_doubts_milliseconds_aloud(synthetic_runs, caplog):
+def test_evaluate_warns_of_milliseconds(synthetic_runs, caplog):
     table = synthetic_runs(noise=0.0)
     ms = table.assign(iteration_time_s=1e3 * table["iteration_time_s"], source="other")
     evaluate(pd.concat([table, ms], ignore_index=True), "none")

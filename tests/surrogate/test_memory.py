@@ -1,4 +1,4 @@
-"""What the rows of a table say of memory."""
+"""The rows of a table as evidence of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def evidence(table):
     return memory_evidence(clean, price(clean))
 
 
-def test_each_row_tells_by_its_status_and_readings(synthetic_runs):
+def test_each_row_is_evidence_by_its_status_and_readings(synthetic_runs):
     table = synthetic_runs(rows=4, groups=(256,)).assign(status=["ok", "ok", "oom", "failed"], peak_memory_gib=np.nan)
     table.loc[0, "peak_memory_gib"] = 10.0
     found = evidence(table)
@@ -24,7 +24,7 @@ def test_each_row_tells_by_its_status_and_readings(synthetic_runs):
     assert counts == [1, 1, 1, 1]
 
 
-def test_a_row_without_time_and_memory_says_nothing(synthetic_runs):
+def test_a_row_without_time_and_memory_is_no_evidence(synthetic_runs):
     assert len(evidence(synthetic_runs(rows=3, groups=(256,)).assign(iteration_time_s=np.nan))) == 0
 
 
@@ -40,9 +40,9 @@ def test_runs_out_of_memory_make_fewer_plans_fit_and_raise_predicted_memory(synt
     table = synthetic_runs(rows=60, groups=(256,))
     load = log_load(price(table))
     small = table.iloc[price(table).rows[np.argsort(np.abs(load + 0.2))[:4]]].assign(status="oom")
-    plain, told = predict(table, "default"), predict(table, "default", small)
-    assert told["predicted_fits"].sum() <= plain["predicted_fits"].sum()
-    assert (told["predicted_peak_memory_gib"] > plain["predicted_peak_memory_gib"]).all()
+    plain, corrected = predict(table, "default"), predict(table, "default", small)
+    assert corrected["predicted_fits"].sum() <= plain["predicted_fits"].sum()
+    assert (corrected["predicted_peak_memory_gib"] > plain["predicted_peak_memory_gib"]).all()
 
 
 def test_the_margin_that_ships_is_one():

@@ -1,4 +1,4 @@
-"""Surrogates on disk: what comes back is what was saved, and nothing else is believed."""
+"""Surrogates on disk: what comes back is what was saved, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def folder(surrogate: Surrogate, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", [A, B])
-def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Path, source: str) -> None:
+def test_a_loaded_surrogate_predicts_as_the_saved_one(surrogate: Surrogate, folder: Path, source: str) -> None:
     new = runs(9, seed=3, source=source)
     given = (runs(4, seed=5, source=source), np.full(4, 0.2))
     for fitted in (True, False):
@@ -67,7 +67,7 @@ def test_what_is_loaded_predicts_what_was_saved(surrogate: Surrogate, folder: Pa
             np.testing.assert_array_equal(before, after)
 
 
-def test_what_is_loaded_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_a_loaded_surrogate_is_saved_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     save(load(folder), tmp_path / "again")
     for name in ("card.json", "trees.json", "support.npz"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
@@ -98,7 +98,7 @@ def test_only_runs_of_the_same_source_move_a_prediction(surrogate: Surrogate) ->
     assert (own[0] > without[0]).all()
 
 
-def test_out_of_domain_is_said_of_features_never_seen_and_of_unknown_software(surrogate: Surrogate) -> None:
+def test_features_never_seen_and_unknown_software_are_out_of_domain(surrogate: Surrogate) -> None:
     far = runs(5)
     far = replace(far, features={name: values + 100 for name, values in far.features.items()})
     middle = replace(far, features={**dict.fromkeys(NAMES, np.zeros(5)), "log2_peak": np.full(5, 0.125)})
@@ -296,7 +296,7 @@ DAMAGE = {
 }
 
 
-def test_a_card_of_before_few_runs_were_told_from_many_has_one_width_for_both(folder: Path) -> None:
+def test_a_card_from_before_few_runs_were_distinguished_from_many_has_one_width_for_both(folder: Path) -> None:
     _card(widths={"measured": 1.4, "fitted": 0.8, "unknown": 1.0, "difference": 1.3})(folder)
     assert load(folder).widths == Widths(measured=1.4, fitted=0.8, difference=1.3, few=1.4)
 
@@ -316,7 +316,7 @@ def test_a_file_without_a_hash_in_the_card_is_refused_by_name(folder: Path, name
         load(folder)
 
 
-def test_a_folder_that_is_none_and_one_of_another_version_are_said_apart(folder: Path) -> None:
+def test_a_folder_without_a_surrogate_and_one_of_another_version_have_errors_of_their_own(folder: Path) -> None:
     _card(format=4)(folder)
     with pytest.raises(TableError, match=r"of format 4, of an earlier version; retrain it for format 6"):
         load(folder)

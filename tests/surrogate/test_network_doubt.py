@@ -1,4 +1,4 @@
-"""A network that nobody states: which plans depend on it, by how much, and what removes the doubt."""
+"""A network that is not stated: which plans depend on it, by how much, and what removes the doubt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def upper(one: Job, plan: str, **options: Any) -> float:
     return found.intervals["iteration_time_s"][1] / found.iteration_time_s
 
 
-def test_a_network_is_assumed_where_traffic_leaves_nodes_and_nobody_says_how_fast_it_is() -> None:
+def test_a_network_is_assumed_where_traffic_leaves_nodes_and_its_speed_is_not_stated() -> None:
     assert network_assumed(job())
     assert not network_assumed(job(nodes=1))
     assert not network_assumed(job(inter_node_gbytes_per_s=50))

@@ -47,8 +47,8 @@ def test_a_stand_in_is_off_by_what_other_sources_of_its_framework_would_have_fit
     mine, kin = source([0.0, 0.1]), source([0.2, 0.2])
     nearly = 0.2 / (1.0 + DOUBT)
     assert stand_in(mine, [kin]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
-    stranger = source([0.0], "nanotron", factor=3.0)
-    assert stand_in(mine, [kin, stranger]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
+    unrelated = source([0.0], "nanotron", factor=3.0)
+    assert stand_in(mine, [kin, unrelated]) == pytest.approx(np.array([-nearly, 0.1 - nearly]))
 
 
 def test_a_framework_of_one_source_stands_in_with_the_products_and_the_network_of_all_others() -> None:
@@ -64,7 +64,7 @@ def test_a_source_alone_or_without_a_profile_has_no_other_to_stand_in_for_it() -
     assert bounds_of_software([]) is None
 
 
-def test_sources_that_hardly_answer_to_products_say_little_of_them() -> None:
+def test_sources_that_hardly_depend_on_products_are_weak_evidence_of_them() -> None:
     mine, kin = source([0.0]), replace(source([0.1]), compute=np.array([0.1]))
     assert -0.3 < stand_in(mine, [kin])[0] < 0.0
 

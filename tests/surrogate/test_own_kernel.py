@@ -38,7 +38,7 @@ def test_constants_vary_with_the_shape_and_the_smooth_function_follows_shares_an
 
 
 @pytest.mark.parametrize("name", OF_MODELS)
-def test_what_tells_models_apart_alone_is_no_input(name: str) -> None:
+def test_what_only_distinguishes_models_is_no_input(name: str) -> None:
     some = drawn(5)
     other = replace(some, features=dict(some.features) | {name: some.features[name] + 1.0})
     np.testing.assert_array_equal(KERNEL.points(some), KERNEL.points(other))
@@ -75,7 +75,7 @@ def test_the_gradient_of_learning_is_that_of_what_it_minimises() -> None:
         assert slope == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
 
 
-def test_residuals_are_as_likely_as_their_covariance_says() -> None:
+def test_residuals_have_the_likelihood_of_their_covariance() -> None:
     some, y = drawn(3), np.array([0.1, -0.2, 0.3])
     covariance = terms(KERNEL, some, some).sum(axis=0) + KERNEL.noise**2 * np.eye(3)
     expected = 0.5 * y @ np.linalg.solve(covariance, y) + 0.5 * np.linalg.slogdet(covariance)[1]

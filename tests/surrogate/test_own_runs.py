@@ -64,7 +64,7 @@ def predicted(own: OwnRuns, new: Runs, known: Runs, residual: Floats) -> Floats:
     return own.time(own.process(KERNEL, known, residual).mean(new), new)
 
 
-def test_trees_count_where_the_truth_has_steps_and_say_so_in_their_line(learned: OwnRuns) -> None:
+def test_trees_count_where_the_truth_has_steps_and_their_line_states_it(learned: OwnRuns) -> None:
     assert learned.time.weight > 0.0
     assert learned.errors["time"] < 0.9 * min(learned.errors["process"], learned.errors.get("kernel", 1.0))
     before, after, physics = (100 * learned.errors[name] for name in ("process", "time", "physics"))
@@ -125,7 +125,7 @@ def test_intervals_judged_on_few_models_are_wider_by_students_t(units: int, stud
     assert held_half_width(error, units) == pytest.approx(0.9 * student / 1.645, rel=1e-3)
 
 
-def test_models_with_known_runs_have_the_width_that_further_runs_of_theirs_ask_for(learned: OwnRuns) -> None:
+def test_models_with_known_runs_have_the_width_that_further_runs_of_theirs_need(learned: OwnRuns) -> None:
     known = runs()
     others = replace(known, group=np.array([f"other {group}" for group in known.group]))
     own = replace(learned, width=2.0, width_of_known=0.5)
@@ -157,7 +157,7 @@ def test_learned_power_rises_with_the_clock_and_is_the_line_that_it_was(factor, 
 
 
 class CountedTrees:
-    """Trees that add a hundredth of their first feature, and count how often they are asked."""
+    """Trees that add a hundredth of their first feature, and count how often they are called."""
 
     calls = 0
 
@@ -166,7 +166,7 @@ class CountedTrees:
         return 0.01 * features[:, 0]
 
 
-def test_trees_of_power_are_asked_once_per_clock_for_all_jobs_of_a_source() -> None:
+def test_trees_of_power_are_evaluated_once_per_clock_for_all_jobs_of_a_source() -> None:
     trees = CountedTrees()
     mix = Mix(trees, 1.0, True, ("log2_tp",))  # type: ignore[arg-type]
     own = OwnRuns(SOURCE, power=PowerScale(1.1, 0.05), power_mix=mix, clocks=(0.6, 1.0), power_limit_w=700.0)
@@ -181,20 +181,20 @@ def test_trees_of_power_are_asked_once_per_clock_for_all_jobs_of_a_source() -> N
         np.testing.assert_array_equal(move.power.over(values), alone.over(values))
 
 
-def test_a_source_of_another_name_is_spoken_for_by_one_of_its_software_and_machines() -> None:
+def test_a_source_of_another_name_is_represented_by_one_of_its_software_and_machines() -> None:
     surrogate = Surrogate(KERNEL, None, (), runs(3), np.zeros(3), own=(OwnRuns(SOURCE),))
-    assert surrogate.speaker(SOURCE) == SOURCE
-    assert surrogate.speaker("other|megatron-lm|h100-sxm5-80gb|8") == SOURCE
+    assert surrogate.representative(SOURCE) == SOURCE
+    assert surrogate.representative("other|megatron-lm|h100-sxm5-80gb|8") == SOURCE
     for other in ("lab|nemo|h100-sxm5-80gb|8", "lab|megatron-lm|h200-sxm-141gb|8", "lab|megatron-lm|h100-sxm5-80gb|4"):
-        assert surrogate.speaker(other) == other
+        assert surrogate.representative(other) == other
 
 
-def test_few_runs_speak_for_another_name_where_the_surrogate_is_its_users_own() -> None:
+def test_few_runs_stand_for_another_name_where_the_surrogate_is_its_users_own() -> None:
     few = replace(runs(2), source=np.full(2, SOURCE.replace("lab", "first")))
     surrogate = Surrogate(KERNEL, None, (), together([few, runs(3)]), np.zeros(5))
     unnamed = SOURCE.replace("lab", "")
-    assert surrogate.speaker(unnamed, of_user=True) == SOURCE  # three runs, not two
-    assert surrogate.speaker(unnamed) == unnamed
+    assert surrogate.representative(unnamed, of_user=True) == SOURCE  # three runs, not two
+    assert surrogate.representative(unnamed) == unnamed
 
 
 @pytest.mark.parametrize(("beyond", "weight"), [(False, 1.0), (False, 0.25), (True, 1.0), (True, 0.5)])

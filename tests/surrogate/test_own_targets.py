@@ -49,7 +49,7 @@ def job() -> Job:
 
 
 def learned(mix: Mix | None = None, **heat: PowerScale) -> Surrogate:
-    """The shipped surrogate as if many runs of the job's cluster had told of its peaks and temperature."""
+    """The shipped surrogate as if many runs of the job's cluster had taught its peaks and temperature."""
     cluster, default = job().cluster, load_surrogate("default")
     assert default is not None
     source = str(Source("mine", job().training.framework.name, cluster.gpu.id, cluster.gpus_per_node))
@@ -63,7 +63,7 @@ def heat_of(surrogate: Surrogate | None) -> dict[str, float]:
     return {name: float(value[0]) for name, value in found.items()}
 
 
-def test_the_line_of_peaks_and_of_the_rise_over_the_air_moves_what_the_physics_says() -> None:
+def test_the_line_of_peaks_and_of_the_rise_over_the_air_moves_what_the_physics_predicts() -> None:
     bare = heat_of(None)
     found = heat_of(learned(peak_power_w=PowerScale(1.1, 0.03), temperature_rise_k=PowerScale(0.9, 0.05)))
     assert found["peak_power_w"] == pytest.approx(1.1 * bare["peak_power_w"])
@@ -111,11 +111,11 @@ def test_learned_peaks_and_their_bounds_end_at_what_boards_draw_at_the_limit() -
 
 def test_explain_and_propose_give_learned_peaks_with_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     own = JobModel(job(), learned(peak_power_w=PowerScale(1.1, 0.03), temperature_rise_k=PowerScale(0.9, 0.05)))
-    told, bare = explain(own, PLAN), explain(JobModel(job()), PLAN)
-    peak_w = max(stage.peak_power_w or 0.0 for stage in told.stages)
+    explained, bare = explain(own, PLAN), explain(JobModel(job()), PLAN)
+    peak_w = max(stage.peak_power_w or 0.0 for stage in explained.stages)
     assert peak_w == pytest.approx(1.1 * max(stage.peak_power_w or 0.0 for stage in bare.stages))
-    assert told.intervals["peak_power_w"] == pytest.approx([peak_w * np.exp(s * 0.03 * Z_90) for s in (-1, 1)])
-    assert f"{peak_w:.0f} W at the peak (" in told.text()
+    assert explained.intervals["peak_power_w"] == pytest.approx([peak_w * np.exp(s * 0.03 * Z_90) for s in (-1, 1)])
+    assert f"{peak_w:.0f} W at the peak (" in explained.text()
     assert "at the peak" not in bare.text()
     front = propose(own, trials=0).front
     assert (front["peak_power_w_low"] < front["peak_power_w"]).all()

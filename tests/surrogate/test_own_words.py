@@ -65,12 +65,12 @@ def test_reasons_name_what_of_the_plan_made_the_runs_slower_and_faster() -> None
     for rows, slower, reason in (
         ((tp == 3) & (recompute == 1), "+", "tp 8"), ((tp < 3) & (recompute == 2), "-", "recompute full"),
     ):  # fmt: skip
-        said = sentence(known.take(np.flatnonzero(rows)[:1]))
-        assert re.search(rf"\{slower}[0-9.]+% for {reason}", said)
+        words = sentence(known.take(np.flatnonzero(rows)[:1]))
+        assert re.search(rf"\{slower}[0-9.]+% for {reason}", words)
     assert "as for all of these runs" in sentence(known.take(np.array([0])))
 
 
-def test_trees_beyond_the_range_of_their_training_say_by_how_much_they_count() -> None:
+def test_the_sentence_states_by_how_much_trees_beyond_the_range_of_their_training_count() -> None:
     one = runs().take(np.array([0]))
     far = replace(one, features=dict(one.features) | {"log2_tp": np.array([3.3])})
     assert re.search(

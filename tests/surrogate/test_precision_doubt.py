@@ -22,7 +22,7 @@ def run_in(runs: pd.DataFrame, times: float = 1.0) -> pd.Series:
     return times * predict(runs)["predicted_iteration_time_s"]
 
 
-def test_runs_in_fp8_that_state_bf16_are_asked_for_their_precision(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_precision_of_runs_in_fp8_that_state_bf16_is_doubted(caplog: pytest.LogCaptureFixture) -> None:
     mislabelled = table(model="llama-3-70b").assign(iteration_time_s=run_in(table("fp8", model="llama-3-70b"), 0.8))
     (line,) = Measurements.of(mislabelled).doubts
     assert line.startswith("Measured runs (mine, megatron-lm, h100-sxm5-80gb, 8 GPUs a node) take 0.5")
@@ -31,7 +31,7 @@ def test_runs_in_fp8_that_state_bf16_are_asked_for_their_precision(caplog: pytes
     assert caplog.text.count(line) == 1
 
 
-def test_runs_on_tensor_cores_that_state_fp32_are_asked_whether_they_are_in_tf32() -> None:
+def test_runs_on_tensor_cores_that_state_fp32_are_suspected_to_be_in_tf32() -> None:
     mislabelled = table("fp32").assign(iteration_time_s=run_in(table("tf32")))
     (line,) = Measurements.of(mislabelled).doubts
     assert line.endswith("; in tf32 1.00 times: is the precision right?")
@@ -41,7 +41,7 @@ def test_runs_on_tensor_cores_that_state_fp32_are_asked_whether_they_are_in_tf32
     ("gpu", "times", "rows"), [("h100-sxm5-80gb", 0.65, 4), ("h100-sxm5-80gb", 0.3, 4), ("a100-sxm4-80gb", 0.5, 4),
                                ("h100-sxm5-80gb", 0.5, 2)],
 )  # fmt: skip
-def test_a_lower_precision_that_explains_nothing_or_that_the_gpu_lacks_is_not_asked_for(
+def test_a_lower_precision_that_explains_nothing_or_that_the_gpu_lacks_is_not_suspected(
     gpu: str, times: float, rows: int
 ) -> None:
     runs = table(gpu=gpu)

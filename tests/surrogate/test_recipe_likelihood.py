@@ -59,7 +59,7 @@ def test_the_likelihood_of_three_runs_that_are_slower_throughout_by_hand() -> No
     assert right - slow == pytest.approx(0.5 * 3 * 0.157**2 / common)
 
 
-def test_runs_that_wait_for_the_network_say_less() -> None:
+def test_runs_that_wait_for_the_network_are_weaker_evidence() -> None:
     right, slow = (log_likelihood(runs(0.6, 0.1, network=0.3), np.full(3, off)) for off in (0.0, 0.1))
     common = 3 * ((0.7 * 0.08) ** 2 + (0.3 * 0.48) ** 2) + 0.08**2
     assert right - slow == pytest.approx(0.5 * 3 * 0.1**2 / common)
@@ -70,7 +70,7 @@ def test_one_run_far_from_the_others_does_not_decide() -> None:
     assert far == pytest.approx(near)
 
 
-def test_the_sentence_has_both_times_and_the_odds_or_says_that_runs_do_not_tell() -> None:
+def test_the_sentence_has_both_times_and_the_odds_or_states_that_runs_do_not_decide() -> None:
     ratio = {TUNED: 0.97, "community": 0.84}
     likely = Resemblance(3, ratio, {TUNED: -0.1, "community": -1.2})
     assert likely.words() == (

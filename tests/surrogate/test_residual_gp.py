@@ -1,4 +1,4 @@
-"""A few measured runs move what is like them, as far as they are believed."""
+"""A few measured runs move what is like them, as far as they are trusted."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_without_runs_the_posterior_is_the_prior():
 def test_one_run_moves_a_comparable_run_towards_it_and_another_source_not_at_all():
     posterior = condition(KERNEL, runs(1), np.array([0.3]))
     assert 0.15 < posterior.predict(runs(1))[0] < 0.3
-    stranger = runs(1, source="b")
-    assert posterior.predict(stranger)[0] == 0.0
-    assert posterior.predict(stranger)[1] > posterior.predict(runs(1))[1]
+    unseen = runs(1, source="b")
+    assert posterior.predict(unseen)[0] == 0.0
+    assert posterior.predict(unseen)[1] > posterior.predict(runs(1))[1]
 
 
 def test_more_runs_narrow_the_interval():

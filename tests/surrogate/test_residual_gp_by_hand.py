@@ -120,7 +120,7 @@ def tasks_of(y: float = 0.2, n: int = 1):
     return _tasks(row, np.full(n, y), np.random.default_rng(0))
 
 
-def test_a_source_of_one_run_is_as_unlikely_as_a_normal_says() -> None:
+def test_a_source_of_one_run_has_the_likelihood_of_a_normal() -> None:
     # y²/2K + log(K)/2, without the constant
     value, _, _ = _unlikelihood(KERNEL, tasks_of()[0], 0.01)
     assert value == pytest.approx(0.5 * 0.04 / 0.52 + 0.5 * np.log(0.52))

@@ -34,7 +34,7 @@ def test_a_weight_of_two_is_a_row_given_twice_up_to_single_precision():
     np.testing.assert_allclose(weighted.predict(features), repeated.predict(features), atol=2e-6)
 
 
-def test_it_learns_a_step_and_shrugs_at_outliers():
+def test_it_learns_a_step_and_ignores_outliers():
     features, residual = data()
     spoiled = residual.copy()
     spoiled[::25] = 5.0
@@ -63,7 +63,7 @@ def test_the_gate_closes_step_by_step():
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5])
-def test_strength_scales_what_the_trees_say(strength):
+def test_strength_scales_what_the_trees_predict(strength):
     features, residual = data()
     full = ResidualBooster().fit(features, residual).predict(features)
     some = ResidualBooster(strength=strength).fit(features, residual).predict(features)
@@ -79,7 +79,7 @@ def test_the_same_rows_and_seed_give_the_same_bytes():
 
 def test_trees_only_fall_along_a_column_that_must_fall():
     features, residual = data()
-    residual = residual + 0.3 * features[:, 1]  # the runs say that it rises
+    residual = residual + 0.3 * features[:, 1]  # the runs show that it rises
     sweep = np.zeros((50, 5))
     sweep[:, 1] = np.linspace(-0.99, 0.99, 50)
     free = ResidualBooster().fit(features, residual).predict(sweep)

@@ -108,7 +108,7 @@ def test_a_plan_fits_with_the_normal_probability_of_its_room() -> None:
         ("oom_load", lambda g: PHI((0.2 + g) / 0.1)),
     ],
 )
-def test_offsets_of_a_source_are_as_likely_as_prior_and_run_say(evidence: str, at) -> None:
+def test_offsets_of_a_source_have_the_posterior_of_prior_and_run(evidence: str, at) -> None:
     weights = source_weights(MARGIN, MemoryEvidence(**{evidence: np.array([0.2])}))
     expected = np.array([at(g) * np.exp(-0.5 * ((g - 0.05) / 0.2) ** 2) for g in GRID])
     assert weights == pytest.approx(expected / expected.sum(), rel=1e-6)

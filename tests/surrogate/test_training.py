@@ -62,7 +62,7 @@ def test_failed_untimed_and_broken_runs_are_left_out(three_sources):
     assert len(training_set(table).source) == len(table) - 3
 
 
-def test_every_source_says_how_many_of_its_rows_were_learned_from_and_why_not_all(three_sources):
+def test_every_source_reports_how_many_of_its_rows_were_learned_from_and_why_not_all(three_sources):
     table = three_sources.copy()
     slow = table.index[table["source"] == "a100"][:15]
     table.loc[slow, "iteration_time_s"] *= 2 * BROKEN
@@ -74,7 +74,7 @@ def test_every_source_says_how_many_of_its_rows_were_learned_from_and_why_not_al
     assert "abacus" in third
 
 
-def test_too_little_to_train_on_says_what_became_of_the_rest(three_sources):
+def test_too_little_to_train_on_is_refused_with_what_became_of_the_rest(three_sources):
     table = three_sources[three_sources["source"] != "titan"].copy()
     table.loc[table["source"] == "a100", "iteration_time_s"] *= 1000
     with pytest.raises(TableError, match=r"got 20 rows of 1 \(a100: learned from 0 of 20 .* seconds"):
@@ -124,7 +124,7 @@ def test_folds_hold_out_whole_groups_and_every_run_once(groups, seed):
         assert len(rest) + len(test) == len(group)
 
 
-def test_other_groups_of_a_source_tell_its_factor(data):
+def test_the_factor_of_a_source_is_learned_from_its_other_groups(data):
     held = leave_group_out(data, without(data, "a100"), "a100")
     assert held is not None
     assert len(held.rows) == 20

@@ -108,7 +108,7 @@ def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -
         np.testing.assert_allclose(forest.predict(points), regressor.predict(points), atol=1e-6)
 
 
-def test_trees_of_more_leaves_than_a_byte_tells_apart_answer_as_xgboost_does(tmp_path: Path) -> None:
+def test_trees_of_more_leaves_than_a_byte_can_number_answer_as_xgboost_does(tmp_path: Path) -> None:
     features = np.random.default_rng(3).uniform(-1, 1, (4000, FEATURES))
     booster = ResidualBooster(max_depth=11, n_estimators=1, reg_lambda=0.0, min_child_weight=0.0)
     booster.fit(features, np.sin(7 * features).mean(axis=1)).booster_.get_booster().save_model(tmp_path / "trees.json")

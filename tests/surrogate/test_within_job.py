@@ -1,4 +1,4 @@
-"""What a few runs say of the others."""
+"""What a few runs teach of the others."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_prediction_that_runs_do_not_move_is_judged_by_the_scatter_of_the_othe
 
 @pytest.mark.parametrize("least", [-0.3, 0.0, 0.2, 0.5])
 def test_a_run_ended_early_counts_as_the_mean_beyond_its_end(least: float) -> None:
-    # the mean of a normal cut off below, of what the run and all others say together
+    # the mean of a normal cut off below, of the posterior of the run and all others together
     index, seen, bounded = np.array([0, 1, 3]), np.array([0.1, 0.0, least]), np.array([False, False, True])
     expected = _beyond(FEATURES, FLAT, index, seen, None, bounded)
     found = adapted(FEATURES, FLAT, index, expected)

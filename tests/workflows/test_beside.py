@@ -57,7 +57,7 @@ def test_all_that_keeps_a_published_plan_out_of_the_space_is_one_list() -> None:
     assert " ".join(" ".join(beside_lines([plan], 100)).split()).endswith("not in the space: No tp 8, No cp.")
 
 
-def test_a_published_plan_far_behind_says_where_it_differs() -> None:
+def test_a_published_plan_far_behind_is_shown_with_where_it_differs() -> None:
     job = job_from_options("bloom-176b", "a100-sxm4-80gb", 384, 2048, 2048, framework="megatron-deepspeed")
     published = next(plan for plan in propose(job).beside if plan.source)
     assert published.behind > 0.2

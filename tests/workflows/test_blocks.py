@@ -1,4 +1,4 @@
-"""A block means the same to every verb, and whatever runs whole models alone says so in a sentence."""
+"""A block means the same to every verb, and whatever runs whole models alone refuses it in a sentence."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def row_of(job: Job) -> pd.DataFrame:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_row_of_a_table_is_priced_as_the_plan_of_its_job(block: str) -> None:
     job = job_of(block)
-    told = jointopt.explain(job, PLAN, surrogate="none").to_dict()
+    explained = jointopt.explain(job, PLAN, surrogate="none").to_dict()
     row = jointopt.predict(row_of(job), surrogate="none").iloc[0]
     for name in ("iteration_time_s", "energy_j"):
-        assert row[f"predicted_{name}"] == pytest.approx(told[name], rel=1e-6)
-    assert row["tokens_per_s_per_gpu"] == pytest.approx(told["tokens_per_s_per_gpu"], rel=1e-6)
+        assert row[f"predicted_{name}"] == pytest.approx(explained[name], rel=1e-6)
+    assert row["tokens_per_s_per_gpu"] == pytest.approx(explained["tokens_per_s_per_gpu"], rel=1e-6)
     assert set(row["assumed"].split()) & {"ffn_hidden_size", "vocab_size", "num_attention_heads"} == set()
 
 
-def test_the_front_has_the_figures_that_explain_tells_of_its_plans() -> None:
+def test_the_front_has_the_figures_that_explain_gives_of_its_plans() -> None:
     job = job_of("attention")
     found = jointopt.propose(job, trials=20, seed=1, surrogate="none").to_dict()
     fastest = found["front"][0]
-    told = jointopt.explain(job, {name: fastest[name] for name in PLAN_KEYS if name in fastest}, surrogate="none")
-    told = told.to_dict()
-    assert told["iteration_time_s"] == pytest.approx(fastest["iteration_time_s"])
-    assert told["energy_j"] == pytest.approx(fastest["energy_j"])
+    explained = jointopt.explain(job, {name: fastest[name] for name in PLAN_KEYS if name in fastest}, surrogate="none")
+    explained = explained.to_dict()
+    assert explained["iteration_time_s"] == pytest.approx(fastest["iteration_time_s"])
+    assert explained["energy_j"] == pytest.approx(fastest["energy_j"])
 
 
 def test_no_recorded_run_supports_a_block() -> None:
-    told = jointopt.explain(job_of("feed_forward"), PLAN)
-    assert "no recorded runs of blocks without a model around them" in told.text()
-    assert not told.to_dict()["in_domain"]
+    explained = jointopt.explain(job_of("feed_forward"), PLAN)
+    assert "no recorded runs of blocks without a model around them" in explained.text()
+    assert not explained.to_dict()["in_domain"]
 
 
 def test_exports_and_the_trainer_refuse_a_block_by_name() -> None:
@@ -92,21 +92,21 @@ def test_a_time_of_a_block_is_held_against_the_weights_of_the_block(block: str, 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3"])
 def test_a_row_that_names_a_model_and_a_block_has_one_layer_of_it_as_a_job_has(model: str, block: str) -> None:
     job = with_changes(job_of(block), {"model": {"catalog": model, "block": block}})
-    told = jointopt.explain(job, PLAN, surrogate="none").to_dict()
+    explained = jointopt.explain(job, PLAN, surrogate="none").to_dict()
     full = row_of(job)
     named = full.drop(columns=[name for name in full if name in job.model.__dataclass_fields__ and name != "block"])
     for rows in (full, named.assign(model=model), named.assign(model=model, num_layers=1)):
         found = jointopt.predict(rows, surrogate="none").iloc[0]
-        assert found["predicted_iteration_time_s"] == pytest.approx(told["iteration_time_s"], rel=1e-6)
-        assert found["predicted_peak_memory_gib"] == pytest.approx(told["peak_memory_gib"], rel=1e-6)
+        assert found["predicted_iteration_time_s"] == pytest.approx(explained["iteration_time_s"], rel=1e-6)
+        assert found["predicted_peak_memory_gib"] == pytest.approx(explained["peak_memory_gib"], rel=1e-6)
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
 def test_experts_without_attention_are_split_by_any_degree_of_tensor_parallelism(model: str) -> None:
     job = job_of("feed_forward")
     job = with_changes(job, {"model": {"catalog": model, "block": "feed_forward"}, "search.etp": [1, 2]})
-    told = jointopt.explain(job, "dp=4 tp=2 ep=4 etp=2 zero_stage=1 sequence_parallel=true")
-    assert told.violations == ()
-    assert told.feasible
+    explained = jointopt.explain(job, "dp=4 tp=2 ep=4 etp=2 zero_stage=1 sequence_parallel=true")
+    assert explained.violations == ()
+    assert explained.feasible
     proposal = jointopt.propose(with_changes(job, {"search.dp": [4]}), storage=None)
     assert set(proposal.front["tp"]) <= {1, 2}

@@ -93,18 +93,18 @@ def test_of_a_plan_and_itself_under_a_lower_limit_the_limit_alone_is_in_doubt():
     assert "faster_probability" not in jointopt.compare(shipped_job(JOB), of_stages).to_dict()["differences"][0]
 
 
-@pytest.mark.parametrize(("limited", "said"), [
+@pytest.mark.parametrize(("limited", "words"), [
     ("dp=8 zero_stage=3 power_limit_w=400", "limit=400 W"),
     ("dp=4 pp=2 zero_stage=1 stage_power_limit_w=500;400", "stage_power_limit_w=500;400"),
 ])  # fmt: skip
-def test_a_limit_that_one_plan_alone_has_is_in_its_line(limited: str, said: str) -> None:
+def test_a_limit_that_one_plan_alone_has_is_in_its_line(limited: str, words: str) -> None:
     text = jointopt.compare(shipped_job(JOB), ("dp=8 zero_stage=3", limited), surrogate="none").text()
     first, second = text.splitlines()[1:3]
-    assert said in second
+    assert words in second
     assert "limit" not in first
 
 
-def test_plans_outside_of_what_was_checked_say_why_those_of_one_reason_together(compared):
+def test_plans_outside_of_what_was_checked_have_their_reason_those_of_one_reason_together(compared):
     first, *rest = compared.plans
     doubted = replace(first, in_domain=False, doubts=("no recorded runs on this GPU",))
     text = Compared((doubted, doubted, *(replace(one, in_domain=True) for one in rest))).text()
@@ -112,7 +112,7 @@ def test_plans_outside_of_what_was_checked_say_why_those_of_one_reason_together(
     assert "is wider" not in Compared(tuple(replace(one, in_domain=True) for one in compared.plans)).text()
 
 
-def test_a_reason_that_all_plans_compared_have_is_said_once(compared):
+def test_a_reason_that_all_plans_compared_have_is_stated_once(compared):
     doubted = [replace(plan, in_domain=False, doubts=("few runs",)) for plan in compared.plans]
     doubted[1] = replace(doubted[1], doubts=("few runs", "network assumed"))
     text = Compared(tuple(doubted)).text()

@@ -77,7 +77,7 @@ def test_what_is_missing_comes_with_what_to_install(no_gpu: None, monkeypatch: p
     assert "apt-get install slurm-client" in text
 
 
-def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_told(tmp_path: Path, no_gpu: None) -> None:
+def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_reported(tmp_path: Path, no_gpu: None) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     assert "will be made" in feature(diagnose(url, speeds=False), "database").what
     assert list(tmp_path.iterdir()) == []
@@ -188,7 +188,7 @@ def test_a_probe_that_cannot_be_of_the_machine_is_refused_and_other_ranks_write_
     assert (probe(out), out.exists()) == (None, False)
 
 
-def test_without_pytorch_the_probe_says_what_to_install(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pytorch_the_probe_names_what_to_install(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jointopt.workflows.doctor._has", lambda module: False)
     done = CliRunner().invoke(jointopt, ["doctor", "--probe"])
     assert done.exit_code == 1

@@ -25,9 +25,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., evaluation.Evaluatio
     def judged(time_s: list[float], predicted: list[float], fits: list[bool] | None = None, **columns: object):
         table = pd.DataFrame({"iteration_time_s": time_s}).assign(**columns)
         middle = np.array(predicted, float)
-        told = {PREDICTED: middle, f"{PREDICTED}_low": 0.9 * middle, f"{PREDICTED}_high": 1.1 * middle}
-        told["predicted_fits"] = np.ones(len(middle), bool) if fits is None else np.array(fits)
-        monkeypatch.setattr(evaluation, "predict", lambda rows, *_: rows.assign(**told))
+        predictions = {PREDICTED: middle, f"{PREDICTED}_low": 0.9 * middle, f"{PREDICTED}_high": 1.1 * middle}
+        predictions["predicted_fits"] = np.ones(len(middle), bool) if fits is None else np.array(fits)
+        monkeypatch.setattr(evaluation, "predict", lambda rows, *_: rows.assign(**predictions))
         return evaluate(table)
 
     return judged
@@ -71,7 +71,7 @@ def test_groups_are_judged_apart_and_a_small_one_has_no_rank(judge):
     assert "kendall_tau" not in found.to_dict()["overall"]
 
 
-def test_groups_of_one_name_are_told_apart_by_their_source(judge):
+def test_groups_of_one_name_are_distinguished_by_their_source(judge):
     time_s, source = [1.0, 2.0, 3.0, 9.0, 8.0, 7.0], ["here"] * 3 + ["there"] * 3
     found = judge(time_s, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0], group="8B", source=source)
     assert found.groups[["source", "group"]].to_numpy().tolist() == [["here", "8B"], ["there", "8B"]]
@@ -117,7 +117,7 @@ def test_physics_times_a_factor_is_judged_as_that_factor(synthetic_runs):
     assert "median error 20.0%" in found.text()
 
 
-def test_rows_with_results_that_cannot_be_are_named_and_not_judged(synthetic_runs, caplog):
+def test_rows_with_impossible_results_are_named_and_not_judged(synthetic_runs, caplog):
     table = synthetic_runs(factor=1.25, noise=0.0).assign(status="OK")
     table.loc[[0, 1], "iteration_time_s"] = [-1.0, np.inf]
     table.loc[2, "status"] = "success"
@@ -162,7 +162,7 @@ def test_all_shares_of_a_text_are_in_percent_and_one_group_is_not_counted(judge)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.7])
-def test_runs_too_fast_for_their_precision_are_asked_for_that_and_not_for_their_unit(factor, caplog):
+def test_runs_too_fast_for_their_precision_are_doubted_for_that_and_not_for_their_unit(factor, caplog):
     run = {"source": "mine", "model": "llama-2-7b", "gpu": "a100-sxm4-80gb", "num_gpus": 8, "seq_length": 2048,
            "global_batch_size": 64, "framework": "megatron-lm", "tp": 2, "pp": 2, "dp": 2}  # fmt: skip
     table = pd.DataFrame([run | {"dtype": "tf32", "micro_batch_size": size} for size in (1, 2, 4, 8)])

@@ -78,7 +78,7 @@ def test_what_megatron_sets_by_itself_is_no_other_model_or_plan(tmp_path: Path) 
     assert found.job.training.global_batch_size == 4  # Megatron's default: one micro-batch of each rank
 
 
-def test_what_is_missing_is_asked_for_by_its_option(files: dict[str, Path]) -> None:
+def test_what_is_missing_is_named_with_its_option(files: dict[str, Path]) -> None:
     with pytest.raises(JobError, match=r"^train\.sh does not state the GPU \(--gpu\); give them\.$"):
         import_([files["train.sh"]])
     with pytest.raises(JobError, match=r"the model \(--model\), .*the sequence length \(--seq-length\)"):
@@ -146,7 +146,7 @@ def test_the_words_that_jointopt_writes_for_megatron_read_back_as_the_same_plan(
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     (taken,) = read_text(" ".join(["pretrain_gpt.py", *megatron_arguments(job, record, 20)]))
     back = parse_plan(taken.plan | {"dp": dp}, job)
-    # the words say what overlaps where the plan leaves it to its framework
+    # the words state what overlaps where the plan leaves it to its framework
     assert plan_records(back.layouts, back.stage_clock_mhz, [0])[0] | {"overlap": record["overlap"]} == record
     assert taken.unread == ()
 
@@ -186,7 +186,7 @@ def test_energy_of_traces_of_all_nodes_joins_the_times_of_a_log(tmp_path: Path) 
     assert "energy not measured" not in row["notes"]
 
 
-def test_a_trace_that_lacks_a_node_leaves_energy_blank_and_says_so(tmp_path: Path) -> None:
+def test_a_trace_that_lacks_a_node_leaves_energy_blank_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(timed())
     (tmp_path / "node0.txt").write_text(dmon(BEGIN.timestamp(), 120, gpus=8) + "Error: lost connection\n")
     found = import_([tmp_path / "run.log", tmp_path / "node0.txt"], gpu=GPU)
@@ -224,7 +224,7 @@ def test_a_log_whose_times_do_not_fit_its_iterations_gets_no_energy(log: str, wh
     assert re.search(f"energy not measured: the log states no window: .*{why}", row["notes"])
 
 
-def test_a_row_of_a_log_says_how_tokens_went_to_experts(tmp_path: Path) -> None:
+def test_a_row_of_a_log_states_how_tokens_went_to_experts(tmp_path: Path) -> None:
     routed = {
         "num_experts": 8, "moe_router_topk": 2, "expert_model_parallel_size": 4, "moe_token_dispatcher_type": "flex",
         "moe_enable_deepep": True, "overlap_moe_expert_parallel_comm": True, "moe_router_force_load_balancing": True,

@@ -95,7 +95,7 @@ def test_of_a_split_the_fastest_on_the_front_is_shown_else_its_fastest() -> None
     assert [_best(order, group, 1, np.array(front)) for front in ([9, 5], [5, 2, 9], [5], [])] == [9, 2, 3, 3]
 
 
-def test_near_are_layouts_within_one_percent_of_their_split_s_fastest_but_that_itself() -> None:
+def test_near_layouts_are_within_one_percent_of_the_fastest_of_their_split_which_is_not_counted() -> None:
     time_s = np.array([1.0, 2.0, 2.0 * (1 + NEAR) - 1e-9, 2.0 * (1 + NEAR) + 1e-9, 1.001])
     assert _near(time_s, np.array([False, True, True, True, False])) == 1
     assert _near(time_s, np.array([True, False, False, False, True])) == int(NEAR >= 0.001)
@@ -124,6 +124,6 @@ def tight_rank(proposal):
     ("behind", "energy", "words"),
     [(-0.02, None, "2.0% faster than the first."), (0.0, -0.1, "0.0% slower than the first, at 10.0% less energy.")],
 )
-def test_a_rank_says_what_is_known_of_the_distance_to_the_first(behind, energy, words):
+def test_a_rank_states_what_is_known_of_the_distance_to_the_first(behind, energy, words):
     assert Rank(7, 9, behind, energy).sentence() == f"Its layout is rank 7 of 9 at the highest clock, {words}"
     assert Rank(1, 9, 0.0).sentence() == "Its layout is rank 1 of 9 at the highest clock."

@@ -105,7 +105,7 @@ def test_what_a_row_had_to_assume_and_the_machine_measured_is_assumed_no_more(
 
 
 def on_slow(table: pd.DataFrame) -> pd.DataFrame:
-    """Runs that took as long as the physics says on the slow machine."""
+    """Runs that took as long as the physics predicts on the slow machine."""
     return table.assign(iteration_time_s=predict(table, machine=SLOW)["predicted_iteration_time_s"])
 
 
@@ -166,7 +166,7 @@ def test_every_command_that_predicts_takes_a_machine(name: str) -> None:
     assert "machine" in {option.name for option in command.params}
 
 
-def test_explain_says_where_links_are_from_and_another_machine_is_refused(tmp_path: Path) -> None:
+def test_explain_states_where_links_are_from_and_another_machine_is_refused(tmp_path: Path) -> None:
     words = ["explain", "opt-350m-2x4-a100", "--plan", "dp=4 tp=2 mbs=1", "--storage", "none", "--machine"]
     save_machine(replace(SLOW, figures={"intra_node_gbytes_per_s": 250.0}), tmp_path / "slow.yaml")
     text = " ".join(CliRunner().invoke(jointopt, [*words, str(tmp_path / "slow.yaml")]).stdout.split())

@@ -46,10 +46,10 @@ def start(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def command(shell: str, *words: str) -> subprocess.Popen[str]:
         program = f"bash -c {shlex.quote(shell.replace('{', '{{').replace('}', '}}'))} {{result}}"
-        told = ["--launcher", "slurm", "--command", program, "--set", "poll_s=0.5", "--set", "meter=false", "--json"]
-        asked = [sys.executable, "-m", "jointopt", words[0], "job.yaml", *words[1:], *told]
-        with (tmp_path / "said").open("a") as said:
-            started.append(subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=said, text=True))
+        options = ["--launcher", "slurm", "--command", program, "--set", "poll_s=0.5", "--set", "meter=false", "--json"]
+        arguments = [sys.executable, "-m", "jointopt", words[0], "job.yaml", *words[1:], *options]
+        with (tmp_path / "log").open("a") as log:
+            started.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=log, text=True))
         return started[-1]
 
     yield command
@@ -79,18 +79,18 @@ def jobs_of(rows: Any) -> list[str]:
 TWO = ("tune", "--budget", "2", "--batch", "2")
 
 
-def test_the_runs_of_a_round_are_in_the_queue_together_and_say_what_they_wait_for(
+def test_the_runs_of_a_round_are_in_the_queue_together_and_their_states_are_logged(
     start: Start, cluster: Cluster, tmp_path: Path
 ) -> None:
     process = start(WAIT + RESULT, *TWO)
     numbers = running(cluster, 2)
-    said = (tmp_path / "said").read_text()
-    assert [said.count(f"Slurm job {number} is submitted") for number in numbers] == [1, 1]
-    wait_for(lambda: (tmp_path / "said").read_text().count(" runs on n") == 2, "both are said to run")
+    log = (tmp_path / "log").read_text()
+    assert [log.count(f"Slurm job {number} is submitted") for number in numbers] == [1, 1]
+    wait_for(lambda: (tmp_path / "log").read_text().count(" runs on n") == 2, "both are logged as running")
     (tmp_path / "go").touch()
     assert [run["status"] for run in document(process)["measured"]] == ["ok", "ok"]
-    said = (tmp_path / "said").read_text()
-    assert [said.count(f"Slurm job {number} runs on n") for number in numbers] == [1, 1]
+    log = (tmp_path / "log").read_text()
+    assert [log.count(f"Slurm job {number} runs on n") for number in numbers] == [1, 1]
 
 
 def test_a_run_that_fails_is_stored_while_the_other_goes_on(start: Start, cluster: Cluster, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_after_a_kill_runs_are_collected_although_what_was_measured_since_would_
     numbers = running(cluster, 2)
     first.terminate()
     assert first.wait() == -signal.SIGTERM
-    assert "Ended by a signal: runs that had ended are kept" in (tmp_path / "said").read_text()
+    assert "Ended by a signal: runs that had ended are kept" in (tmp_path / "log").read_text()
     (tmp_path / "go").touch()
     again = document(start(FAIL_FIRST + WAIT + RESULT, *words))
     assert any("had begun 2 runs" in note for note in again["notes"])
@@ -165,7 +165,7 @@ def test_time_in_the_queue_costs_no_gpu_hours(start: Start, cluster: Cluster, tm
     other = cluster.run("sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "other.sh")
     process = start(RESULT, *TWO)
     wait_for(lambda: cluster.jobs().count("PENDING") == 2, "both wait")
-    wait_for(lambda: "waits (" in (tmp_path / "said").read_text(), "the reason is said")
+    wait_for(lambda: "waits (" in (tmp_path / "log").read_text(), "the reason is logged")
     cluster.run("scancel", other)
     found = document(process)
     assert found["spent"]["gpu_hours"] <= 2 * 4 * 5 / 3600

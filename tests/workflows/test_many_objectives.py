@@ -124,7 +124,7 @@ def test_layouts_shown_are_those_of_the_front_of_time_and_energy_and_the_fastest
     assert [layout.rank for layout in wide.best_layouts] == [layout.rank for layout in usual.best_layouts]
 
 
-def test_a_front_with_memory_is_counted_without_trials_unless_they_are_asked_for(stored: tuple[Proposal, str]) -> None:
+def test_a_front_with_memory_is_counted_without_trials_unless_they_are_requested(stored: tuple[Proposal, str]) -> None:
     usual = propose(replace(JOB, objectives=MEMORY))
     exact = stacked(every_front(MEMORY), MEMORY)
     assert list(usual.searched) == ["exact", "local"]
@@ -133,7 +133,7 @@ def test_a_front_with_memory_is_counted_without_trials_unless_they_are_asked_for
     assert len(usual.front["dp"]) >= len(exact)
 
 
-def test_the_methods_say_what_they_added_to_a_front_of_three() -> None:
+def test_the_methods_report_what_they_added_to_a_front_of_three() -> None:
     searched = propose(replace(JOB, objectives=POWER), trials=200).searched
     assert list(searched) == ["exact", "local", "nsga2"]
     assert sum(method["hypervolume"] for method in searched.values()) == pytest.approx(1.0)
@@ -182,7 +182,7 @@ def priced(objectives: str, rates: str = "{price_per_kwh: 0.1, carbon_kg_per_kwh
     return parse_job({**document, "cluster": {**document["cluster"], **parse_yaml(f"o: {rates}")["o"]}}, "priced", ".")
 
 
-def test_cost_and_carbon_beside_time_and_energy_leave_the_front_and_are_said_to_follow() -> None:
+def test_cost_and_carbon_beside_time_and_energy_leave_the_front_and_are_reported_to_follow() -> None:
     usual = propose(JOB)
     both = propose(priced("[iteration_time_s, energy_j, cost, carbon_kg]"))
     np.testing.assert_array_equal(both.front["energy_j"], usual.front["energy_j"])

@@ -61,7 +61,7 @@ def runs(synthetic_runs) -> pd.DataFrame:
 def folder(runs: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("own")
     runs.to_csv(out / "runs.csv", index=False)
-    (out / "said.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
+    (out / "printed.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
     return out / "surrogate"
 
 
@@ -81,14 +81,14 @@ def job() -> Job:
     return replace(job, training=replace(job.training, framework=load_framework("megatron-lm")))
 
 
-def test_the_line_of_a_source_says_what_helped_on_groups_left_out(folder: Path) -> None:
-    lines = (folder.parent / "said.txt").read_text().splitlines()
+def test_the_line_of_a_source_states_what_helped_on_groups_left_out(folder: Path) -> None:
+    lines = (folder.parent / "printed.txt").read_text().splitlines()
     named = Source.parse("my cluster|megatron-lm|a100-sxm4-40gb|4")
     first = lines.index(f"{named.to_text()}:")
     assert "% on held-out groups (physics" in lines[first + 1]
     assert lines[first + 2].startswith("  power: scaled physics ")
-    (said,) = json.loads((folder / "card.json").read_text())["own"].values()
-    assert said.splitlines()[:2] == lines[first : first + 2]
+    (line,) = json.loads((folder / "card.json").read_text())["own"].values()
+    assert line.splitlines()[:2] == lines[first : first + 2]
 
 
 def test_new_runs_of_the_cluster_are_predicted_close_to_their_noise(folder: Path, new: pd.DataFrame) -> None:
@@ -206,14 +206,14 @@ def test_a_tune_s_first_expectations_of_listed_rows_of_two_batches_are_those_of_
 
 
 def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_better(runs: pd.DataFrame, new) -> None:
-    asked, stored = new.drop(columns=["iteration_time_s", "avg_power_w"]), runs.assign(status="ok")
-    found = earlier_runs(asked, stored, load_surrogate("default"))
-    few = earlier_runs(asked, stored.head(40), load_surrogate("default"))
-    truth = np.log(new["iteration_time_s"] / predict(asked)["predicted_iteration_time_s"])
+    queried, stored = new.drop(columns=["iteration_time_s", "avg_power_w"]), runs.assign(status="ok")
+    found = earlier_runs(queried, stored, load_surrogate("default"))
+    few = earlier_runs(queried, stored.head(40), load_surrogate("default"))
+    truth = np.log(new["iteration_time_s"] / predict(queried)["predicted_iteration_time_s"])
     assert "jobs left out" in found.first
     assert (few.first, few.others, found.others) == ("", 40, 160)
     assert np.std(truth - found.log_factor) < 0.5 * np.std(truth)
-    power = np.log(new["avg_power_w"] / predict(asked)["predicted_avg_power_w"])
+    power = np.log(new["avg_power_w"] / predict(queried)["predicted_avg_power_w"])
     assert np.median(np.abs(power - found.log_factor_on("avg_power_w"))) < 0.4 * np.median(np.abs(power))
     energy = found.log_factor + found.log_factor_on("avg_power_w")
     np.testing.assert_allclose(found.log_factor_on("energy_j"), energy)
@@ -238,7 +238,7 @@ def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.Dat
     assert len(few.support) == 30
 
 
-def test_for_others_nothing_of_single_clusters_is_learned(runs: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_surrogate_for_others_learns_nothing_of_single_clusters(runs: pd.DataFrame, tmp_path: Path) -> None:
     runs.to_csv(tmp_path / "runs.csv", index=False)
     with pytest.raises(TableError, match="of two sources"):
         retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out", for_others=True)

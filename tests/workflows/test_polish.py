@@ -57,7 +57,7 @@ def test_a_clock_per_pass_never_takes_more_time_or_energy_than_a_clock_per_stage
 
 @settings(deadline=None, max_examples=12)
 @given(CLOCKS, CLOCKS)
-def test_stage_clocks_as_clocks_per_pass_cost_what_the_physics_says(clocks, others) -> None:
+def test_stage_clocks_as_clocks_per_pass_cost_what_the_physics_predicts(clocks, others) -> None:
     schedule = schedule_of(plan_at(clocks))
     choice = schedule.problem.at_clocks(np.array(others))
     reached = [schedule.problem.clocks_mhz(choice)[schedule.problem.graph.rank == r] for r in range(4)]
@@ -99,7 +99,7 @@ def test_the_linear_programme_uses_the_time_that_is_left_beside_the_schedule() -
     assert max(times_s) == pytest.approx(limit_s, rel=1e-3)
 
 
-def test_a_gpu_whose_power_nobody_knows_is_refused_with_what_is_missing() -> None:
+def test_a_gpu_of_unknown_power_is_refused_with_what_is_missing() -> None:
     gpu = replace(JOB.cluster.gpu, power=None, tdp_w=None)
     with pytest.raises(CatalogError, match=r"no tdp_w for GPU .*predict power and energy"):
         polish(replace(JOB, cluster=replace(JOB.cluster, gpu=gpu)), PLAN)

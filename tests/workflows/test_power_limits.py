@@ -87,7 +87,7 @@ def test_a_limit_is_as_doubtful_as_the_clock_that_it_leaves() -> None:
     assert (front["stage_clock_mhz"][~np.isnan(front["stage_clock_mhz"])] == 1980.0).all()
 
 
-def test_tables_reports_and_the_study_say_the_limit(found, tmp_path) -> None:
+def test_tables_reports_and_the_study_state_the_limit(found, tmp_path) -> None:
     assert "limit" in found.text(show_all=True)
     assert found.to_frame()[POWER_LIMIT].isin(LIMITS).all()
     stored = propose(JOB, surrogate="none", storage=f"sqlite:///{tmp_path}/s.db")

@@ -47,13 +47,15 @@ def test_the_count_of_layouts_adds_up(proposal: Proposal) -> None:
 def test_the_same_seed_gives_the_same_front_and_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     first = propose(jointopt.load_job(JOB), trials=100, seed=5)
-    said = list(caplog.messages)
+    messages = list(caplog.messages)
     again = propose(jointopt.load_job(JOB), trials=100, seed=5)
     np.testing.assert_array_equal(first.front["energy_j"], again.front["energy_j"])
-    assert len(said) == len(first.seconds)
+    assert len(messages) == len(first.seconds)
 
 
-def test_trials_are_spent_only_where_they_are_asked_for_and_every_method_says_what_it_added(proposal: Proposal) -> None:
+def test_trials_are_spent_only_where_they_are_requested_and_every_method_reports_what_it_added(
+    proposal: Proposal,
+) -> None:
     counted = propose(proposal.job)
     assert list(counted.searched) == ["exact", "local"]
     assert list(proposal.searched) == ["exact", "local", "nsga2"]
@@ -77,12 +79,12 @@ def test_no_feasible_plan_of_one_clock_dominates_the_front(proposal: Proposal) -
 
 def test_a_plan_that_does_not_fit_is_explained_as_such() -> None:
     job = jointopt.load_job("llama-3-8b-1x8-h100")
-    told = explain(job, "dp=8 micro_batch_size=8 zero_stage=0")
-    assert not told.feasible
+    explained = explain(job, "dp=8 micro_batch_size=8 zero_stage=0")
+    assert not explained.feasible
     limit = memory_limit_gib(job)
-    assert any(f"over the limit of {limit:.4g} by more than predictions err" in text for text in told.exceeded)
-    assert told.violations == ()  # it could be started
-    assert sum(told.memory_gib.values()) == pytest.approx(told.peak_memory_gib)
+    assert any(f"over the limit of {limit:.4g} by more than predictions err" in text for text in explained.exceeded)
+    assert explained.violations == ()  # it could be started
+    assert sum(explained.memory_gib.values()) == pytest.approx(explained.peak_memory_gib)
 
 
 @pytest.mark.parametrize("plan", ["dp=3", "dp=8 pp=1 micro_batch_size=1000", "dp=1 tp=1 pp=8 clock_mhz=-5"])
@@ -93,7 +95,7 @@ def test_a_plan_that_cannot_be_priced_is_refused(plan: str) -> None:
 
 def test_prediction_and_explanation_of_one_plan_agree() -> None:
     job = jointopt.load_job(JOB)
-    told = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2 zero_stage=1 sequence_parallel=true clock_mhz=1200")
+    explained = explain(job, "dp=2 tp=2 pp=2 micro_batch_size=2 zero_stage=1 sequence_parallel=true clock_mhz=1200")
     m, t = job.model, job.training
     row = {
         "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
@@ -105,8 +107,8 @@ def test_prediction_and_explanation_of_one_plan_agree() -> None:
     }  # fmt: skip
     found = jointopt.predict(pd.DataFrame([row]))
     # the job's position table and its network's own figures are not columns of a table
-    assert found.predicted_iteration_time_s[0] == pytest.approx(told.iteration_time_s, rel=0.05)
-    assert found.predicted_energy_j[0] == pytest.approx(told.energy_j, rel=0.05)
+    assert found.predicted_iteration_time_s[0] == pytest.approx(explained.iteration_time_s, rel=0.05)
+    assert found.predicted_energy_j[0] == pytest.approx(explained.energy_j, rel=0.05)
 
 
 def test_predict_keeps_index_order_and_foreign_columns() -> None:
@@ -122,7 +124,7 @@ def test_predict_keeps_index_order_and_foreign_columns() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the recorded measurements are not beside the repository")
 @pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda p: p.stem)
-def test_every_recorded_run_is_predicted_or_says_why_not(path: pathlib.Path) -> None:
+def test_every_recorded_run_is_predicted_or_has_a_reason(path: pathlib.Path) -> None:
     runs = pd.read_csv(path, low_memory=False).iloc[:150]
     found = jointopt.predict(runs)
     known = found.not_predicted == ""
@@ -171,10 +173,10 @@ def test_plans_of_cores_are_proposed_and_explained_by_time_with_no_word_of_energ
     layouts, top = np.arange(problem.num_layouts), np.zeros(problem.num_layouts, np.int64)
     times = problem.plans(layouts, top, np.zeros(len(layouts)))["iteration_time_s"]
     assert best == pytest.approx(times.min())
-    told = explain(job, "dp=2 pp=2 mbs=1").text()
-    for text in (found.text(), told, json_text(found.to_dict())):
+    explained = explain(job, "dp=2 pp=2 mbs=1").text()
+    for text in (found.text(), explained, json_text(found.to_dict())):
         assert "nan" not in text.lower()
-    assert "Energy" not in told
+    assert "Energy" not in explained
 
 
 def test_energy_of_cores_is_refused_wherever_a_job_comes_from() -> None:

@@ -1,4 +1,4 @@
-"""Verbs under recipe classes: what a stated one moves, and what measured runs are said to look like."""
+"""Verbs under recipe classes: what a stated one moves, and which class measured runs are reported to resemble."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job_of(**training: str) -> Job:
 
 @pytest.fixture(scope="module")
 def community() -> pd.DataFrame:
-    """Runs of a community's job in a table that does not say so."""
+    """Runs of a community's job in a table that does not state the class."""
     job, plans = job_of(recipe_class="community"), [f"dp=4 tp=2 pp=1 micro_batch_size={size}" for size in (1, 2, 4)]
     found = [explain(job, plan, surrogate="none") for plan in plans]
     rows = pd.DataFrame([dict(one.plan) for one in found]).drop(
@@ -69,20 +69,22 @@ def test_rows_of_runs_keep_the_class_of_their_job() -> None:
     assert work.job.training.framework == job_of(**CLASSES[2]).training.framework
 
 
-def test_explain_says_what_the_measured_runs_look_like(community: pd.DataFrame) -> None:
+def test_explain_states_what_the_measured_runs_look_like(community: pd.DataFrame) -> None:
     (sentence,) = explain(job_of(), PLAN, measured=community).learned
     assert sentence.startswith("3 measured runs take 1.1")
     assert "1.00 times as long as a community recipe: they look like a community recipe (" in sentence
 
 
-def test_predict_and_evaluate_say_so_of_every_source(community: pd.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+def test_predict_and_evaluate_state_the_likely_class_of_every_source(
+    community: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     evaluate(community, surrogate="none")
     predict(community.drop(columns="iteration_time_s"), measured=community)
-    said = [record.message for record in caplog.records if "they look like" in record.message]
-    assert len(said) == 2
-    assert said[0] == said[1]
-    assert said[0].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
+    messages = [record.message for record in caplog.records if "they look like" in record.message]
+    assert len(messages) == 2
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
 
 
 STATED = [("", ""), ("community", ""), ("", "Community"), ("community", "community")]
@@ -92,28 +94,30 @@ def slow(runs: pd.DataFrame, stated: str) -> pd.DataFrame:
     return runs.assign(source="mine", recipe_class=stated or None)
 
 
-@pytest.mark.parametrize(("asked", "measured"), STATED)
+@pytest.mark.parametrize(("stated", "measured"), STATED)
 def test_runs_and_plans_of_one_source_are_of_the_class_that_either_states(
-    community: pd.DataFrame, asked: str, measured: str
+    community: pd.DataFrame, stated: str, measured: str
 ) -> None:
-    queried = slow(community, asked).drop(columns="iteration_time_s")
+    queried = slow(community, stated).drop(columns="iteration_time_s")
     found = predict(queried, measured=slow(community, measured))["predicted_iteration_time_s"]
     assert found.to_numpy() == pytest.approx(community["iteration_time_s"].to_numpy(), rel=0.01)
 
 
-@pytest.mark.parametrize(("asked", "measured"), STATED)
+@pytest.mark.parametrize(("stated", "measured"), STATED)
 def test_a_job_and_its_measured_runs_are_of_the_class_that_either_states(
-    community: pd.DataFrame, asked: str, measured: str, caplog: pytest.LogCaptureFixture
+    community: pd.DataFrame, stated: str, measured: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = job_of(**({"recipe_class": asked} if asked else {}))
+    job = job_of(**({"recipe_class": stated} if stated else {}))
     found = explain(job, PLAN, measured=slow(community, measured))
     assert found.iteration_time_s == pytest.approx(community["iteration_time_s"].iloc[1], rel=0.01)
     words = " ".join(found.text().split())
-    assert ("(community recipe)" in words) == bool(asked or measured)
+    assert ("(community recipe)" in words) == bool(stated or measured)
     assert "different recipe classes" not in caplog.text
 
 
-def test_classes_that_differ_are_kept_and_said_once(community: pd.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+def test_classes_that_differ_are_kept_and_warned_of_once(
+    community: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = slow(community, "community")
     predict(slow(community, "vendor").drop(columns="iteration_time_s"), measured=runs)
     line = "Rows of mine, megatron-lm state different recipe classes (community, vendor)"
@@ -122,7 +126,7 @@ def test_classes_that_differ_are_kept_and_said_once(community: pd.DataFrame, cap
     assert caplog.text.count("different recipe classes") == 2
 
 
-def test_other_sources_and_frameworks_tell_no_class(community: pd.DataFrame) -> None:
+def test_no_class_is_taken_from_other_sources_and_frameworks(community: pd.DataFrame) -> None:
     table = pd.concat([slow(community, "community").assign(source=source) for source in ("theirs", "mine")])
     table["recipe_class"] = ["community"] * 3 + [None] * 3
     classes = [work.job.training.recipe_class for work in workloads(table.reset_index(drop=True))[0]]
@@ -151,15 +155,15 @@ def learned(community: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("trained", ["", "community"])
-@pytest.mark.parametrize("asked", ["", "community"])
+@pytest.mark.parametrize("stated", ["", "community"])
 def test_a_class_is_not_applied_on_top_of_the_runs_that_a_surrogate_learned_from(
-    community: pd.DataFrame, learned: dict[str, Path], trained: str, asked: str, caplog: pytest.LogCaptureFixture
+    community: pd.DataFrame, learned: dict[str, Path], trained: str, stated: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, queried = str(learned[trained]), slow(community, asked).drop(columns="iteration_time_s")
+    folder, queried = str(learned[trained]), slow(community, stated).drop(columns="iteration_time_s")
     found = predict(queried, folder)["predicted_iteration_time_s"]
     assert found.to_numpy() == pytest.approx(community["iteration_time_s"].to_numpy(), rel=0.06)
-    assert caplog.text.count("the surrogate learned this cluster's efficiency") == (asked != trained)
-    job = job_of(**({"recipe_class": asked} if asked else {}))
+    assert caplog.text.count("the surrogate learned this cluster's efficiency") == (stated != trained)
+    job = job_of(**({"recipe_class": stated} if stated else {}))
     own = explain(job, PLAN, surrogate=folder).iteration_time_s
     assert own == pytest.approx(community["iteration_time_s"].iloc[1], rel=0.06)
-    assert caplog.text.count("the surrogate learned this cluster's efficiency") == 2 * (asked != trained)
+    assert caplog.text.count("the surrogate learned this cluster's efficiency") == 2 * (stated != trained)

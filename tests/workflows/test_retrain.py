@@ -59,15 +59,17 @@ def card(folder: Path) -> dict:
     return json.loads((folder / "card.json").read_text(encoding="utf-8"))
 
 
-def test_the_card_says_what_it_was_made_of_and_how_to_make_it_again(trained):
-    told = card(trained)
-    assert told["data"] == {"a100": 20, "h100": 20, "titan": 20}
-    assert told["licences"] == ["a100: made up"]
-    assert told["seed"] == 0
-    assert told["rebuild"] == ("jointopt retrain --table runs.csv --licence 'a100: made up' --seed 0 --out surrogate")
-    assert {"xgboost-cpu", "numpy", "jointopt"} <= told["versions"].keys()
-    assert len(told["files_sha256"]["runs.csv"]) == 64
-    assert told["error"]["mean"]["group out"] < told["error"]["mean"]["physics"]
+def test_the_card_states_what_it_was_made_of_and_how_to_make_it_again(trained):
+    content = card(trained)
+    assert content["data"] == {"a100": 20, "h100": 20, "titan": 20}
+    assert content["licences"] == ["a100: made up"]
+    assert content["seed"] == 0
+    assert content["rebuild"] == (
+        "jointopt retrain --table runs.csv --licence 'a100: made up' --seed 0 --out surrogate"
+    )
+    assert {"xgboost-cpu", "numpy", "jointopt"} <= content["versions"].keys()
+    assert len(content["files_sha256"]["runs.csv"]) == 64
+    assert content["error"]["mean"]["group out"] < content["error"]["mean"]["physics"]
 
 
 def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sources, tmp_path):
@@ -79,10 +81,10 @@ def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sou
     assert report.startswith("1 row with an impossible iteration_time_s (row 60: expected a number above 0")
     assert "\na100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics" in report
     assert "h100: learned from 20 of 20 timed rows\n" in report
-    told = card(tmp_path / "out")
-    assert told["data"] == {"a100": 20, "h100": 20, "titan": 19}
-    assert told["learned_from"] == {"a100": 15, "h100": 20, "titan": 19}
-    assert told["rebuild_in"] == "the folder of the files that files_sha256 names"
+    content = card(tmp_path / "out")
+    assert content["data"] == {"a100": 20, "h100": 20, "titan": 19}
+    assert content["learned_from"] == {"a100": 15, "h100": 20, "titan": 19}
+    assert content["rebuild_in"] == "the folder of the files that files_sha256 names"
 
 
 def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
@@ -101,11 +103,11 @@ def test_the_same_files_and_seed_make_the_same_bytes(trained, tmp_path):
 
 
 def test_the_card_has_the_error_of_every_group_that_was_held_out(trained):
-    told = card(trained)
-    assert told["error_per_group"].keys() == {"a100", "h100", "titan"}
-    for source, groups in told["error_per_group"].items():
+    content = card(trained)
+    assert content["error_per_group"].keys() == {"a100", "h100", "titan"}
+    for source, groups in content["error_per_group"].items():
         assert len(groups) > 1
-        assert min(groups.values()) <= told["error"][source]["group out"] <= max(groups.values())
+        assert min(groups.values()) <= content["error"][source]["group out"] <= max(groups.values())
 
 
 def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, retrained, monkeypatch):
@@ -116,7 +118,7 @@ def test_a_password_of_the_store_is_not_in_the_card(three_sources, tmp_path, ret
     assert "postgresql+psycopg://me:***@host/runs" in card(tmp_path / "out")["rebuild"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_said_before_anything_is_trained(trained):
+def test_a_file_in_the_place_of_the_folder_is_refused_before_anything_is_trained(trained):
     with pytest.raises(UsageError, match="is a file; expected a folder"):
         retrain(tables=[trained.parent / "runs.csv"], out=trained.parent / "runs.csv")
 
@@ -158,9 +160,9 @@ def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retr
 
 @pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"PK")])
 def test_a_surrogate_whose_card_knows_no_held_out_rows_is_loaded_and_cannot_be_compared(folder, retrained, harm):
-    told = card(folder)
-    del told["model"]["sha256"]["held_out.npz"]  # as an earlier version wrote it
-    (folder / "card.json").write_text(json.dumps(told), encoding="utf-8")
+    content = card(folder)
+    del content["model"]["sha256"]["held_out.npz"]  # as an earlier version wrote it
+    (folder / "card.json").write_text(json.dumps(content), encoding="utf-8")
     harm(folder / "held_out.npz")
     assert load(folder).card["seed"] == 0
     with pytest.raises(InfeasibleError, match="not comparable"):
@@ -188,9 +190,9 @@ def test_training_again_on_the_same_and_more_rows_is_compared_row_by_row(folder,
 
 
 def test_sources_that_the_new_one_forgets_are_named(folder, trained, retrained):
-    told = card(folder)
-    told["data"]["vanished"] = 7
-    (folder / "card.json").write_text(json.dumps(told), encoding="utf-8")
+    content = card(folder)
+    content["data"]["vanished"] = 7
+    (folder / "card.json").write_text(json.dumps(content), encoding="utf-8")
     assert "only the one now there was trained on vanished" in retrained({}, force=True)
 
 
@@ -202,7 +204,7 @@ def test_a_damaged_surrogate_is_replaced_by_force_alone(folder, retrained):
     assert load(folder).card["seed"] == 0
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_anything_is_trained(trained):
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_trained(trained):
     with pytest.raises(UsageError, match="cannot be written there"):
         retrain(tables=[trained.parent / "runs.csv"], out=Path("/proc/surrogate"))
 
@@ -299,7 +301,7 @@ def test_rows_that_are_measured_runs_too_are_counted_as_learned_from(trained, th
         )
 
 
-def test_what_was_learned_from_is_said_in_a_sentence_and_in_json(trained, three_sources):
+def test_what_was_learned_from_is_stated_in_a_sentence_and_in_json(trained, three_sources):
     few = three_sources.head(7)
     found = evaluate(few, str(trained))
     words = "7 of 7 rows are among those that predictions learned from: these errors are of fit, not of prediction."
@@ -319,12 +321,14 @@ def test_a_row_that_was_left_out_of_the_training_is_none_that_was_learned_from(t
 
 def test_a_surrogate_without_a_list_of_its_rows_does_not_know_them(folder, three_sources):
     (folder / "learned_rows.npz").unlink()
-    told = card(folder)
-    del told["model"]["sha256"]["learned_rows.npz"]
-    (folder / "card.json").write_text(json.dumps(told))
+    content = card(folder)
+    del content["model"]["sha256"]["learned_rows.npz"]
+    (folder / "card.json").write_text(json.dumps(content))
     assert evaluate(three_sources, str(folder)).learned_rows is None
     np.savez(folder / "learned_rows.npz", row=np.zeros(3))
-    told["model"]["sha256"]["learned_rows.npz"] = hashlib.sha256((folder / "learned_rows.npz").read_bytes()).hexdigest()
-    (folder / "card.json").write_text(json.dumps(told))
+    content["model"]["sha256"]["learned_rows.npz"] = hashlib.sha256(
+        (folder / "learned_rows.npz").read_bytes()
+    ).hexdigest()
+    (folder / "card.json").write_text(json.dumps(content))
     with pytest.raises(TableError, match=r"learned_rows\.npz holds no row of fingerprints"):
         load(folder)

@@ -92,7 +92,7 @@ def test_site_power_is_kept_by_lower_clocks_on_more_gpus(scaled: Scaled) -> None
     assert max(pick.plan["stage_clock_mhz"]) < max(scaled.sizes[2].plans[0]["stage_clock_mhz"])
 
 
-def test_a_cluster_that_is_too_small_says_why_and_others_stand() -> None:
+def test_a_cluster_that_is_too_small_has_a_reason_and_others_stand() -> None:
     few = scale(load_jobs("llama-3-70b-4x8-h200", (4, 8)), surrogate="none")
     assert not few.sizes[0].plans
     assert "memory" in few.sizes[0].reason

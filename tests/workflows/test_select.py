@@ -144,8 +144,8 @@ def test_a_plan_off_the_front_is_chosen_where_only_its_power_is_low_enough() -> 
 
 def test_the_closest_plan_and_every_broken_limit_are_named() -> None:
     plans = stored([1.0, 2.0, 4.0], [4000.0, 3000.0, 2000.0])
-    said = r"closest, dp=8 .* iteration_time_s by 25 % \(2 over a limit of 1\.6\) and energy_j by 25 % \(3,000"
-    with pytest.raises(InfeasibleError, match=said):
+    message = r"closest, dp=8 .* iteration_time_s by 25 % \(2 over a limit of 1\.6\) and energy_j by 25 % \(3,000"
+    with pytest.raises(InfeasibleError, match=message):
         choose(plans, {"iteration_time_s": 1.6, "energy_j": 2400.0}, "time")
 
 
@@ -160,7 +160,7 @@ def test_a_front_without_a_bend_has_its_best_plan_as_knee(plans: tuple[list[floa
     assert choose(stored(*plans), {}, "knee").row == 0
 
 
-def test_the_high_end_of_an_interval_is_kept_where_that_is_asked_for() -> None:
+def test_the_high_end_of_an_interval_is_kept_where_that_is_requested() -> None:
     high = {f"{name}_{side}": values for side, factor in (("low", 0.9), ("high", 1.2)) for name, values in (
         ("iteration_time_s", np.array([1.0, 2.0]) * factor), ("energy_j", np.array([5e3, 4e3]) * factor),
         ("avg_power_w", np.array([625.0, 250.0]) * factor))}  # fmt: skip
@@ -192,7 +192,9 @@ def test_what_is_not_stored_is_not_guessed() -> None:
         ({"max_cluster_kw": 90.0}, "time"),
     ],
 )
-def test_the_limits_decide_what_is_best_unless_told(limits: dict[str, float], objective: str, front_file: str) -> None:
+def test_the_limits_decide_what_is_best_unless_an_objective_is_given(
+    limits: dict[str, float], objective: str, front_file: str
+) -> None:
     assert select(front_file, **limits).objective == objective
     assert select(front_file, **limits, objective="edp").objective == "edp"
 
@@ -203,7 +205,7 @@ def front_file(make_proposal: Callable[..., Any], tmp_path: Any) -> str:
     return str(tmp_path / "front.csv")
 
 
-def test_stored_plans_say_why_their_intervals_are_wider(make_proposal: Any, make_front: Any, tmp_path: Any) -> None:
+def test_stored_plans_keep_why_their_intervals_are_wider(make_proposal: Any, make_front: Any, tmp_path: Any) -> None:
     doubts = np.array(["model", "model", "model", "model clock", "model clock"], object)
     front = make_front(5, in_domain=np.zeros(5, bool), doubts=doubts)
     make_proposal(front=front, job=shipped_job("opt-350m-2x4-a100")).write(tmp_path)

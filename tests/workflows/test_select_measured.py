@@ -61,9 +61,9 @@ def test_without_energy_the_fastest_is_chosen_and_an_energy_limit_refused(study:
         assert found.plans["iteration_time_s"][found.row] == 11.5
     assert "energy" not in found.text().splitlines()[-10]
     json.dumps(found.to_dict(), allow_nan=False)
-    for asked in ({"max_energy_j": 9.0}, {"objective": "energy"}, {"max_power_w": 300.0}):
+    for options in ({"max_energy_j": 9.0}, {"objective": "energy"}, {"max_power_w": 300.0}):
         with pytest.raises(UsageError, match="measured energy or power"):
-            select(name, storage=url, **asked)
+            select(name, storage=url, **options)
 
 
 def test_a_plan_whose_energy_is_unknown_is_never_the_thriftiest(study: Study, url: str) -> None:

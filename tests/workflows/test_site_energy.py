@@ -67,7 +67,7 @@ def test_a_bound_on_the_energy_of_the_site_is_kept_and_costs_nothing_else(front:
     assert found["iteration_time_s"].min() <= front["iteration_time_s"][front["facility_energy_j"] <= bound].min()
 
 
-def test_a_bound_that_no_plan_keeps_says_what_would_do() -> None:
+def test_a_bound_that_no_plan_keeps_is_refused_with_what_would_do() -> None:
     with pytest.raises(InfeasibleError, match=r"constraints\.facility_energy_j is 1 and no plan needs less than"):
         proposed(constraints=replace(JOB.constraints, facility_energy_j=1.0))
 
@@ -80,6 +80,6 @@ def test_objective_and_bound_survive_being_saved() -> None:
 
 
 def test_runs_are_judged_by_what_they_measure(job: Job, make_runs: Callable[..., pd.DataFrame]) -> None:
-    asked = replace(job, objectives=("iteration_time_s", "facility_energy_j"))
+    of_site = replace(job, objectives=("iteration_time_s", "facility_energy_j"))
     both = make_runs(energy_j=lambda runs: 3000.0 * runs["iteration_time_s"])
-    assert tune(asked, "replay", 2, table=both).objectives == ("iteration_time_s", "energy_j")
+    assert tune(of_site, "replay", 2, table=both).objectives == ("iteration_time_s", "energy_j")

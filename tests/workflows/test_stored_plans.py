@@ -109,7 +109,9 @@ def test_a_cell_that_makes_no_sense_is_named(folder: Path, column: str, cell: An
         ("a-study", "There is no study 'a-study'"),
     ],
 )
-def test_what_is_not_there_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str) -> None:
+def test_what_is_not_there_is_refused_in_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str
+) -> None:
     monkeypatch.chdir(folder.parent)
     with pytest.raises(UsageError, match=words):
         stored_plans(source)
@@ -131,7 +133,7 @@ def test_a_study_of_another_kind_is_refused_and_a_wrong_name_corrected(tmp_path:
         stored_plans("othr", url)
 
 
-def test_a_stored_job_that_can_no_longer_be_read_asks_for_one(folder: Path) -> None:
+def test_a_stored_job_that_can_no_longer_be_read_is_refused_with_the_option_that_gives_one(folder: Path) -> None:
     document = json.loads((folder / "proposal.json").read_text())
     document["job_file"]["cluster"]["gpu"] = "gone"
     (folder / "proposal.json").write_text(json.dumps(document))

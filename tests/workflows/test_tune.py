@@ -50,7 +50,7 @@ class Interrupted(ReplayLauncher):
 
 
 class Simulated:
-    """A launcher that can run every plan: one time per layout, and energy where asked."""
+    """A launcher that can run every plan: one time per layout, and energy where wanted."""
 
     name = "simulated"
 
@@ -66,32 +66,32 @@ class Simulated:
 
 
 class EndingEarly(Simulated):
-    """Ends runs that are behind, as its row says, and remembers from when on they were."""
+    """Ends runs that are behind, as its row states, and records the bounds that it was given."""
 
     behind_s = 0.0
 
     def __init__(self, energy: bool = False) -> None:
         super().__init__(energy)
-        self.asked: list[tuple[float, float]] = []
+        self.launched: list[tuple[float, float]] = []
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         row = super().run(job, plan)
-        self.asked.append((self.behind_s, row["iteration_time_s"]))
+        self.launched.append((self.behind_s, row["iteration_time_s"]))
         return dict(row) | ({"status": "timeout"} if 0.0 < self.behind_s < row["iteration_time_s"] else {})
 
 
 def test_a_run_is_ended_where_it_takes_half_as_long_again_as_the_best() -> None:
     job, launcher = parse_job(SMALL, "small", Path()), EndingEarly()
     tune(replace(job, objectives=("iteration_time_s",)), launcher, 6)
-    best = [min(time for _, time in launcher.asked[:n]) for n in range(1, 6)]
-    assert [behind for behind, _ in launcher.asked] == pytest.approx([0.0, *(1.5 * value for value in best)])
+    best = [min(time for _, time in launcher.launched[:n]) for n in range(1, 6)]
+    assert [behind for behind, _ in launcher.launched] == pytest.approx([0.0, *(1.5 * value for value in best)])
 
 
 def test_where_energy_counts_a_launcher_without_a_meter_ends_what_idle_gpus_would_make_as_far_behind() -> None:
     job, launcher = parse_job(SMALL, "small", Path()), EndingEarly(energy=True)
     tune(job, launcher, 3)
     idle_w = job.cluster.num_gpus * job.cluster.gpu.power.static_w
-    (_, first_s), (behind, _), _ = launcher.asked
+    (_, first_s), (behind, _), _ = launcher.launched
     assert behind == pytest.approx(1.5 * max(first_s, 3.0 / first_s / idle_w))
 
 
@@ -108,8 +108,8 @@ class Metering(EndingEarly):
 def test_a_launcher_with_a_meter_ends_what_is_half_behind_a_measured_run_in_time_and_energy() -> None:
     job, launcher = parse_job(SMALL, "small", Path()), Metering(energy=True)
     tune(job, launcher, 3)
-    (_, first_s), (_, second_s), _ = launcher.asked
-    assert {behind for behind, _ in launcher.asked} == {0.0}
+    (_, first_s), (_, second_s), _ = launcher.launched
+    assert {behind for behind, _ in launcher.launched} == {0.0}
     fronts = [np.array(sorted((1.5 * time, 4.5 / time) for time in ran)) for ran in ({first_s}, {first_s, second_s})]
     assert launcher.bounds[0] == ()
     for bounds, front_so_far in zip(launcher.bounds[1:], fronts, strict=True):  # no run beats another in both
@@ -130,14 +130,16 @@ def test_energy_alone_ends_a_run_whatever_its_time() -> None:
     assert launcher.behind_both == ((0.0, 6.0),)
 
 
-def test_a_run_that_was_ended_early_is_no_result_and_tells_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
+def test_a_run_that_was_ended_early_is_no_result_and_teaches_what_is_slow_and_what_fits(make_runs, timed: Job) -> None:
     candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
     outlook = Outlook(timed, candidates, Earlier(), Spread(), np.random.default_rng(0))
     time_s = float(candidates.predicted["iteration_time_s"][0])
     behind = {"status": "timeout", "iteration_time_s": 2.0 * time_s}
-    told, untold = (outlook.after(timed.objectives, np.array([0]), [row]) for row in (behind, {"status": "timeout"}))
-    assert (told.columns["iteration_time_s"] > 1.2 * untold.columns["iteration_time_s"]).all()
-    assert told.columns["probability_fits"].sum() > untold.columns["probability_fits"].sum()
+    bounded, unbounded = (
+        outlook.after(timed.objectives, np.array([0]), [row]) for row in (behind, {"status": "timeout"})
+    )
+    assert (bounded.columns["iteration_time_s"] > 1.2 * unbounded.columns["iteration_time_s"]).all()
+    assert bounded.columns["probability_fits"].sum() > unbounded.columns["probability_fits"].sum()
 
 
 def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_as_its_time_does() -> None:
@@ -146,13 +148,13 @@ def test_the_energy_of_a_run_that_was_ended_early_is_a_lower_bound_that_teaches_
     outlook = Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
     energy_j = float(candidates.predicted["energy_j"][0])
     row = {"status": "timeout", "iteration_time_s": float(candidates.predicted["iteration_time_s"][0])}
-    told, untold, small = (
+    bounded, unbounded, small = (
         outlook.after(("energy_j",), np.array([0]), [row | more])
         for more in ({"energy_j": 2.0 * energy_j}, {}, {"energy_j": 0.5 * energy_j})
     )
-    assert (told.columns["energy_j"] > 1.2 * untold.columns["energy_j"]).all()
-    # half of what was expected says next to nothing, where a measured half would move all by a third
-    assert small.columns["energy_j"] == pytest.approx(untold.columns["energy_j"], rel=0.1)
+    assert (bounded.columns["energy_j"] > 1.2 * unbounded.columns["energy_j"]).all()
+    # half of what was expected teaches next to nothing, where a measured half would move all by a third
+    assert small.columns["energy_j"] == pytest.approx(unbounded.columns["energy_j"], rel=0.1)
 
 
 def test_a_plan_fits_as_probably_as_in_memory_and_within_each_bound_of_the_job(make_runs, timed: Job) -> None:
@@ -204,9 +206,9 @@ def test_an_oom_is_a_run_without_results(make_runs, timed: Job) -> None:
     assert tuned.hypervolume == (0.0, 0.0, 0.0)
 
 
-def test_what_a_table_says_of_the_software_is_what_is_predicted(make_runs, timed: Job) -> None:
-    said = {name: tune(timed, "replay", 1, table=make_runs(framework=name)) for name in ("nanotron", "generic")}
-    first = [tuned.runs[0].predicted["iteration_time_s"] for tuned in said.values()]
+def test_predictions_are_of_the_software_that_a_table_states(make_runs, timed: Job) -> None:
+    by_framework = {name: tune(timed, "replay", 1, table=make_runs(framework=name)) for name in ("nanotron", "generic")}
+    first = [tuned.runs[0].predicted["iteration_time_s"] for tuned in by_framework.values()]
     assert first[0] != first[1]
 
 
@@ -216,7 +218,7 @@ def test_energy_counts_only_where_it_is_measured(make_runs, job: Job) -> None:
     assert tune(job, "replay", 3, table=both).objectives == job.objectives
 
 
-def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(make_runs, job: Job, url: str) -> None:
+def test_an_objective_that_no_run_measures_is_left_out_and_noted_once(make_runs, job: Job, url: str) -> None:
     thrifty = replace(job, objectives=("energy_j",))
     tuned = tune(thrifty, "replay", 4, table=make_runs(), storage=url)
     assert tuned.objectives == ("iteration_time_s",)
@@ -227,11 +229,11 @@ def test_an_objective_that_no_run_measures_is_left_out_and_said_so_once(make_run
     assert len(tuned.notes) == 1
 
 
-def test_a_constraint_that_no_run_can_be_held_to_is_said_once(make_runs, timed: Job) -> None:
+def test_a_constraint_that_no_run_can_be_held_to_is_noted_once(make_runs, timed: Job) -> None:
     bound = replace(timed, constraints=replace(timed.constraints, energy_j=5.0))
     tuned = tune(bound, "replay", 3, table=make_runs())
-    told = [note for note in tuned.notes if "constraint energy_j cannot be checked" in note]
-    assert (len(told), len(tuned.front)) == (1, 1)
+    noted = [note for note in tuned.notes if "constraint energy_j cannot be checked" in note]
+    assert (len(noted), len(tuned.front)) == (1, 1)
 
 
 def test_every_run_is_stored_before_the_next(make_runs, timed: Job, url: str) -> None:
@@ -264,7 +266,7 @@ def test_runs_of_another_job_on_the_cluster_are_known_and_those_of_another_gpu_a
     assert foreign.notes == ()
 
 
-def test_from_six_runs_on_what_predicts_them_best_is_believed(make_runs, timed: Job) -> None:
+def test_from_six_runs_on_what_predicts_them_best_is_used(make_runs, timed: Job) -> None:
     candidates = listed(ReplayLauncher(make_runs()).candidates(timed), timed)
     index = np.arange(candidates.size)
     truth = candidates.predicted["iteration_time_s"] * np.exp(np.linspace(-0.9, 0.9, candidates.size) ** 3)

@@ -127,13 +127,13 @@ def test_after_an_interrupt_the_same_call_spends_what_is_left_of_the_budget(make
     assert len(trials) == 4
 
 
-def test_a_run_that_was_stored_and_not_told_of_when_the_tool_was_killed_counts_as_spent(
+def test_a_run_that_was_stored_and_not_recorded_when_the_tool_was_killed_counts_as_spent(
     make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(self: Record, told: Any) -> None:
-        if told["spent"]["runs"]:
+    def killed(self: Record, values: Any) -> None:
+        if values["spent"]["runs"]:
             raise SystemExit
-        original(self, told)
+        original(self, values)
 
     original = Record.progress
     monkeypatch.setattr(Record, "progress", killed)
@@ -146,7 +146,7 @@ def test_a_run_that_was_stored_and_not_told_of_when_the_tool_was_killed_counts_a
 
 
 @pytest.mark.parametrize(("status", "rounds"), [("failed", [1]), ("timeout", [1]), ("oom", [0])])
-def test_plans_that_failed_may_run_again_where_asked_and_those_without_memory_never(
+def test_plans_that_failed_may_run_again_where_requested_and_those_without_memory_never(
     make_runs, timed: Job, url: str, status: str, rounds: list[int]
 ) -> None:
     runs = make_runs().head(1)
@@ -217,7 +217,7 @@ def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: J
     assert (again.stopped, again.spent.runs, len(again.runs)) == ("budget", 5, 5)
 
 
-def test_failures_for_one_cause_end_a_tune_and_the_next_one_is_told_how_to_repeat_them(small: Job, url: str) -> None:
+def test_failures_for_one_cause_end_a_tune_and_the_next_one_notes_how_to_repeat_them(small: Job, url: str) -> None:
     tuned = tune(small, Failing({}), 12, storage=url)
     assert (tuned.stopped, len(tuned.runs)) == ("failed", 3)
     assert "with --retry-failed" in tuned.reason
@@ -228,7 +228,7 @@ def test_failures_for_one_cause_end_a_tune_and_the_next_one_is_told_how_to_repea
     assert [line.split()[0] for line in again.text().splitlines() if " failed" in line][:6] == [*"---456"]
 
 
-def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
+def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_reported(
     make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Store, rows: Any, origin: str) -> None:
@@ -242,7 +242,7 @@ def test_a_run_that_cannot_be_stored_ends_the_tune_and_is_told(
     assert "Measurements:" not in tuned.text()
 
 
-def test_runs_on_their_way_are_told_even_where_one_could_not_be_stored(
+def test_runs_on_their_way_are_reported_even_where_one_could_not_be_stored(
     small: Job, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Store, rows: Any, origin: str) -> None:
@@ -264,7 +264,7 @@ def test_a_study_that_cannot_be_written_ends_no_tune(make_runs, timed: Job, url:
     assert "The study shows no further runs" in tuned.notes[0]
 
 
-def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
+def test_what_the_plans_left_may_bring_is_reported_and_is_nothing_when_all_have_run(
     make_runs, timed: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "jointopt")
@@ -275,7 +275,7 @@ def test_what_the_plans_left_may_bring_is_told_and_is_nothing_when_all_have_run(
     assert ["plan left" in lines[0], "no plan is left" in lines[-1]] == [True, True]
 
 
-def test_on_cpu_cores_runs_that_are_all_slower_say_so_of_the_plans_left() -> None:
+def test_on_cpu_cores_runs_that_are_all_slower_make_the_plans_left_slower() -> None:
     job = parse_job(TINY, "tiny", Path())
     plans = searched(job)
     slow = {str(plans.question(i)): 8.0 * plans.predicted["iteration_time_s"][i] for i in range(plans.size)}

@@ -33,7 +33,7 @@ def job() -> Job:
 
 
 class Physics:
-    """A launcher whose runs take what the physics says, a tenth more."""
+    """A launcher whose runs take what the physics predicts, a tenth more."""
 
     name = "physics"
 
@@ -60,7 +60,7 @@ def test_a_tune_of_three_objectives_keeps_the_leanest_run_in_memory_on_its_front
     assert "memory" in found.text()
 
 
-def test_an_objective_that_no_run_measures_is_left_out_and_said_to_be(job: Job, tmp_path: Path) -> None:
+def test_an_objective_that_no_run_measures_is_left_out_with_a_note(job: Job, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/t.db"
     found = tune(job, Physics(*RESULTS[:2]), 3, surrogate="none", storage=storage)
     assert found.objectives == RESULTS[:2]
@@ -69,7 +69,7 @@ def test_an_objective_that_no_run_measures_is_left_out_and_said_to_be(job: Job, 
     assert len(study.directions) == 2
 
 
-def test_an_objective_that_later_runs_measure_is_no_longer_said_to_be_left_out(job: Job, tmp_path: Path) -> None:
+def test_an_objective_that_later_runs_measure_is_no_longer_noted_as_left_out(job: Job, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/t.db"
     first = tune(job, Physics(*RESULTS[:2]), 2, surrogate="none", storage=storage)
     found = tune(job, Physics(*RESULTS[:3]), 3, surrogate="none", storage=storage)

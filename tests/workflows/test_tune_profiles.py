@@ -25,7 +25,7 @@ LAYOUT = ("dp", "tp", "pp", "micro_batch_size", "zero_stage", "recompute")
 
 
 class Profiled:
-    """A launcher whose runs take what the physics says, times the factors on time and energy of their profile."""
+    """A launcher whose runs take what the physics predicts, times the factors on time and energy of their profile."""
 
     name = "profiled"
 

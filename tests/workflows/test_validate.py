@@ -18,7 +18,7 @@ from jointopt.workflows.validate import spread, validate
 
 
 class Simulated:
-    """Runs any plan; each takes a second and 4 kJ, or ends as ``ends`` says."""
+    """Runs any plan; each takes a second and 4 kJ, or ends as ``ends`` states."""
 
     name = "simulated"
 
@@ -78,7 +78,7 @@ def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(small: J
     )
 
 
-def test_a_launcher_that_runs_nothing_is_an_error_and_one_that_breaks_down_later_is_told(small: Job) -> None:
+def test_a_launcher_that_runs_nothing_is_an_error_and_one_that_breaks_down_later_is_noted(small: Job) -> None:
     with pytest.raises(LauncherError, match="gone"):
         validate(small, Simulated({1: LauncherError("gone.")}), 3, surrogate="none")
     found = validate(small, Simulated({2: LauncherError("gone.")}), 3, surrogate="none")

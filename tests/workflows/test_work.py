@@ -1,4 +1,4 @@
-"""Workers on a job: what they evaluate, with what, and what they say."""
+"""Workers on a job: what they evaluate, with what, and what they report."""
 
 import sys
 from dataclasses import replace
@@ -39,7 +39,7 @@ def url(url, tmp_path, monkeypatch):
     return url
 
 
-def test_the_physics_answers_unless_told_otherwise(url):
+def test_the_physics_evaluates_plans_by_default(url):
     job = jointopt.load_job(JOB)
     found = work(job, url, trials=10)
     assert (found.evaluated, found.finished, found.failed) == (10, 10, 0)
@@ -47,7 +47,7 @@ def test_the_physics_answers_unless_told_otherwise(url):
     assert again.iteration_time_s == pytest.approx(found.front["iteration_time_s"][0])
 
 
-def test_a_function_of_the_users_answers_instead(url):
+def test_a_function_of_the_users_evaluates_them_instead(url):
     found = work(jointopt.load_job(JOB), url, trials=10, evaluate="a_simulator:run")
     time_s, energy_j = objectives(found.front)
     np.testing.assert_allclose(time_s * energy_j, 200.0)
@@ -55,7 +55,7 @@ def test_a_function_of_the_users_answers_instead(url):
     assert all(t.user_attrs["avg_power_w"] == t.values[1] / t.values[0] / 8 for t in trials)
 
 
-def test_constraints_of_the_job_judge_what_the_function_says(url):
+def test_constraints_of_the_job_judge_what_the_function_returns(url):
     job = replace(jointopt.load_job(JOB), constraints=Constraints(iteration_time_s=1.5))
     found = work(job, url, trials=20, evaluate="a_simulator:run")
     assert (found.front["iteration_time_s"] <= 1.5).all()
@@ -128,7 +128,7 @@ def test_a_simulator_may_import_its_neighbours_when_it_is_called(tmp_path, monke
     assert load_function("lazy_simulator:run")() == 3
 
 
-def test_a_function_that_says_too_little_ends_the_worker(url):
+def test_a_function_that_returns_too_little_ends_the_worker(url):
     result = CliRunner().invoke(
         command, ["work", JOB, "--storage", url, "--evaluate", "a_simulator:half", "--trials", "20"]
     )
@@ -136,7 +136,7 @@ def test_a_function_that_says_too_little_ends_the_worker(url):
     assert "returns no energy_j" in result.output
 
 
-def test_the_command_says_what_it_did_and_how_to_look_at_it(url):
+def test_the_command_reports_what_it_did_and_how_to_look_at_it(url):
     result = CliRunner().invoke(command, ["work", JOB, "--storage", url, "--trials", "20", "--batch", "5"])
     assert result.exit_code == 0, result.output
     assert "20 plans evaluated here; the study has 20" in result.output

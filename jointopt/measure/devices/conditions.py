@@ -58,7 +58,7 @@ class Conditions:
         if self.meter is None:
             return dict(row)
         if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
-            row = dict(row) | _not_believed(row, taken)
+            row = dict(row) | _discarded(row, taken)
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
         return self.with_reading(row, reading, window_s, iterations)
 
@@ -126,7 +126,7 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
             conditions.left = occupants(ranks, patience_s=0.0)
 
 
-def _not_believed(row: Mapping[str, Any], taken: Sequence[Occupant]) -> dict[str, Any]:
+def _discarded(row: Mapping[str, Any], taken: Sequence[Occupant]) -> dict[str, Any]:
     """The results of a run that was out of memory while others held some: a failure, from which nothing is learned."""
     words = "; ".join(dict.fromkeys(map(str, taken)))
     return failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}")) | {

@@ -1,4 +1,4 @@
-"""Who holds memory of the GPUs that a run is to have: a run that finds it taken says nothing about its plan."""
+"""Who holds memory of the GPUs that a run is to have: a run that finds it taken is no evidence about its plan."""
 
 from __future__ import annotations
 

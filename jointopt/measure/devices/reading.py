@@ -109,7 +109,7 @@ class Series:
     def between(
         self, start_s: float | None = None, end_s: float | None = None, *, still_s: float = _STILL_S
     ) -> Reading:
-        """The window from ``start_s`` to ``end_s`` (by default all of it), energy only where it can be believed.
+        """The window from ``start_s`` to ``end_s`` (by default all of it), energy only where it can be trusted.
 
         A counter moves at least every ``still_s`` seconds.
         """
@@ -131,7 +131,7 @@ class Series:
         )  # fmt: skip
 
     def trouble(self, still_s: float = _STILL_S) -> str:
-        """Why a counter cannot be believed, blank where all can: it stands, falls, jumps, or contradicts the power."""
+        """Why a counter cannot be trusted, blank where all can: it stands, falls, jumps, or contradicts the power."""
         seconds = self.time_s[-1] - self.time_s[0]
         if seconds < LEAST_WINDOW_S:
             return f"{seconds:.1f} s are too short for energy counters; measure {LEAST_WINDOW_S:.0f} s or more"

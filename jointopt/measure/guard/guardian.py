@@ -60,17 +60,17 @@ class _Run:
 
     def start(self, answers: int) -> bool:
         """Start the program and answer with its pid, or with the reason why it cannot be started."""
-        heard, says = os.pipe()  # closed by the exec that succeeds
+        reader, writer = os.pipe()  # closed by the exec that succeeds
         self._pid = os.fork()
         if self._pid == 0:
-            self._become_program(says)
-        os.close(says)
-        trouble = os.read(heard, 65_536)
-        os.close(heard)
+            self._become_program(writer)
+        os.close(writer)
+        trouble = os.read(reader, 65_536)
+        os.close(reader)
         _answer(answers, **(json.loads(trouble) if trouble else {"pid": self._pid}))
         return not trouble
 
-    def _become_program(self, says: int) -> None:
+    def _become_program(self, writer: int) -> None:
         try:
             for number in DEAF_TO:
                 signal.signal(number, signal.SIG_IGN if number in self._task["ignored"] else signal.SIG_DFL)
@@ -85,7 +85,7 @@ class _Run:
                 os.chdir(self._task["cwd"])
             os.execvp(self._task["command"][0], self._task["command"])
         except OSError as error:
-            os.write(says, json.dumps({"errno": error.errno, "reason": error.strerror}).encode())
+            os.write(writer, json.dumps({"errno": error.errno, "reason": error.strerror}).encode())
         finally:
             os._exit(127)
 

@@ -91,7 +91,7 @@ class EndsDominated(EndsEarly, Protocol):
     """A launcher that meters runs as they go on, and ends one whose time and energy are clearly beyond bounds of both.
 
     ``behind_both``: bounds, in s and J of an iteration (none: no run is ended for its energy). A run is ended where its
-    first iterations all took longer than one of them says, and the power so far, at the lower end of what it shows,
+    first iterations all took longer than one of them states, and the power so far, at the lower end of what it shows,
     times the shortest of them is more energy. Its row is that of `EndsEarly` with this energy, a lower bound.
     """
 
@@ -115,7 +115,7 @@ def run_all(
 
 
 def narrowed(launcher: Launcher, job: Job) -> Job:
-    """The job with the part of its search that ``launcher`` runs, where it says so.
+    """The job with the part of its search that ``launcher`` runs, where it declares one.
 
     Raises LauncherError where that is none of it.
     """

@@ -49,7 +49,7 @@ def row_of_bound(seconds: Sequence[float], behind_s: float) -> dict[str, Any]:
 def behind_row(program: Program, job: Job, log: Path) -> dict[str, Any] | None:
     """The result columns of a run whose first measured iterations all took longer than ``program.behind_s``.
 
-    The least of them is its time, a lower bound. None where it is not behind, or the log does not say so yet.
+    The least of them is its time, a lower bound. None where it is not behind, or the log does not show it yet.
     """
     if not program.behind_s:
         return None
@@ -68,7 +68,7 @@ def _whole_lines(log: Path) -> str:
 def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
     """Lower end of the mean power of all GPUs between two times in W; NaN where it was not measured.
 
-    Student's bound, held in 95 % of cases, of the means of three spans as long as each other, each of which says how
+    Student's bound, held in 95 % of cases, of the means of three spans as long as each other, each of which shows how
     much the power of one differs from that of the next.
     """
     edges = np.linspace(start_s, end_s, SPANS + 1).tolist()

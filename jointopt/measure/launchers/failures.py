@@ -125,7 +125,7 @@ def _errors(log: str) -> list[tuple[str, str]]:
 
 
 def _first_rank(log: str) -> str:
-    """The rank whose end torchrun saw first; blank where it does not say."""
+    """The rank whose end torchrun saw first; blank where it does not state it."""
     root = _ROOT.search(log)
     return root["rank"] if root else ""
 
@@ -155,7 +155,7 @@ def _unfolded(log: str) -> str:
 
 
 def _first_process(log: str) -> Failure | None:
-    """The end of the process that torchrun saw end first; None where the log does not say."""
+    """The end of the process that torchrun saw end first; None where the log does not state it."""
     root = _ROOT.search(log)
     if root is None:
         return None

@@ -125,7 +125,7 @@ class FrameworkProgram(Program):
             run = self._read(job, log)
         except ValueError as error:
             if "Traceback" in log or not re.search(f"{SKIPPED}|{NAN}", str(error)):
-                return None  # the failure says more
+                return None  # the failure is more specific
             return failed_row(Failure(FailureKind.RESULT, f"no iteration counts: {error}"))
         window = None
         with suppress(ValueError):

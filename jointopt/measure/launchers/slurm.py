@@ -42,7 +42,7 @@ _CONTENT = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 
 
 class SlurmLauncher(OfProgram):
-    """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` says how.
+    """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` states how.
 
     ``program`` is torchrun (the project's trainer), a framework (options as of `FrameworkProgram`; in the job file's
     container) or command (with ``command``), or an object of its own. ``folder`` must be seen by all nodes. GPUs run at
@@ -198,7 +198,7 @@ class SlurmLauncher(OfProgram):
         return dict(plan) | row | {"notes": joined_notes(row["notes"], end.remark)}
 
     def behind(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
-        """The plan with the lower bound on its time where the log of its run says that it is behind, else None."""
+        """The plan with the lower bound on its time where the log of its run shows that it is behind, else None."""
         row = behind_row(self.program, job, folder / LOG)
         return None if row is None else dict(plan) | with_log(row, folder / LOG, True)
 

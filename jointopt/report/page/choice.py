@@ -34,7 +34,7 @@ class Chosen:
 
 
 def plan_of(entry: Entry) -> dict[str, Any]:
-    """The columns of an entry that say what the plan is."""
+    """The columns of an entry that describe the plan."""
     return {name: entry[name] for name in PLAN_KEYS if name in entry}
 
 
@@ -61,10 +61,10 @@ def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str 
             shown.add(layout_key(entry))
             rows[row] = ""
     varied = differing(_layout_of(front[row]) for row in rows)
-    telling = {row: {name: front[row].get(name) for name in varied} for row in sorted(rows)}
+    distinguishing = {row: {name: front[row].get(name) for name in varied} for row in sorted(rows)}
     found = [
         Chosen(rows[row] or f"fastest with {plan_words(layout, varied)}", front[row], row)
-        for row, layout in telling.items()
+        for row, layout in distinguishing.items()
     ]
     if reference is None:
         return found

@@ -72,13 +72,13 @@ def framework_of_words(text: str) -> Framework | None:
 
 
 def _names(text: str, profile: Framework, alias: str) -> bool:
-    return text == profile.name or (alias in profile.aliases and says(text, alias))
+    return text == profile.name or (alias in profile.aliases and mentions(text, alias))
 
 
 _DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")
 
 
-def says(text: str, alias: str) -> bool:
+def mentions(text: str, alias: str) -> bool:
     """Whether lower-case ``text`` names ``alias``: "megatron_lm 2.4" does; "not Megatron", "Megatron-like" do not."""
     return any(not _DENIED.search(text[: found.start()]) for found in _whole_words(alias).finditer(text))
 

@@ -118,7 +118,7 @@ def _known_words() -> Mapping[str, tuple[tuple[str, ...], ...]]:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """The words that tell GPUs apart; the generation of the SXM socket does not, the vendor does not."""
+    """The words that distinguish GPUs; the generation of the SXM socket does not, the vendor does not."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return tuple(re.sub(r"^sxm\d$", "sxm", w) for w in words if w not in _NOT_TELLING)
 

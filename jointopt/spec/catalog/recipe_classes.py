@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jointopt.core.schema import RECIPE_CLASSES
-from jointopt.spec.catalog.frameworks import says
+from jointopt.spec.catalog.frameworks import mentions
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Job
@@ -67,5 +67,5 @@ def conflict(source: str, classes: list[str]) -> str:
 def named_class(text: str) -> str:
     """The class of `RECIPE_CLASSES` that a table's free text names; blank where it names none, or several."""
     entries, low = read_yaml("recipe_classes.yaml"), text.strip().lower()
-    found = [name for name in RECIPE_CLASSES if any(says(low, alias) for alias in entries[name]["aliases"])]
+    found = [name for name in RECIPE_CLASSES if any(mentions(low, alias) for alias in entries[name]["aliases"])]
     return found[0] if len(found) == 1 else ""

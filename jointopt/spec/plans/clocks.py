@@ -64,7 +64,7 @@ def number_in(value: object) -> float:
 
 
 def _run(part: object, where: str) -> list[float]:
-    """One clock, or as many as a part such as ``1800×7`` says."""
+    """One clock, or as many as a part such as ``1800×7`` states."""
     run = re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
     one, count = (run[1], int(run[2])) if run else (part, 1)
     clock = number_in(one)

@@ -117,7 +117,7 @@ def all_equal(numbers: Sequence[int], layers: int) -> bool:
 
 
 def states_even(model: Model, c: Columns) -> Bools:
-    """A mask, true where stated ``stage_layers`` say only that all chunks are equal, as a blank does."""
+    """A mask, true where stated ``stage_layers`` state only that all chunks are equal, as a blank does."""
     return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & all_equal(numbers, model.num_layers))
 
 

@@ -56,8 +56,9 @@ def earlier_runs(
 ) -> Earlier:
     """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
 
-    Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics cannot tell from a
-    candidate is that plan; from all others the surrogate predicts as `jointopt predict --measured` does.
+    Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics
+    cannot distinguish from a candidate is that plan; from all others the surrogate predicts as
+    `jointopt predict --measured` does.
     """
     import pandas as pd
 

@@ -79,7 +79,7 @@ class Outlook:
         good = np.flatnonzero((values > 0) | held)
         at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
         physics, best = np.log(self._candidates.predicted[name]), 0
-        # the physics comes first until runs say otherwise, unless other jobs are known to order plans better
+        # the physics comes first until runs show otherwise, unless other jobs are known to order plans better
         choices = [(physics, self._spread, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)

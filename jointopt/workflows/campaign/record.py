@@ -63,7 +63,7 @@ class Others:
 class Record:
     """The place that keeps the runs of a job; none without ``storage`` (a database URL).
 
-    The store is what counts: where it cannot be written a run says so in `Done.trouble`. The study is a view for
+    The store is what counts: where it cannot be written a run records it in `Done.trouble`. The study is a view for
     people: where it cannot be written, ``note`` is called once and runs go on.
     """
 

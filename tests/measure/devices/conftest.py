@@ -1,4 +1,4 @@
-"""Time that passes only where a test says so, for the meter and for the stand-in driver."""
+"""Time that passes only where a test lets it, for the meter and for the stand-in driver."""
 
 from __future__ import annotations
 

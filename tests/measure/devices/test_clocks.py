@@ -130,7 +130,7 @@ def test_more_ranks_than_gpus_are_refused(driver) -> None:
         pass
 
 
-def test_a_gpu_that_is_lost_meanwhile_is_told_and_the_others_are_put_back(driver) -> None:
+def test_a_gpu_that_is_lost_meanwhile_is_reported_and_the_others_are_put_back(driver) -> None:
     with locked(plan_settings(PLAN)) as held:
         driver.disturb("lost-1")
     assert "the clock of GPU 1 was not put back" in held.trouble
@@ -316,7 +316,7 @@ def test_what_another_user_claims_to_have_found_is_not_put_back_but_the_drivers_
     assert driver.calls()[-1] == "limit 0 700000"
 
 
-def test_what_was_set_before_the_machine_was_started_again_is_forgotten(driver, monkeypatch) -> None:
+def test_what_was_set_before_a_reboot_is_forgotten(driver, monkeypatch) -> None:
     left_by("GPU-stand-in-0", monkeypatch, limit_w=200.0)
     monkeypatch.setattr("jointopt.measure.devices.owners.boot_id", lambda: "another")
     assert clocks.leftovers() == []

@@ -48,7 +48,7 @@ def test_a_training_is_measured_at_the_clocks_of_its_stages(driver, tiny: Job) -
     assert row["temperature_c"] == 45
 
 
-def test_at_default_clocks_the_row_says_at_which_it_ran(driver, clock) -> None:
+def test_at_default_clocks_the_row_states_the_clocks_it_ran_at(driver, clock) -> None:
     driver.disturb("no-permission")
     with pytest.raises(DevicePermissionError, match="--default-clocks"), under_plan(PLAN):
         pass
@@ -61,7 +61,7 @@ def test_at_default_clocks_the_row_says_at_which_it_ran(driver, clock) -> None:
     assert row["energy_j"] > 0
 
 
-def test_under_a_power_profile_the_row_says_which_and_at_which_clocks_it_ran(driver, clock, monkeypatch) -> None:
+def test_under_a_power_profile_the_row_states_the_profile_and_the_clocks_it_ran_at(driver, clock, monkeypatch) -> None:
     monkeypatch.setenv("STAND_IN_NVML_PROFILES", "2")
     with under_plan(PLAN | {"power_profile": "max-q"}, clock=clock) as conditions:
         start = clock.time()
@@ -117,19 +117,19 @@ def test_a_broken_counter_costs_the_energy_and_not_the_run(driver, clock) -> Non
     assert "energy not measured: the energy counter of GPU-stand-in-1 stood still" in row["notes"]
 
 
-def test_a_run_is_to_measure_for_3_s_where_there_is_a_meter(driver, clock) -> None:
+def test_a_run_must_measure_for_3_s_where_there_is_a_meter(driver, clock) -> None:
     with under_plan(PLAN, clock=clock) as conditions:
         assert conditions.measure_s == 3.0  # half as long again as counters need
 
 
-def test_what_a_run_tells_of_itself_stays(clock) -> None:
+def test_results_that_a_run_reports_itself_are_kept(clock) -> None:
     with under_plan(PLAN, True, clock) as conditions:
         clock.sleep(0.3)
     row = conditions.added_to(NOTHING | {"energy_j": 5.0, "peak_power_w": math.nan})
     assert (row["energy_j"], round(row["peak_power_w"]), row["notes"]) == (5.0, 690, "10 iterations; at default clocks")
 
 
-def test_a_gpu_that_did_not_hold_its_clock_is_told(clock) -> None:
+def test_a_gpu_that_did_not_hold_its_clock_is_reported(clock) -> None:
     with under_plan(PLAN, clock=clock) as conditions:
         Gpus().lock_clock(1, 900)  # as heat or a power limit would
         clock.sleep(0.2)
@@ -141,7 +141,7 @@ def test_a_gpu_that_did_not_hold_its_clock_is_told(clock) -> None:
     assert "GPU 1 ran at 900 MHz of 1200" in row["notes"]
 
 
-def test_without_a_gpu_nothing_is_set_and_nothing_said(driver, monkeypatch) -> None:
+def test_without_a_gpu_nothing_is_set_and_nothing_noted(driver, monkeypatch) -> None:
     monkeypatch.delenv("STAND_IN_NVML")
     monkeypatch.setattr("jointopt.measure.devices.conditions._DRIVERS", ())
     with under_plan(PLAN) as conditions:
@@ -150,7 +150,7 @@ def test_without_a_gpu_nothing_is_set_and_nothing_said(driver, monkeypatch) -> N
     assert conditions.added_to(NOTHING, (0.0, 9.0), 10) == NOTHING
 
 
-def test_gpus_that_cannot_be_spoken_to_stop_a_run_unless_clocks_are_left_alone(driver, monkeypatch, tmp_path) -> None:
+def test_gpus_that_cannot_be_controlled_stop_a_run_unless_clocks_are_left_alone(driver, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("STAND_IN_NVML")
     monkeypatch.setattr("jointopt.measure.devices.conditions._DRIVERS", (tmp_path,))
     with pytest.raises(Exception, match="Or go on at default clocks: --default-clocks"), under_plan(PLAN):

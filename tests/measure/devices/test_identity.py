@@ -45,18 +45,18 @@ def test_cores_count_for_a_job_on_cores_alone() -> None:
     assert "so that it would train on cores" in wrong_device("h100-sxm5-80gb", [])
 
 
-def test_a_job_on_cores_asks_no_driver_for_gpus(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_job_on_cores_queries_no_driver_for_gpus(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     monkeypatch.setattr(devices, "_seen", lambda: pytest.fail("PyTorch is started to no purpose"))
     check_devices(replace(job, cluster=build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2})))
 
 
-def test_where_tests_say_so_cores_count_and_other_gpus_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_the_variable_for_tests_cores_count_and_other_gpus_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOR_TESTS, "1")
     assert wrong_device("h100-sxm5-80gb", []) == ""
     assert "this machine has NVIDIA A100" in wrong_device("h100-sxm5-80gb", ["NVIDIA A100-SXM4-80GB"])
 
 
-def test_a_gpu_that_the_catalogue_does_not_know_is_told_and_so_is_a_precision_that_cores_lack() -> None:
+def test_a_gpu_that_the_catalogue_does_not_know_is_remarked_on_and_so_is_a_precision_that_cores_lack() -> None:
     assert wrong_device("h100-sxm5-80gb", ["NVIDIA Unheard Of"]) == ""
     assert remarks("h100-sxm5-80gb", "bf16", "NVIDIA Unheard Of") == [
         "on NVIDIA Unheard Of, which the catalogue does not know, taken for h100-sxm5-80gb"

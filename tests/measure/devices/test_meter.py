@@ -89,7 +89,7 @@ def test_a_gpu_that_is_cut_into_instances_is_not_measured_for_one_of_them(driver
     assert measured(indices=[0, 1]).reading().reason != measured().reading().reason
 
 
-def test_a_gpu_that_disappears_mid_run_leaves_energy_unmeasured_and_says_when(driver, clock) -> None:
+def test_a_gpu_that_disappears_mid_run_leaves_energy_unmeasured_with_the_reason(driver, clock) -> None:
     with metered(clock=clock) as meter:
         clock.sleep(0.4)
         driver.disturb("lost-2")
@@ -113,12 +113,12 @@ def test_a_counter_that_jumps_mid_run_is_refused(driver, clock) -> None:
     assert "counter of GPU-stand-in-0 jumped" in meter.reading().reason
 
 
-def test_without_a_driver_the_reason_is_told_and_nothing_raises(driver, monkeypatch) -> None:
+def test_without_a_driver_the_reason_is_reported_and_nothing_raises(driver, monkeypatch) -> None:
     monkeypatch.delenv("STAND_IN_NVML")
     assert "No GPU is found: NVIDIA's driver says 'Driver Not Loaded'" in measured().reading().reason
 
 
-def test_without_zeus_the_reason_says_what_to_install(monkeypatch) -> None:
+def test_without_zeus_the_reason_names_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "zeus.device.gpu.nvidia", None)
     assert "pip install 'jointopt[meter]'" in measured().reading().reason
 
@@ -152,11 +152,11 @@ def with_dcgm(tmp_path: Path, monkeypatch, script: str) -> None:
 
 def test_sm_activity_of_dcgm_is_taken_where_it_is_installed(driver, tmp_path: Path, monkeypatch) -> None:
     rows = "echo '#Entity  SMACT'; echo 'ID'; while true; do echo 'GPU 3  0.425'; echo 'GPU 1  N/A'; sleep 0.05; done"
-    with_dcgm(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; {rows}')
+    with_dcgm(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/arguments; {rows}')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     with metered() as meter:
         wait_for(lambda: meter.reading().utilisation == pytest.approx([0.425, 0.97]), "SM activity is taken")
-    assert (tmp_path / "asked").read_text() == "dmon -e 1002 -d 100 -i 3,1\n"
+    assert (tmp_path / "arguments").read_text() == "dmon -e 1002 -d 100 -i 3,1\n"
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def write_series(folder: Path, node: int, watts: float, clock_mhz: float) -> Non
     series.write(folder / f"reading-{node}.json")
 
 
-def row(**told: Any) -> dict[str, Any]:
-    return result_row("") | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10} | told
+def row(**values: Any) -> dict[str, Any]:
+    return result_row("") | {"iteration_time_s": 1.0, "measured_s": [1005.0, 1015.0], "iterations": 10} | values
 
 
 def test_nodes_read_the_power_profile_of_the_plan_as_it_was_written(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_stage_of_a_gpu_without_a_clock_leaves_the_clocks_unknown(tmp_path: Pa
     assert with_readings(row(), PLAN, 2, tmp_path, True)["stage_clock_mhz"] is None
 
 
-def test_gpus_that_cannot_be_set_are_told_from_a_program_that_fails(tmp_path: Path) -> None:
+def test_gpus_that_cannot_be_set_are_distinguished_from_a_program_that_fails(tmp_path: Path) -> None:
     log = "Error: Clocks need administrator rights.\nsrun: error: n0: task 0: Exited with exit code 1"
     with pytest.raises(LauncherError, match="On a node: Clocks need administrator rights"):
         check_settable(tmp_path, 1, log)
@@ -96,11 +96,11 @@ def test_a_plan_of_a_table_is_written_as_exec_reads_it(tmp_path: Path) -> None:
         "recompute": "none",
     }
     write_plan(PLAN | cells | {"power_limit_w": float("nan"), "gpu": "x"}, tmp_path)
-    told = json.loads((tmp_path / "plan.json").read_text())
-    assert told == PLAN | {"stage_clock_mhz": [1410.0, 1200.0], "sequence_parallel": True, "recompute": "none"}
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written == PLAN | {"stage_clock_mhz": [1410.0, 1200.0], "sequence_parallel": True, "recompute": "none"}
 
 
-def test_a_gpu_of_another_node_that_did_not_hold_its_clock_is_told(tmp_path: Path) -> None:
+def test_a_gpu_of_another_node_that_did_not_hold_its_clock_is_reported(tmp_path: Path) -> None:
     write_series(tmp_path, 0, 300.0, 1400.0)
     write_series(tmp_path, 1, 300.0, 900.0)
     found = with_readings(row(), PLAN | {"stage_clock_mhz": [1400.0, 1200.0]}, 2, tmp_path, False)

@@ -1,4 +1,4 @@
-"""A run that finds memory of its GPUs taken says nothing about its plan; real processes, stand-in driver."""
+"""A run that finds memory of its GPUs taken is no evidence about its plan; real processes, stand-in driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def one_gpu(job: Job) -> Job:
 
 
 @pytest.fixture
-def stranger(driver) -> Iterator[subprocess.Popen[bytes]]:
+def other_process(driver) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds 60 GiB of GPU 0 while it lives."""
     with subprocess.Popen(["sleep", "600"]) as process:
         (driver.folder / "holds-0").write_text(f"{process.pid} {60 * GIB}\n")
@@ -41,13 +41,13 @@ def stranger(driver) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_is_named_with_its_memory_its_user_and_its_command(stranger) -> None:
+def test_a_process_is_named_with_its_memory_its_user_and_its_command(other_process) -> None:
     (found,) = occupants(range(4))
-    assert str(found).startswith(f"60.0 GiB of GPU 0 taken by process {stranger.pid} (")
+    assert str(found).startswith(f"60.0 GiB of GPU 0 taken by process {other_process.pid} (")
     assert str(found).endswith(": sleep 600)")
 
 
-def test_gpus_of_others_do_not_matter(stranger) -> None:
+def test_gpus_of_others_do_not_matter(other_process) -> None:
     assert occupants([1, 2, 3]) == []
 
 
@@ -62,35 +62,37 @@ def test_little_memory_is_no_occupant(driver) -> None:
     assert occupants(range(4)) == []
 
 
-def test_out_of_memory_beside_another_process_is_a_failure_that_names_it(one_gpu: Job, stranger) -> None:
+def test_out_of_memory_beside_another_process_is_a_failure_that_names_it(one_gpu: Job, other_process) -> None:
     row = CommandLauncher(NEEDS_A_GPU).run(one_gpu, PLAN)
     assert (row["status"], row["failure"].kind) == ("failed", FailureKind.OCCUPIED)
-    assert f"out of memory, with 60.0 GiB of GPU 0 taken by process {stranger.pid}" in row["notes"]
+    assert f"out of memory, with 60.0 GiB of GPU 0 taken by process {other_process.pid}" in row["notes"]
 
 
-def test_out_of_memory_alone_is_believed(one_gpu: Job, driver) -> None:
+def test_out_of_memory_without_another_process_counts(one_gpu: Job, driver) -> None:
     assert CommandLauncher(NEEDS_A_GPU).run(one_gpu, PLAN)["status"] == "oom"
 
 
-def test_one_that_came_meanwhile_is_found_after_the_run(one_gpu: Job, driver, stranger, tmp_path: Path) -> None:
+def test_a_process_that_started_meanwhile_is_found_after_the_run(
+    one_gpu: Job, driver, other_process, tmp_path: Path
+) -> None:
     (driver.folder / "holds-0").rename(tmp_path / "later")
     come = f"import os; os.rename({str(tmp_path / 'later')!r}, {str(driver.folder / 'holds-0')!r}); raise MemoryError"
     row = CommandLauncher([sys.executable, "-c", come, "{result}"]).run(one_gpu, PLAN)
-    assert (row["status"], str(stranger.pid) in row["notes"]) == ("failed", True)
+    assert (row["status"], str(other_process.pid) in row["notes"]) == ("failed", True)
 
 
-def test_a_run_that_succeeds_beside_another_process_says_so(one_gpu: Job, stranger) -> None:
+def test_a_run_that_succeeds_beside_another_process_notes_it(one_gpu: Job, other_process) -> None:
     write = "import json, sys; json.dump({{'iteration_time_s': 1.0}}, open(sys.argv[1], 'w'))"
     row = CommandLauncher([sys.executable, "-c", write, "{result}"]).run(one_gpu, PLAN)
     assert row["status"] == "ok"
-    assert f"not alone: 60.0 GiB of GPU 0 taken by process {stranger.pid}" in row["notes"]
+    assert f"not alone: 60.0 GiB of GPU 0 taken by process {other_process.pid}" in row["notes"]
 
 
 GIB = 2**30
 HELD = [  # bytes that processes hold, all that is used and there is; what counts, in GiB by pid
     ({7: GIB // 2}, GIB, 80 * GIB, {7: 0.5}),
     ({7: 255 * 2**20}, GIB, 80 * GIB, {}),  # a display
-    ({7: 0}, 3 * GIB, 80 * GIB, {7: 0.0}),  # the driver does not say how much: it counts
+    ({7: 0}, 3 * GIB, 80 * GIB, {7: 0.0}),  # the driver does not report how much: it counts
     ({}, 2 * GIB + 1, 60 * GIB, {0: 2.0}),  # beyond what a driver keeps for itself
     ({}, 2 * GIB, 60 * GIB, {}),
     ({}, int(2.9 * GIB), 100 * GIB, {}),  # 3 % of a large GPU

@@ -51,7 +51,7 @@ def test_profiles_of_a_plan_are_requested_together_on_all_its_gpus(text: str) ->
     assert settings == [Setting(gpu, profiles=("max-q", "llm-training")) for gpu in range(4)]
 
 
-def test_profiles_are_those_of_the_plan_while_it_runs_and_then_those_of_before(blackwell) -> None:
+def test_profiles_are_those_of_the_plan_while_it_runs_and_then_the_previous_ones(blackwell) -> None:
     Gpus().profiles(1).request(["max-p"])
     with locked([Setting(gpu, profiles=("llm-training", "max-q")) for gpu in (0, 1)]):
         assert requested() == [("max-q", "llm-training")] * 2 + [()] * 2
@@ -77,7 +77,7 @@ def test_a_profile_that_is_not_offered_is_refused_before_anything_is_set(blackwe
     assert blackwell.calls() == []
 
 
-def test_a_gpu_without_profiles_says_which_have_them(driver) -> None:
+def test_a_gpu_without_profiles_is_refused(driver) -> None:
     with pytest.raises(PlanError, match="its driver offers none"), locked([Setting(0, profiles=("max-q",))]):
         pass
 

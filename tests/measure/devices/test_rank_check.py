@@ -189,7 +189,7 @@ def test_ranks_with_agreeing_words_pass_when_all_are_there(tmp_path: Path) -> No
         assert check(tmp_path).passed(mark)
 
 
-def test_processes_are_looked_at_every_half_second(tmp_path: Path) -> None:
+def test_processes_are_polled_every_half_second(tmp_path: Path) -> None:
     looked = check(tmp_path)
     assert not looked.passed("no such mark", now_s=100.0)
     with ranks((0, 0), (1, 1)) as mark:

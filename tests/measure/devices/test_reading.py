@@ -1,4 +1,4 @@
-"""A meter's samples: what a window says, and which counters are refused."""
+"""A meter's samples: what a window measures, and which counters are refused."""
 
 from __future__ import annotations
 
@@ -83,19 +83,19 @@ def test_a_counter_that_contradicts_the_power_sensor_is_refused(factor: float) -
 
 
 @pytest.mark.parametrize("factor", [0.85, 1.15])
-def test_sensors_that_differ_a_little_are_believed(factor: float) -> None:
+def test_sensors_that_differ_a_little_are_accepted(factor: float) -> None:
     series = steady()
     assert with_energy(series, series.energy_j * factor).between().reason == ""
 
 
-def test_a_power_sensor_that_lags_a_second_behind_is_believed() -> None:
+def test_a_power_sensor_that_lags_a_second_behind_is_accepted() -> None:
     series = steady(seconds=4)
     late = np.where(series.time_s < 1e9 + 1, 90.0, 400.0)[:, np.newaxis] * np.ones((1, 2))
     lagging = Series(series.gpus, series.time_s, series.energy_j, late, late, late, late)
     assert lagging.between().reason == ""
 
 
-def test_a_window_of_less_than_two_seconds_says_nothing_of_energy() -> None:
+def test_a_window_of_less_than_two_seconds_measures_no_energy() -> None:
     reading = steady().between(1e9 + 1, 1e9 + 1.5)
     assert "0.5 s are too short" in reading.reason
     assert reading.results(1)["peak_power_w"] == 400.0
@@ -160,30 +160,30 @@ def test_a_meter_that_starts_late_or_ends_early_has_not_measured_the_window(star
     assert math.isnan(reading.total_energy_j)
 
 
-@pytest.mark.parametrize(("watts", "believed"), [(129, False), (131, True), (270, True), (272, False)])
-def test_counter_and_sensor_may_differ_by_a_quarter_and_a_second_of_the_sensor_s_range(watts, believed) -> None:
+@pytest.mark.parametrize(("watts", "accepted"), [(129, False), (131, True), (270, True), (272, False)])
+def test_counter_and_sensor_may_differ_by_a_quarter_and_a_second_of_the_sensor_s_range(watts, accepted) -> None:
     # the sensor sees 100 W for 5 s and 300 W for 5 s: 2,010 J with the step between; a quarter and 200 J are 702.5 J
     series = steady(watts=watts)
     seen = np.where(series.time_s < 1e9 + 4.95, 100.0, 300.0)[:, np.newaxis] * np.ones((1, 2))
     assert (
         Series(series.gpus, series.time_s, series.energy_j, seen, seen, seen, seen).between().reason == ""
-    ) == believed
+    ) == accepted
 
 
 @pytest.mark.parametrize(
-    ("last_rise", "steps", "believed"),
+    ("last_rise", "steps", "accepted"),
     [(0, 8, True), (0, 10, False), (45, 8, True), (45, 10, False), (91, 9, True), (89, 11, False)],
 )
-def test_a_counter_may_stand_still_for_a_second_wherever_in_the_window(last_rise, steps, believed) -> None:
+def test_a_counter_may_stand_still_for_a_second_wherever_in_the_window(last_rise, steps, accepted) -> None:
     series = steady()  # 100 steps of 0.1 s; it rises again a step after those in which it stood
     rise_j = np.diff(series.energy_j, axis=0, prepend=series.energy_j[:1])
     rise_j[last_rise + 1 : last_rise + 1 + steps] = 0.0
-    assert (with_energy(series, 7e6 + np.cumsum(rise_j, axis=0)).between().reason == "") == believed
+    assert (with_energy(series, 7e6 + np.cumsum(rise_j, axis=0)).between().reason == "") == accepted
 
 
-@pytest.mark.parametrize(("extra_j", "believed"), [(390.0, True), (410.0, False)])
-def test_over_a_second_a_counter_may_rise_by_twice_what_the_sensor_saw_at_most(extra_j: float, believed: bool) -> None:
+@pytest.mark.parametrize(("extra_j", "accepted"), [(390.0, True), (410.0, False)])
+def test_over_a_second_a_counter_may_rise_by_twice_what_the_sensor_saw_at_most(extra_j: float, accepted: bool) -> None:
     series = steady()  # 400 J a second
     energy = series.energy_j.copy()
     energy[35:, 0] += extra_j
-    assert (with_energy(series, energy).between().reason == "") == believed
+    assert (with_energy(series, energy).between().reason == "") == accepted

@@ -1,4 +1,4 @@
-"""What a framework must be told, completed from a plan and a model's configuration."""
+"""What a framework must be given, completed from a plan and a model's configuration."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ def options(intent: Intent, version: str = NEWEST) -> dict[str, str]:
 def test_the_degrees_read_back_from_the_words_are_the_plan_s(columns: dict[str, Any]) -> None:
     assume(64 % (columns["tp"] * columns["pp"] * columns["cp"]) == 0)
     plan = plan_of(LLAMA, **columns)
-    said = options(intent_of(LLAMA, plan))
+    written = options(intent_of(LLAMA, plan))
     stated = {option.sets[5:]: name for name, option in option_table("megatron").items() if option.sets[:5] == "plan."}
-    read = {column: int(said.get(name) or 1) for column, name in stated.items() if column != "sequence_parallel"}
+    read = {column: int(written.get(name) or 1) for column, name in stated.items() if column != "sequence_parallel"}
     assert {column: plan.get(column, 1) for column in read} == read
-    assert ("sequence-parallel" in said, "use-distributed-optimizer" in said) == (
+    assert ("sequence-parallel" in written, "use-distributed-optimizer" in written) == (
         plan["tp"] > 1,
         plan["zero_stage"] > 0,
     )
@@ -77,9 +77,9 @@ def test_cuda_graphs_have_the_names_of_the_version(
 ) -> None:
     made = intent(model, framework="megatron-bridge")
     made = replace(made, job=replace(made.job, training=replace(made.job.training, cuda_graph=kind)))
-    said = options(made, version)
-    assert {name[11:]: value for name, value in said.items() if name.startswith("cuda-graph-")} == words
-    assert ("no-check-for-nan-in-loss-and-grad" in said) == (kind == "full_iteration")
+    written = options(made, version)
+    assert {name[11:]: value for name, value in written.items() if name.startswith("cuda-graph-")} == words
+    assert ("no-check-for-nan-in-loss-and-grad" in written) == (kind == "full_iteration")
     read = options_taken(dict(pairs_of(export(made, version).words)), "words")
     assert read.training["cuda_graph"] == kind
     with pytest.raises(ExportError, match=f"cannot express training.cuda_graph {kind}"):
@@ -95,20 +95,20 @@ def test_cuda_graphs_have_the_names_of_the_version(
         ("8;10;8;6", NEWEST, {"pipeline-model-parallel-layout": "Et*8|t*10|t*8|t*6L"}),
     ],
 )
-def test_a_split_of_layers_is_said_in_the_words_of_the_version(
+def test_a_split_of_layers_is_written_in_the_words_of_the_version(
     intent: Any, split: str, version: str, words: dict[str, str]
 ) -> None:
-    said = options(intent("llama-3-8b", pp=2 if split == "13;19" else 4, stage_layers=split), version)
+    written = options(intent("llama-3-8b", pp=2 if split == "13;19" else 4, stage_layers=split), version)
     names = ("pipeline", "decoder-")
-    found = {k: v for k, v in said.items() if k.startswith(names) and k != "pipeline-model-parallel-size"}
+    found = {k: v for k, v in written.items() if k.startswith(names) and k != "pipeline-model-parallel-size"}
     assert found == words
 
 
-def test_ends_that_count_as_layers_are_said_so(intent: Any) -> None:
+def test_ends_that_count_as_layers_have_their_options(intent: Any) -> None:
     llama = intent("llama-3-405b", gpus=128, pp=16, stage_layers="7;8*14;7", tp=8, **_PARALLEL)
-    said = options(llama, "0.12")
+    written = options(llama, "0.12")
     ends = {"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"}
-    assert ends <= set(said)
+    assert ends <= set(written)
     meta = intent("llama-3-405b", gpus=128, pp=16, vpp=8, stage_layers="0;1*126;0", tp=8, **_PARALLEL)
     assert ends <= set(options(meta, "0.12"))  # arXiv:2407.21783, section 3.3.2
     assert "account-for-embedding-in-pipeline-split" not in options(intent("mistral-7b", pp=2))
@@ -118,7 +118,7 @@ def test_an_empty_chunk_has_its_place_in_a_layout() -> None:
     assert layer_layout((0, 2, 1, 0)) == "E|tt|t|L".replace("tt", "t*2")
 
 
-def test_a_version_says_what_it_lacks(intent: Any) -> None:
+def test_what_a_version_lacks_is_refused_by_name(intent: Any) -> None:
     with pytest.raises(ExportError, match=r"0\.12 cannot express the stage_layers 8;10;8;6"):
         export(intent("llama-3-8b", pp=4, stage_layers="8;10;8;6"), "0.12")
     with pytest.raises(ExportError, match=r"0\.12 cannot express the stage_layers 8;10;8;6"):
@@ -133,9 +133,12 @@ def test_a_version_says_what_it_lacks(intent: Any) -> None:
 
 def test_sharded_weights_are_megatron_fsdp(intent: Any) -> None:
     made = intent("llama-3-8b", zero_stage=3, dp_replicate=2)
-    said = options(made)
-    assert (said["data-parallel-sharding-strategy"], said["ckpt-format"]) == ("optim_grads_params", "fsdp_dtensor")
-    assert said["num-distributed-optimizer-instances"] == "2"
+    written = options(made)
+    assert (written["data-parallel-sharding-strategy"], written["ckpt-format"]) == (
+        "optim_grads_params",
+        "fsdp_dtensor",
+    )
+    assert written["num-distributed-optimizer-instances"] == "2"
     assert "use-custom-fsdp" in options(made, "0.13")
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in megatron_environment(made)  # which FSDP refuses to be 1
 
@@ -143,7 +146,7 @@ def test_sharded_weights_are_megatron_fsdp(intent: Any) -> None:
 @pytest.mark.parametrize(
     ("freq", "word"), [(0, None), (6, "6"), ((0, 1) * 16, "([0,1]*16)"), ((*(0,) * 31, 1), f"([{'0,' * 31}1]*1)")]
 )
-def test_which_layers_have_the_window_is_said_in_a_word(intent: Any, freq: Any, word: str | None) -> None:
+def test_the_layers_that_have_the_window_are_written_in_one_option(intent: Any, freq: Any, word: str | None) -> None:
     plain = intent("llama-3-8b")
     model = replace(plain.model, window_size=64, window_attn_skip_freq=freq)
     made = replace(plain, job=replace(plain.job, model=model))
@@ -153,13 +156,13 @@ def test_which_layers_have_the_window_is_said_in_a_word(intent: Any, freq: Any, 
 
 
 def test_latent_attention_and_its_router_are_written_out(intent: Any) -> None:
-    said = options(intent("deepseek-v3", gpus=64, ep=8))
+    written = options(intent("deepseek-v3", gpus=64, ep=8))
     latent = ("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim")
-    assert [said[name] for name in latent] == ["1536", "512", "128", "64", "128"]
-    assert "kv-channels" not in said
-    assert (said["rope-type"], said["rotary-scaling-factor"]) == ("yarn", "40.0")
-    assert (said["moe-router-score-function"], said["moe-router-topk-scaling-factor"]) == ("sigmoid", "2.5")
-    assert said["moe-layer-freq"] == "([0]*3+[1]*58)"
+    assert [written[name] for name in latent] == ["1536", "512", "128", "64", "128"]
+    assert "kv-channels" not in written
+    assert (written["rope-type"], written["rotary-scaling-factor"]) == ("yarn", "40.0")
+    assert (written["moe-router-score-function"], written["moe-router-topk-scaling-factor"]) == ("sigmoid", "2.5")
+    assert written["moe-layer-freq"] == "([0]*3+[1]*58)"
 
 
 def test_modules_and_layers_to_recompute_are_named(intent: Any) -> None:
@@ -177,21 +180,21 @@ def test_a_benchmark_differs_from_a_training_in_data_and_balance_alone(intent: A
     assert recipes <= set(benchmark) & set(training)
 
 
-def test_a_training_is_balanced_by_force_where_its_job_says_so(intent: Any) -> None:
+def test_a_training_is_balanced_by_force_where_its_job_states_it(intent: Any) -> None:
     made = intent("mixtral-8x7b", "training")
     forced = replace(made.job.training, moe_router_force_load_balancing=True)
     assert "moe-router-force-load-balancing" in options(replace(made, job=replace(made.job, training=forced)))
 
 
-def test_a_benchmark_says_that_it_lacks_the_imbalance_of_its_job(intent: Any) -> None:
+def test_a_benchmark_notes_that_it_lacks_the_imbalance_of_its_job(intent: Any) -> None:
     made = [intent("mixtral-8x7b", purpose) for purpose in ("benchmark", "training")]
     uneven = [
         replace(one, job=replace(one.job, training=replace(one.job.training, moe_load_imbalance=1.5))) for one in made
     ]
-    said = [
+    noted = [
         any("lacks the job's moe_load_imbalance 1.5" in note for note in export(one, "0.16.1").notes) for one in uneven
     ]
-    assert said == [True, False]
+    assert noted == [True, False]
     assert not any("imbalance" in note for note in export(made[0], "0.16.1").notes)
 
 
@@ -234,9 +237,9 @@ def test_megatron_s_own_parser_takes_the_words(archive: str, torch: Any, intent:
 
 def test_shared_experts_are_one_as_wide_as_all_of_them() -> None:
     job = job_named("deepseek-v2-lite", gpus=64)  # two shared experts of 1408
-    said = options(intent_of(job, plan_of(job)))
-    assert said["moe-shared-expert-intermediate-size"] == "2816"
-    assert said["moe-ffn-hidden-size"] == "1408"
+    written = options(intent_of(job, plan_of(job)))
+    assert written["moe-shared-expert-intermediate-size"] == "2816"
+    assert written["moe-ffn-hidden-size"] == "1408"
 
 
 @pytest.mark.parametrize(
@@ -258,6 +261,6 @@ def test_what_gpt_oss_has_and_megatron_s_words_have_not_is_named(intent: Any) ->
     notes = " ".join(export(made, NEWEST).notes)
     assert "has no activation quick_gelu" in notes
     assert "has no attention sinks" in notes
-    said = options(made)
-    assert (said["window-size"], said["window-attn-skip-freq"]) == ("128,0", "2")
-    assert "disable-bias-linear" not in said
+    written = options(made)
+    assert (written["window-size"], written["window-attn-skip-freq"]) == ("128,0", "2")
+    assert "disable-bias-linear" not in written

@@ -140,14 +140,14 @@ def test_accelerate_takes_the_plugin_that_has_the_plan(
     assert degrees.items() <= section.items()
 
 
-def test_bridge_s_words_and_file_say_the_same(intent: Any) -> None:
+def test_bridge_s_words_and_file_agree(intent: Any) -> None:
     made = TARGETS["megatron-bridge"].export(intent("mixtral-8x7b", tp=2, pp=2, ep=2, sequence_parallel=True))
-    said = dict(word.split("=", 1) for word in made.words)
+    overrides = dict(word.split("=", 1) for word in made.words)
     for section, values in yaml.safe_load(made.files["overrides.yaml"]).items():
         for name, value in values.items() if isinstance(values, dict) else ():
-            word = said[f"{section}.{name}"]
+            word = overrides[f"{section}.{name}"]
             assert word == value or json.loads(word) == value
-    assert said["model.num_moe_experts"] == "8"
+    assert overrides["model.num_moe_experts"] == "8"
 
 
 @pytest.mark.parametrize("target", ["megatron", "nanotron", "torchtitan"])
@@ -158,7 +158,7 @@ def test_targets_without_adapters_refuse_them_by_name(intent: Any, target: str) 
         TARGETS[target].export(made)
 
 
-def test_scripts_of_ones_own_are_told_their_adapters_in_the_words_of_peft(intent: Any) -> None:
+def test_scripts_of_ones_own_get_their_adapters_in_the_words_of_peft(intent: Any) -> None:
     made = intent("llama-3-8b", framework="deepspeed")
     training = replace(made.job.training, lora_dim=8, lora_alpha=16, lora_target_modules=("linear_qkv",))
     (note,) = (n for n in TARGETS["deepspeed"].export(replace(made, job=replace(made.job, training=training))).notes

@@ -1,4 +1,4 @@
-"""Started by tests: a framework's own parser reads many exports, and says which degrees it understood."""
+"""Started by tests: a framework's own parser reads many exports, and prints which degrees it understood."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Imitated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         everything = Anything("everything", (), {})
-        module.__version__ = "2.12.0"  # Transformer Engine's that Megatron-Bridge 0.3.1 asks for
+        module.__version__ = "2.12.0"  # Transformer Engine's that Megatron-Bridge 0.3.1 requires
         module.__getattr__ = lambda name: getattr(everything, name)
 
 

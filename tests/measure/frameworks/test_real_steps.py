@@ -1,6 +1,6 @@
 """Exports started for real on cores, with gloo: each trains, in the mesh it was given, and its log is a measured row.
 
-Scripts beside this file say what of a framework is replaced where it asks for a GPU, and why; of DeepSpeed nothing is.
+Scripts beside this file state what of a framework is replaced where it needs a GPU, and why; of DeepSpeed nothing is.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ WHOLE = (
 
 
 def arguments() -> argparse.Namespace:
-    """The options that a model and its groups need; the others say how a GPU runs them."""
+    """The options that a model and its groups need; the others state how a GPU runs them."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in WHOLE:
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -1,9 +1,9 @@
-"""torchtitan's own training program, of 0.2.2 or 0.3.0, on cores: what asks for a GPU finds the CPU instead.
+"""torchtitan's own training program, of 0.2.2 or 0.3.0, on cores: what requires a GPU finds the CPU instead.
 
 What is replaced, and why:
 
-- torchtitan takes the accelerator that PyTorch names, and asks it for memory statistics, which ``torch.cpu`` lacks;
-- gloo has no pre-multiplied sums: FSDP 2 is asked for plain ones by its public switch;
+- torchtitan takes the accelerator that PyTorch names, and queries its memory statistics, which ``torch.cpu`` lacks;
+- gloo has no pre-multiplied sums: FSDP 2 is set to plain ones by its public switch;
 - PyTorch before 2.14 has `set_timeout`, which 0.3.0 calls, under the name that 0.2.2 knows;
 - FlexAttention has no backward pass on the CPU: causal scaled-dot-product attention stands in (0.3.0);
 - Llama 3 8B has four layers of width 64 (0.2.2), or the shape of torchtitan's own small model (0.3.0).

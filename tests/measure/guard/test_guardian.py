@@ -61,7 +61,7 @@ def test_a_tool_that_dies_before_it_hears_that_its_program_has_started_leaves_no
     program = ["sh", "-c", f"sleep 600 & echo $$ $! > {tmp_path}/pids; wait"]
     task = {"command": program, "foreground": False, "mark": "m", "linger_s": 0.0, "cwd": None, "scratch": [],
             "restore": None, "record": None, "ignored": [], "tool": 1}  # fmt: skip
-    os.close(deaf)  # nobody reads an answer
+    os.close(deaf)  # no process reads an answer
     guardian = subprocess.Popen([PYTHON, "-I", "-S", str(GUARDIAN), str(task_out), str(answers)],
                                 pass_fds=(task_out, answers))  # fmt: skip
     os.close(answers)

@@ -160,7 +160,7 @@ def test_a_script_of_one_s_own_prints_steps_losses_and_seconds(tmp_path: Path) -
     "node1:1:2 [0] include/alloc.h:40 NCCL WARN Failed to CUDA calloc async 608 bytes\n",
     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",
 ])  # fmt: skip
-def test_a_log_that_ends_short_of_memory_in_a_library_is_a_row(text: str, tmp_path: Path) -> None:
+def test_a_log_that_ends_out_of_memory_in_a_library_is_a_row(text: str, tmp_path: Path) -> None:
     trace = "[rank0]: Traceback (most recent call last):\n[rank0]: torch.distributed.DistBackendError: NCCL error\n"
     head = TITAN.format(mesh="pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1, etp=1")
     (tmp_path / "run.log").write_text(head + text + trace)

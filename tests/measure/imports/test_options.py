@@ -60,7 +60,7 @@ STARTS = [  # a script, and the format, framework and micro-batch that it states
 
 
 @pytest.mark.parametrize(("script", "expected"), STARTS)
-def test_the_words_of_a_script_tell_the_framework(script: str, expected: tuple[str, str, int]) -> None:
+def test_the_framework_is_recognised_by_the_words_of_a_script(script: str, expected: tuple[str, str, int]) -> None:
     (taken,) = read_text(script)
     assert (taken.format, taken.framework, taken.plan["micro_batch_size"]) == expected
 
@@ -122,9 +122,9 @@ def test_options_that_are_off_are_no_flags() -> None:
         (deepspeed.accelerate_taken, "mixed_precision"),
     ],
 )  # fmt: skip
-def test_a_precision_that_means_none_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:
+def test_an_unknown_precision_is_a_remark_and_a_known_one_is_not(read: Any, name: str) -> None:
     section, _, last = name.rpartition(".")
     for word, known in (("banana", False), ("bf16-mixed", True), (None, True)):
         taken = read({section: {last: word}} if section else {last: word})
-        said = f"{name} 'banana' means no precision and is not read; expected one like bf16, fp16, fp32 or fp8."
-        assert taken.remarks == (() if known else (said,))
+        remark = f"{name} 'banana' means no precision and is not read; expected one like bf16, fp16, fp32 or fp8."
+        assert taken.remarks == (() if known else (remark,))

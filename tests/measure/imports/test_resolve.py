@@ -117,7 +117,7 @@ def test_a_shape_of_the_catalogue_goes_by_its_name_and_another_is_written_out() 
     assert run(model=shape_of("gpt2", dropout=False)).job.model.name == "gpt2-no-dropout"
 
 
-def test_without_a_vocabulary_the_only_model_of_that_shape_is_taken_else_it_is_asked_for() -> None:
+def test_without_a_vocabulary_the_only_model_of_that_shape_is_taken_else_the_vocabulary_is_required() -> None:
     found = run(model=shape_of("llama-3-405b", vocab_size=None), plan={"tp": 8})
     assert found.job.model.name == "llama-3-405b"
     assert "the vocabulary is not stated; that of llama-3-405b, whose shape it is, is taken" in found.remarks

@@ -1,4 +1,4 @@
-"""Stands in for Megatron-LM's script: reads its flags and prints logs in its format, as MEGATRON_FAKE says."""
+"""Stands in for Megatron-LM's script: reads its flags and prints logs in its format, as MEGATRON_FAKE states."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("train-iters", "global-batch-size", "micro-batch-size", "tensor-model-parallel-size"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    told, _ = parser.parse_known_args()
+    given, _ = parser.parse_known_args()
     rank, how = int(os.environ["RANK"]), os.environ.get("MEGATRON_FAKE", "")
-    for n in range(1, told.train_iters + 1):
+    for n in range(1, given.train_iters + 1):
         if how == "oom" and n == 3 and rank == 1:
             sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has 79.11 GiB.")
         if (how, n) in (("hang", 2), ("hang later", 5)):
             time.sleep(600)
         if rank == int(os.environ["WORLD_SIZE"]) - 1:
-            ms = 9000.0 if n == 1 else 800.0 + 4.0 * told.tensor_model_parallel_size + (n % 2)
+            ms = 9000.0 if n == 1 else 800.0 + 4.0 * given.tensor_model_parallel_size + (n % 2)
             line = LINE.format(
-                n=n, total=told.train_iters, samples=n * told.global_batch_size, ms=ms, joules=ms * 0.6, watts=600.0,
-                batch=told.global_batch_size, loss=10.0 / n,
+                n=n, total=given.train_iters, samples=n * given.global_batch_size, ms=ms, joules=ms * 0.6, watts=600.0,
+                batch=given.global_batch_size, loss=10.0 / n,
             )  # fmt: skip
             print(line, flush=True)
         if n == 2:

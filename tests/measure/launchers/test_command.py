@@ -106,19 +106,19 @@ def test_a_program_that_is_not_there_is_named(job: Job) -> None:
         ('{"iteration_time_s": 1, "energy_j": 1e9}', "at most 2,000 W"),
     ],
 )
-def test_a_result_that_cannot_be_true_is_a_failed_run_that_says_why(job: Job, text: str, words: str) -> None:
+def test_a_result_that_cannot_be_true_is_a_failed_run_with_the_reason(job: Job, text: str, words: str) -> None:
     row = run(job, writing(text))
     assert row["status"] == "failed"
     assert words in row["notes"]
 
 
-def test_what_is_misspelled_beside_the_time_is_said(job: Job) -> None:
+def test_a_misspelled_result_beside_the_time_is_named(job: Job) -> None:
     row = run(job, writing('{"iteration_time_s": 1, "enrgy_j": 5}'))
     assert row["status"] == "ok"
     assert row["notes"].startswith("not read: enrgy_j (did you mean 'energy_j'?)")
 
 
-def test_on_several_nodes_a_row_says_who_set_the_clocks(job: Job) -> None:
+def test_on_several_nodes_a_row_notes_who_set_the_clocks(job: Job) -> None:
     good = writing('{"iteration_time_s": 1}')
     assert "were not set, and the command does not receive them: it has no {stage" in run(job, good)["notes"]
     assert run(job, good, "{stage_clock_mhz}")["notes"] == "clocks of 2 nodes were left to the command"
@@ -126,7 +126,7 @@ def test_on_several_nodes_a_row_says_who_set_the_clocks(job: Job) -> None:
     assert run(job, good, plan=without)["notes"] == ""
 
 
-def test_the_command_may_say_itself_that_it_ran_out_of_memory(job: Job) -> None:
+def test_the_command_may_report_itself_that_it_ran_out_of_memory(job: Job) -> None:
     assert run(job, writing('{"status": "oom"}') + "; sys.exit(1)")["status"] == "oom"
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_fails_is_a_row_that_says_how(job: Job, code: str, status: st
     assert row["dp"] == 4
 
 
-def test_a_disk_that_fills_up_is_named_where_the_log_cannot_say_it(job: Job, small_disk: Path) -> None:
+def test_a_disk_that_fills_up_is_named_where_the_log_cannot_record_it(job: Job, small_disk: Path) -> None:
     row = run(job, "print('x' * 100_000, flush=True)", logs=small_disk)
     assert (row["status"], row["notes"].split("; ")[0]) == ("failed", "the disk is full")
 
@@ -169,18 +169,22 @@ def test_log_and_result_stay_where_a_folder_is_given(job: Job, tmp_path: Path) -
     assert json.loads((folders[0] / "result.json").read_text()) == {"iteration_time_s": 1}
 
 
-def test_a_run_that_failed_says_where_its_log_is_or_what_would_keep_it(job: Job, tmp_path: Path) -> None:
+def test_a_run_that_failed_names_its_log_or_the_option_that_keeps_one(job: Job, tmp_path: Path) -> None:
     kept = run(job, "sys.exit(3)", logs=tmp_path)
     assert kept["notes"] == f"exit code 3; log: {next(tmp_path.glob('*/log.txt'))}"
     assert run(job, "sys.exit(3)")["notes"] == "exit code 3; no log is kept without --logs"
     assert "log" not in run(job, "sys.exit('CUDA out of memory')")["notes"]
 
 
-def test_gpus_of_this_machine_are_set_and_metered_over_the_window_that_the_command_tells(job: Job, driver: Any) -> None:
+def test_gpus_of_this_machine_are_set_and_metered_over_the_window_that_the_command_reports(
+    job: Job, driver: Any
+) -> None:
     one = replace(job, cluster=replace(job.cluster, nodes=1))
-    told = "json.dump({'iteration_time_s': 1, 'measured_s': [t, time.time()], 'iterations': 3}, open(sys.argv[1], 'w'))"
+    report = (
+        "json.dump({'iteration_time_s': 1, 'measured_s': [t, time.time()], 'iterations': 3}, open(sys.argv[1], 'w'))"
+    )
     row = run(
-        one, f"import time; t = time.time(); time.sleep(3); {told}", plan=PLAN | {"dp": 2, "stage_clock_mhz": "1410"}
+        one, f"import time; t = time.time(); time.sleep(3); {report}", plan=PLAN | {"dp": 2, "stage_clock_mhz": "1410"}
     )
     assert row["energy_j"] > 0, row["notes"]
     assert {call.split()[2] for call in driver.calls() if call.startswith("lock")} == {"1410"}

@@ -32,7 +32,7 @@ TRAINS = "import time\nfor _ in range({}):\n    time.sleep(0.5)\n    print('step
 
 
 class Steps(Program):
-    """A program that takes half a second an iteration, and says so."""
+    """A program that takes half a second an iteration, and prints it."""
 
     name = "steps"
 

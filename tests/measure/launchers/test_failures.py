@@ -40,7 +40,7 @@ NCCL = (
         "subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.",
     ],
 )
-def test_words_of_short_memory_are_oom(log: str) -> None:
+def test_words_of_exhausted_memory_are_oom(log: str) -> None:
     assert failure_of(log, 1, False, 60).status == "oom"
 
 
@@ -60,7 +60,7 @@ def test_a_line_that_speaks_of_memory_is_not_what_ended_a_run(before: str, error
     assert "memory" not in failure.detail
 
 
-def test_the_rank_that_failed_first_tells_whether_memory_ran_out() -> None:
+def test_the_rank_that_failed_first_decides_whether_memory_ran_out() -> None:
     log = (LOGS / "one_rank_raises.txt").read_text()
     late = f"[rank1]: Traceback (most recent call last):\n{CUDA.replace('rank3', 'rank1')}\n"
     assert failure_of(late + log, 1, False, 60).status == "failed"

@@ -1,4 +1,4 @@
-"""A framework's launcher says before the first run whether it has words for a job at all."""
+"""A framework's launcher refuses, before the first run, a job that it has no words for at all."""
 
 from __future__ import annotations
 

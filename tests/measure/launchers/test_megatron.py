@@ -45,20 +45,20 @@ def option(arguments: list[str], name: str) -> str:
 
 def test_a_plan_becomes_megatrons_own_flags(llama: Job) -> None:
     plan = PLAN | {"dp": 2, "pp": 4, "vpp": 2, "cp": 2, "zero_stage": 1, "recompute": "full"}
-    said = megatron_arguments(llama, plan, 20)
-    assert option(said, "--tensor-model-parallel-size") == "2"
-    assert option(said, "--pipeline-model-parallel-size") == "4"
-    assert option(said, "--num-virtual-stages-per-pipeline-rank") == "2"
-    assert option(said, "--num-query-groups") == str(llama.model.num_query_groups)
-    assert {"--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16", "--mock-data"} <= set(said)
-    assert option(said, "--recompute-granularity") == "full"
+    arguments = megatron_arguments(llama, plan, 20)
+    assert option(arguments, "--tensor-model-parallel-size") == "2"
+    assert option(arguments, "--pipeline-model-parallel-size") == "4"
+    assert option(arguments, "--num-virtual-stages-per-pipeline-rank") == "2"
+    assert option(arguments, "--num-query-groups") == str(llama.model.num_query_groups)
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16", "--mock-data"} <= set(arguments)
+    assert option(arguments, "--recompute-granularity") == "full"
 
 
-def test_a_plain_plan_says_nothing_of_what_it_does_not_use(llama: Job) -> None:
-    said = megatron_arguments(llama, PLAN | {"sequence_parallel": False}, 20)
+def test_a_plain_plan_has_no_flags_for_what_it_does_not_use(llama: Job) -> None:
+    arguments = megatron_arguments(llama, PLAN | {"sequence_parallel": False}, 20)
     unused = {"--sequence-parallel", "--use-distributed-optimizer", "--recompute-granularity", "--num-experts"}
-    assert not unused & set(said)
-    assert "--expert-model-parallel-size" not in said
+    assert not unused & set(arguments)
+    assert "--expert-model-parallel-size" not in arguments
 
 
 def test_a_model_without_dropout_is_trained_without_it(llama: Job) -> None:
@@ -68,12 +68,12 @@ def test_a_model_without_dropout_is_trained_without_it(llama: Job) -> None:
         assert name not in megatron_arguments(dropping, PLAN, 20)  # Megatron-LM's own default
 
 
-def test_experts_are_told_with_their_own_width() -> None:
+def test_experts_have_their_own_width() -> None:
     mixtral = jointopt.load_job("mixtral-8x22b-8x8-h100")
-    said = megatron_arguments(mixtral, PLAN | {"ep": 4}, 20)
-    assert option(said, "--num-experts") == "8"
-    assert option(said, "--moe-ffn-hidden-size") == str(mixtral.model.moe_ffn_hidden_size)
-    assert option(said, "--expert-model-parallel-size") == "4"
+    arguments = megatron_arguments(mixtral, PLAN | {"ep": 4}, 20)
+    assert option(arguments, "--num-experts") == "8"
+    assert option(arguments, "--moe-ffn-hidden-size") == str(mixtral.model.moe_ffn_hidden_size)
+    assert option(arguments, "--expert-model-parallel-size") == "4"
 
 
 def test_fp16_starts_from_a_loss_scale_that_skips_no_iteration(llama: Job) -> None:
@@ -109,7 +109,7 @@ def test_a_row_states_the_version_and_the_fabric_of_its_log(llama: Job) -> None:
     assert (row["framework_version"], row["fabric"]) == ("0.16.1", "InfiniBand (2 ports)")
 
 
-def test_a_run_that_skips_every_iteration_is_a_failure_that_says_so(llama: Job) -> None:
+def test_a_run_that_skips_every_iteration_is_a_failure_with_that_reason(llama: Job) -> None:
     skipped = LINE.replace("skipped iterations:   0", "skipped iterations:   1")
     log = "".join(skipped.format(n=n, ms=800.0) for n in range(1, 10))
     row = MegatronProgram(HERE).results(llama, HERE, log)
@@ -128,8 +128,8 @@ def test_lines_that_are_cut_or_mixed_up_are_left_out() -> None:
 
 def test_memory_is_that_of_the_fullest_rank() -> None:
     parts = "allocated: 1.0 | max allocated: 2.0 | reserved: 3.0 | max reserved: {}\n"
-    said = "[Rank {}] (after 2 iterations) memory (MB) | " + parts
-    text = LINE.format(n=1, ms=800.0) + said.format(0, 40960.0) + said.format(7, 51200.0)
+    report = "[Rank {}] (after 2 iterations) memory (MB) | " + parts
+    text = LINE.format(n=1, ms=800.0) + report.format(0, 40960.0) + report.format(7, 51200.0)
     assert read_log(text, dropped=0).peak_memory_gib == pytest.approx(50.0)
 
 
@@ -184,7 +184,7 @@ def test_a_run_that_is_not_behind_goes_on(small: Job, monkeypatch: pytest.Monkey
     assert "did not end within 12 s" in row["notes"]
 
 
-def test_a_log_tells_that_a_run_is_behind_only_once_three_measured_iterations_are_whole(
+def test_a_log_shows_that_a_run_is_behind_only_once_three_measured_iterations_are_whole(
     llama: Job, tmp_path: Path
 ) -> None:
     program, log = MegatronProgram(HERE, iterations=9, warmup_iterations=2), tmp_path / "log.txt"
@@ -246,7 +246,7 @@ def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path:
     assert words[:3] == ["env", "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=1"]
 
 
-def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:
+def test_what_many_ranks_print_at_the_end_hides_no_iteration(llama: Job, tmp_path: Path) -> None:
     text = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 5))
     (tmp_path / "log.txt").write_text(text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000)
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
@@ -254,7 +254,7 @@ def test_what_many_ranks_say_at_the_end_hides_no_iteration(llama: Job, tmp_path:
     assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))
 
 
-def test_a_failed_run_on_a_cluster_says_where_its_log_is(llama: Job, tmp_path: Path) -> None:
+def test_a_failed_run_on_a_cluster_names_its_log(llama: Job, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("ValueError: bad flag\n")
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False)
     row = launcher.row(llama, PLAN, tmp_path, End(None, Written(1, 60)))

@@ -22,7 +22,7 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_the_exit_code_and_the_end_of_the_log_are_told(tmp_path: Path) -> None:
+def test_the_exit_code_and_the_end_of_the_log_are_reported(tmp_path: Path) -> None:
     ended = run_program([PYTHON, "-c", "print('so far'); exit(3)"], tmp_path / "log", limit_s=30)
     assert (ended.code, ended.timed_out, ended.tail) == (3, False, "so far\n")
 
@@ -90,9 +90,11 @@ def test_bytes_that_are_no_text_do_not_hide_the_rest(tmp_path: Path) -> None:
     assert run_program([PYTHON, "-c", garbage], tmp_path / "log", limit_s=30).tail.endswith(" loss 3")
 
 
-def test_programs_count_gpus_as_the_meter_does_unless_told_otherwise(tmp_path: Path, monkeypatch) -> None:
-    ask = [PYTHON, "-c", "import os; print(os.environ['CUDA_DEVICE_ORDER'])"]
+def test_programs_count_gpus_as_the_meter_does_unless_the_environment_states_another_order(
+    tmp_path: Path, monkeypatch
+) -> None:
+    program = [PYTHON, "-c", "import os; print(os.environ['CUDA_DEVICE_ORDER'])"]
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert run_program(ask, tmp_path / "log", limit_s=30).tail == "PCI_BUS_ID\n"
+    assert run_program(program, tmp_path / "log", limit_s=30).tail == "PCI_BUS_ID\n"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    assert run_program(ask, tmp_path / "told", limit_s=30).tail == "FASTEST_FIRST\n"
+    assert run_program(program, tmp_path / "second", limit_s=30).tail == "FASTEST_FIRST\n"

@@ -46,7 +46,7 @@ def test_precision_in_free_text_does_not_exclude_a_row(make_runs, job: Job) -> N
         size(make_runs(dtype="fp16"), job)
 
 
-def test_a_table_of_another_job_says_what_differs(make_runs, job: Job) -> None:
+def test_a_table_of_another_job_is_refused_with_what_differs(make_runs, job: Job) -> None:
     with pytest.raises(LauncherError, match="seq_length 2048 and the table holds 4096"):
         size(make_runs(seq_length=4096), job)
 
@@ -57,7 +57,9 @@ def test_a_table_of_which_no_row_has_all_that_the_job_needs_names_these_columns(
         size(both, job)
 
 
-def test_rows_of_whole_models_and_of_blocks_are_told_apart_where_every_row_names_its_kind(make_runs, job: Job) -> None:
+def test_rows_of_whole_models_and_of_blocks_are_distinguished_where_every_row_names_its_kind(
+    make_runs, job: Job
+) -> None:
     runs = make_runs(block="layer", group="layers")
     with pytest.raises(LauncherError):
         size(runs, job)
@@ -95,8 +97,8 @@ def test_a_blank_cell_of_a_plan_contradicts_no_row(make_runs, job: Job) -> None:
 def test_a_table_without_status_is_ok_where_there_is_a_time(make_runs, job: Job) -> None:
     runs = make_runs()
     launcher = ReplayLauncher(runs.drop(columns="status"))
-    told = [launcher.run(job, plan)["status"] for plan in runs.to_dict("records")]
-    assert told == ["failed" if status == "oom" else "ok" for status in runs["status"]]
+    statuses = [launcher.run(job, plan)["status"] for plan in runs.to_dict("records")]
+    assert statuses == ["failed" if status == "oom" else "ok" for status in runs["status"]]
 
 
 def test_an_unknown_status_is_named_with_its_row(make_runs) -> None:
@@ -118,7 +120,7 @@ def test_gpus_go_by_any_name_that_the_catalogue_knows(make_runs, job: Job) -> No
 
 
 @pytest.mark.parametrize("spell", [str.upper, lambda status: f" {status.title()} "])
-def test_statuses_are_read_in_any_case_and_a_blank_one_is_what_the_time_says(make_runs, job: Job, spell) -> None:
+def test_statuses_are_read_in_any_case_and_a_blank_one_follows_from_the_time(make_runs, job: Job, spell) -> None:
     runs = make_runs()
     spelled = runs.assign(status=runs["status"].map(spell))
     spelled.loc[spelled["iteration_time_s"].notna(), "status"] = None

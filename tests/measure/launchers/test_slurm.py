@@ -77,7 +77,7 @@ def test_a_run_on_two_nodes_is_a_row_that_names_its_job(make: Make, job: Job) ->
     assert "on n[0-1]" in row["notes"]
 
 
-def test_asking_for_a_plan_twice_runs_it_twice_and_keeps_both_logs(make: Make, job: Job, tmp_path: Path) -> None:
+def test_requesting_a_plan_twice_runs_it_twice_and_keeps_both_logs(make: Make, job: Job, tmp_path: Path) -> None:
     launcher = make("echo here;" + RESULT)
     first, second = launcher.run(job, PLAN), launcher.run(job, PLAN)
     assert first["notes"] != second["notes"]
@@ -209,9 +209,9 @@ def tool(job: Job, tmp_path: Path) -> Iterator[Callable[[SlurmLauncher, str], su
     def start(launcher: SlurmLauncher, shell: str) -> subprocess.Popen[bytes]:
         words = launcher.program.template.words  # type: ignore[union-attr]
         options = {"folder": launcher.folder, "command": words, "poll_s": 0.5}
-        (tmp_path / "asked").write_bytes(pickle.dumps((job, PLAN, options)))
+        (tmp_path / "call").write_bytes(pickle.dumps((job, PLAN, options)))
         started.append(
-            subprocess.Popen([sys.executable, "-c", TOOL, str(tmp_path / "asked")], stderr=subprocess.DEVNULL)
+            subprocess.Popen([sys.executable, "-c", TOOL, str(tmp_path / "call")], stderr=subprocess.DEVNULL)
         )
         return started[-1]
 
@@ -290,16 +290,16 @@ def test_a_controller_that_stays_away_is_an_error_and_the_job_is_found_again_lat
     assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
 
 
-def test_that_slurm_does_not_answer_is_said_at_once(make: Make, job: Job, tmp_path: Path, instead: Instead) -> None:
+def test_that_slurm_does_not_answer_is_reported_at_once(make: Make, job: Job, tmp_path: Path, instead: Instead) -> None:
     instead("squeue", f"[ -e {tmp_path}/back ] || {{ touch {tmp_path}/back; echo away >&2; exit 1; }}; exec REAL")
-    said: list[str] = []
-    (ended,) = make().run_all(job, [PLAN], lambda place, text: said.append(text))
+    messages: list[str] = []
+    (ended,) = make().run_all(job, [PLAN], lambda place, text: messages.append(text))
     assert ended.row["status"] == "ok"
-    assert said[0] == "Slurm does not answer (away); waiting up to 10 min"
-    assert len([text for text in said if "does not answer" in text]) == 1
+    assert messages[0] == "Slurm does not answer (away); waiting up to 10 min"
+    assert len([text for text in messages if "does not answer" in text]) == 1
 
 
-def test_a_result_that_nobody_fetched_is_not_measured_again(
+def test_a_result_that_was_never_fetched_is_not_measured_again(
     make: Make, job: Job, cluster: Cluster, tmp_path: Path, tool: Any
 ) -> None:
     launcher = make(UP + f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
@@ -326,7 +326,7 @@ def interrupt_when_it_runs(place: int, text: str) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_run_asked_for_while_its_cancelled_job_still_ends_is_a_new_one(make: Make, job: Job) -> None:
+def test_a_run_requested_while_its_cancelled_job_still_ends_is_a_new_one(make: Make, job: Job) -> None:
     deaf = make("trap '' TERM; while true; do sleep 0.1; done")
     with pytest.raises(KeyboardInterrupt):
         list(deaf.run_all(job, [PLAN], interrupt_when_it_runs))
@@ -334,18 +334,20 @@ def test_a_run_asked_for_while_its_cancelled_job_still_ends_is_a_new_one(make: M
     assert row["status"] == "ok", row["notes"]
 
 
-def test_a_job_that_could_not_be_cancelled_is_told_and_found_again(
+def test_a_job_that_could_not_be_cancelled_is_reported_and_found_again(
     make: Make, job: Job, cluster: Cluster, tmp_path: Path, instead: Instead
 ) -> None:
     instead("scancel", f"[ ! -e {tmp_path}/away ] || {{ echo 'scancel: error: no answer' >&2; exit 1; }}; exec REAL")
     (tmp_path / "away").touch()
-    said: list[str] = []
+    messages: list[str] = []
     launcher = make(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; " + RESULT)
-    runs = launcher.run_all(job, [PLAN], lambda place, text: said.append(text) or interrupt_when_it_runs(place, text))
+    runs = launcher.run_all(
+        job, [PLAN], lambda place, text: messages.append(text) or interrupt_when_it_runs(place, text)
+    )
     with pytest.raises(KeyboardInterrupt):
         list(runs)
     number = cluster.run("squeue", "--noheader", "--format=%A")
-    assert f"Slurm does not cancel it: scancel: error: no answer; scancel {number} does" in said
+    assert f"Slurm does not cancel it: scancel: error: no answer; scancel {number} does" in messages
     (tmp_path / "away").rename(tmp_path / "go")
     assert f"Slurm job {number} " in launcher.run(job, PLAN)["notes"]
 
@@ -414,17 +416,17 @@ class FullDisk(CommandProgram):
 
 def test_a_run_that_cannot_be_started_waits_for_those_that_were(make: Make, job: Job) -> None:
     words = make("sleep 2; " + RESULT).program.template.words  # type: ignore[union-attr]
-    said: list[str] = []
+    messages: list[str] = []
     runs = make(command=None, program=FullDisk(words)).run_all(
-        job, [PLAN, FEWER], lambda place, text: said.append(f"{place} {text}")
+        job, [PLAN, FEWER], lambda place, text: messages.append(f"{place} {text}")
     )
     assert next(runs).row["status"] == "ok"
-    assert any(text.startswith("1 ") and "No space left" in text for text in said)
+    assert any(text.startswith("1 ") and "No space left" in text for text in messages)
     with pytest.raises(LauncherError, match="No space left"):
         next(runs)
 
 
-def test_a_job_that_slurm_forgot_is_told_by_what_it_wrote(make: Make, job: Job, tmp_path: Path) -> None:
+def test_a_job_that_slurm_forgot_is_judged_by_what_it_wrote(make: Make, job: Job, tmp_path: Path) -> None:
     make().run(job, PLAN)
     folder = next(tmp_path.glob("runs/*/1"))
     (folder / "state.json").write_text('{"job": 999999}')
@@ -441,14 +443,14 @@ def test_the_controller_may_restart_meanwhile(make: Make, job: Job, cluster: Clu
 
 
 def test_a_job_that_can_never_start_is_an_error_and_leaves_nothing(make: Make, job: Job, cluster: Cluster) -> None:
-    asked = replace(job, slurm=replace(job.slurm, partition="short", time_limit_min=30))
+    limited = replace(job, slurm=replace(job.slurm, partition="short", time_limit_min=30))
     with pytest.raises(LauncherError, match="PartitionTimeLimit"):
-        make().run(asked, PLAN)
+        make().run(limited, PLAN)
     wait_for(lambda: not cluster.jobs(), "the job is gone")
 
 
 @pytest.mark.parametrize("key", ["partition", "reservation", "constraint"])
-def test_what_slurm_refuses_is_told_in_its_words(make: Make, job: Job, key: str) -> None:
+def test_what_slurm_refuses_is_reported_in_its_words(make: Make, job: Job, key: str) -> None:
     with pytest.raises(LauncherError, match="Slurm does not take the job"):
         make().run(replace(job, slurm=replace(job.slurm, **{key: "nowhere"})), PLAN)
 
@@ -486,7 +488,7 @@ def with_gpus(job: Job) -> Job:
     return replace(job, slurm=replace(job.slurm, gpu_request="--gpus-per-node={gpus}"))
 
 
-def test_gpus_that_nobody_can_set_are_an_error_that_names_the_choice(make: Make, job: Job) -> None:
+def test_gpus_that_cannot_be_set_are_an_error_that_names_the_choice(make: Make, job: Job) -> None:
     with pytest.raises(LauncherError, match=r"On a node: No GPU is found.*--default-clocks"):
         make().run(with_gpus(job), PLAN)
 
@@ -509,7 +511,7 @@ def test_gpus_of_a_node_are_set_metered_and_put_back(
     assert not driver.held()
 
 
-def test_a_machine_that_cannot_submit_says_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_submit_is_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(LauncherError, match="needs sbatch, which is not on the PATH"):
         SlurmLauncher().candidates(job)

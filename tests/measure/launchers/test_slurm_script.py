@@ -1,4 +1,4 @@
-"""The script that Slurm receives, and what Slurm says of a job, read back."""
+"""The script that Slurm receives, and what Slurm reports of a job, read back."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def test_nodes_and_gpus_are_those_of_the_cluster(job: Job) -> None:
     assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", "--exclusive", "--requeue"} <= set(directives(job))
 
 
-def test_what_the_job_file_says_is_asked_for(job: Job) -> None:
-    asked = {"account": "llm", "partition": "gpu", "qos": "high", "constraint": "[a|b]", "reservation": "r1"}
-    lines = directives(job, **asked, sbatch=("--mail-type=END",), exclusive=False, requeue=False)
-    assert {f"--{key}={value}" for key, value in asked.items()} | {"--mail-type=END", "--no-requeue"} <= set(lines)
+def test_what_the_job_file_states_is_requested(job: Job) -> None:
+    options = {"account": "llm", "partition": "gpu", "qos": "high", "constraint": "[a|b]", "reservation": "r1"}
+    lines = directives(job, **options, sbatch=("--mail-type=END",), exclusive=False, requeue=False)
+    assert {f"--{key}={value}" for key, value in options.items()} | {"--mail-type=END", "--no-requeue"} <= set(lines)
     assert "--exclusive" not in lines
 
 
 @pytest.mark.parametrize(
     ("request_", "line"), [("--gres=gpu:h100:{gpus}", "--gres=gpu:h100:4"), ("none", None)], ids=["gres", "none"]
 )
-def test_gpus_are_asked_for_in_the_words_of_the_site(job: Job, request_: str, line: str | None) -> None:
+def test_gpus_are_requested_in_the_words_of_the_site(job: Job, request_: str, line: str | None) -> None:
     gpus = [word for word in directives(job, gpu_request=request_) if "gpu" in word and "output" not in word]
     assert gpus == ([line] if line else [])
 
@@ -88,7 +88,7 @@ def test_words_reach_the_program_as_they_are(words: list[str]) -> None:
     assert ran.stdout.decode().split("\0")[:-1] == [*words, "$(id)", "`id`", "$HOME", "at-3 4.json"]
 
 
-def test_what_slurm_says_of_a_job_is_read() -> None:
+def test_what_slurm_reports_of_a_job_is_read() -> None:
     job = parse_job(RUNNING)
     assert (job.number, job.name, job.state, job.restarts) == (7, "jointopt-0123456789ab", "RUNNING", 1)
     assert (job.nodes, job.queued_s, job.ended, job.stuck) == ("n[0,2]", 61.0, False, False)
@@ -106,7 +106,7 @@ def test_jobs_that_come_back_by_themselves_are_not_over(state: str, ended: bool)
     ("reason", "stuck"),
     [("Resources", False), ("Priority", False), ("BadConstraints", True), ("AssocMaxNodePerJobLimit", True)],
 )
-def test_what_no_waiting_ends_is_told_from_a_queue(reason: str, stuck: bool) -> None:
+def test_a_job_that_no_waiting_starts_is_distinguished_from_a_queued_one(reason: str, stuck: bool) -> None:
     line = RUNNING.replace("RUNNING", "PENDING").replace("Reason=None", f"Reason={reason}")
     assert parse_job(line).stuck == stuck
 
@@ -123,7 +123,7 @@ def test_what_no_waiting_ends_is_told_from_a_queue(reason: str, stuck: bool) -> 
     ],
     ids=["runs", "unseen", "waits", "ends", "another state"],
 )  # fmt: skip
-def test_a_state_is_told_with_its_reason_and_since_when(changes: dict[str, str], words: str) -> None:
+def test_a_state_is_reported_with_its_reason_and_since_when(changes: dict[str, str], words: str) -> None:
     line = RUNNING
     for old, new in changes.items():
         line = line.replace(old, new, 1)
@@ -152,7 +152,7 @@ def test_a_job_that_somebody_must_release_is_not_waited_for(state: str) -> None:
     ("due", "status"),
     [(" DUE TO TIME LIMIT", "timeout"), (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG", "failed"), ("", "failed")],
 )
-def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_told_by_its_log(
+def test_a_job_that_slurm_forgot_and_that_wrote_no_end_is_judged_by_its_log(
     tmp_path: Path, due: str, status: str
 ) -> None:
     log = f"step 3\nslurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026-03-01T13:20:34{due} ***\n"

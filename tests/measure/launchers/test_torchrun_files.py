@@ -60,7 +60,7 @@ def test_the_time_of_a_run_that_was_ended_early_is_the_least_of_its_iterations_a
 
 
 @pytest.mark.parametrize(("loss", "finite"), [([5.0, 4.0], True), ([5.0, math.nan], False), ([math.inf, 4.0], False)])
-def test_a_loss_that_is_not_finite_is_said(tmp_path: Path, loss: list[float], finite: bool) -> None:
+def test_a_loss_that_is_not_finite_is_noted(tmp_path: Path, loss: list[float], finite: bool) -> None:
     row = read_result(written(tmp_path, loss=loss), MODEL)
     assert row is not None
     assert ("the loss is not finite" in row["notes"]) != finite
@@ -73,7 +73,7 @@ def test_a_narrower_embedding_is_named_as_left_out(tmp_path: Path, embedding: in
     assert ("narrower embedding" in row["notes"]) == missing
 
 
-def test_a_model_that_is_built_otherwise_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_model_that_is_built_otherwise_has_a_note_of_what_is_missing(tmp_path: Path) -> None:
     gpt = replace(MODEL, tied_embeddings=True, position_embedding="learned", rmsnorm=False, linear_bias=True)
     found = {"iteration_s": [1.0], "loss": [5.0], "peak_memory_gib": 1.0, "measured_s": [0.0, 1.0]}
     (tmp_path / "result.json").write_text(json.dumps(found))

@@ -50,7 +50,7 @@ def test_power_before_and_after_the_window_does_not_count() -> None:
     assert results(smi(START, 90, watts=burst))[0]["avg_power_w"] == pytest.approx(400.55, rel=1e-3)
 
 
-def test_nodes_are_added_up_and_their_gpus_told_apart() -> None:
+def test_nodes_are_added_up_and_their_gpus_kept_apart() -> None:
     found, _, reason = results(dmon(START, 60), dmon(START - 5, 70), gpus=4)
     assert reason == ""
     assert found["energy_j"] == pytest.approx(2 * 40 * (400 + 401) / 20, rel=1e-3)

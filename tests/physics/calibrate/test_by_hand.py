@@ -115,9 +115,9 @@ def test_a_rank_has_as_many_micro_batches_as_its_share_of_the_batch_holds() -> N
 def test_energy_of_an_iteration_is_power_times_time_of_all_gpus() -> None:
     whole = sweep(num_gpus=8).rename(columns={"time_s": "iteration_time_s"})
     table = response_table(whole)
-    _, told = fit_profiles(table, table.rows.head(2), BOARD)
-    each = told["predicted_avg_power_w"] * told["predicted_iteration_time_s"]
-    assert told["predicted_energy_j"].to_numpy() == pytest.approx(8 * each.to_numpy())
+    _, predicted = fit_profiles(table, table.rows.head(2), BOARD)
+    each = predicted["predicted_avg_power_w"] * predicted["predicted_iteration_time_s"]
+    assert predicted["predicted_energy_j"].to_numpy() == pytest.approx(8 * each.to_numpy())
 
 
 def test_savings_are_over_the_maximum_clock() -> None:
@@ -142,9 +142,9 @@ def test_a_board_limit_is_stated_where_readings_left_less_than_four_fifths_of_it
     # the prior of this board's limit has a deviation of 0.1
     board = Board("x", 1000.0, 10.0, ResponsePrior(limit_sd=0.1))
     none, one = Estimate(*[np.ones(1)] * 3), np.array([0])
-    told = StageFit(Hierarchy(one, 1), np.log(np.full(16, 2.0)), np.full(16, sd), Fit(one, one), none, none, none)
+    fitted = StageFit(Hierarchy(one, 1), np.log(np.full(16, 2.0)), np.full(16, sd), Fit(one, one), none, none, none)
     table = response_table(sweep())
-    found = calibration_of(table, board, [Fitted(told, CLOCKS / 1000, {"time": 1.0}, ["work"])])
+    found = calibration_of(table, board, [Fitted(fitted, CLOCKS / 1000, {"time": 1.0}, ["work"])])
     assert found.constants.board_limit_w == (2.0 if stated else None)
     assert found.constants.static_w == pytest.approx(2.0)
     assert found.plus_minus["static_w"] == pytest.approx(1.645 * sd * 2.0, rel=1e-3)

@@ -20,7 +20,7 @@ def test_switching_power_is_proportional_to_the_clock_below_the_knee_and_one_at_
     assert shape == pytest.approx([0.35 / 1.25**2, 0.7 / 1.25**2, 1.0])
 
 
-def test_far_below_the_limit_the_clock_asked_for_is_reached() -> None:
+def test_far_below_the_limit_the_requested_clock_is_reached() -> None:
     assert reached_clock(SHAPE, WORK, X, np.array(2000.0)) == pytest.approx(X, abs=1e-6)
 
 
@@ -69,8 +69,8 @@ def test_a_reading_changes_with_no_parameter_that_it_does_not_follow() -> None:
     mean, _ = hierarchy.prior(ResponsePrior(), np.zeros(3), np.full(3, 300.0))
     x, limit_w = np.array([0.5, 0.8, 0.9, 1.0]), np.full(4, 250.0)
     at = mean + 0.1 * np.eye(hierarchy.size)
-    told = [(hierarchy.shape(theta), take(hierarchy.work(theta), curve)) for theta in (mean, *at)]
-    times, powers = (np.array([law(*one, x, limit_w) for one in told]) for law in (log_time_s, log_power_w))
+    arguments = [(hierarchy.shape(theta), take(hierarchy.work(theta), curve)) for theta in (mean, *at)]
+    times, powers = (np.array([law(*one, x, limit_w) for one in arguments]) for law in (log_time_s, log_power_w))
     changed = (times[1:] != times[0]) | (powers[1:] != powers[0])
     followed = (hierarchy.follows(curve)[:, None, :] == np.arange(hierarchy.size)[:, None]).any(axis=0)
     assert changed.any(axis=1).sum() > hierarchy.curves

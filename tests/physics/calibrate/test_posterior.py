@@ -37,24 +37,24 @@ def test_one_wild_reading_does_not_move_the_law() -> None:
     assert found.weight[4] < 0.01
 
 
-def test_rows_asked_for_are_wider_the_farther_they_are_from_readings() -> None:
+def test_queried_rows_are_wider_the_farther_they_are_from_readings() -> None:
     value = line(np.array([1.0, 2.0]))
     value[:8] = np.nan
-    told = predict(LINE, readings(value), PRIOR, fit(LINE, readings(value), PRIOR))
-    assert (np.diff(told.sd[:8]) < 0.0).all()
-    assert np.allclose(told.mean, line(np.array([1.0, 2.0])), atol=0.02)
+    predicted = predict(LINE, readings(value), PRIOR, fit(LINE, readings(value), PRIOR))
+    assert (np.diff(predicted.sd[:8]) < 0.0).all()
+    assert np.allclose(predicted.mean, line(np.array([1.0, 2.0])), atol=0.02)
 
 
 def test_without_readings_near_it_a_parameter_keeps_its_prior() -> None:
     value = np.full(12, np.nan)
     value[0] = 0.0
-    told = predict(LINE, readings(value), PRIOR, fit(LINE, readings(value), PRIOR))
-    assert told.theta_sd.min() > 4.0
+    predicted = predict(LINE, readings(value), PRIOR, fit(LINE, readings(value), PRIOR))
+    assert predicted.theta_sd.min() > 4.0
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_parameters_that_no_reading_shares_are_told_in_one_step_as_alone(seed: int) -> None:
+def test_parameters_that_no_reading_shares_are_estimated_in_one_step_as_alone(seed: int) -> None:
     half, rng = np.repeat([0, 1], 6), np.random.default_rng(seed)
     each = np.repeat([[0], [1], [2]], 12, axis=1)
 

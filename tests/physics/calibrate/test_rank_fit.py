@@ -43,40 +43,40 @@ def hidden(rows: RankRows, plan: int) -> RankRows:
 PLANS = np.array([[1.0, 1.0], [0.6, 0.6], [0.8, 0.7], [0.9, 0.75], [0.85, 0.95]])
 
 
-def test_a_plan_that_was_not_measured_is_told_by_four_that_were() -> None:
+def test_a_plan_that_was_not_measured_is_predicted_from_four_that_were() -> None:
     rows = measured(PLANS)
-    told = fit_ranks(hidden(rows, 4), ResponsePrior(limit_w=2000.0))
+    predicted = fit_ranks(hidden(rows, 4), ResponsePrior(limit_w=2000.0))
     out = rows.plan == 4
-    assert told.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.01)
-    assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.015)
-    assert (told.energy.low[out] < rows.energy_j[out]).all()
-    assert (rows.energy_j[out] < told.energy.high[out]).all()
+    assert predicted.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.01)
+    assert predicted.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.015)
+    assert (predicted.energy.low[out] < rows.energy_j[out]).all()
+    assert (rows.energy_j[out] < predicted.energy.high[out]).all()
 
 
 @pytest.mark.parametrize("seen", ["clocks", "limits"])
-def test_plans_under_clocks_tell_those_under_limits_and_the_other_way_round(seen: str) -> None:
+def test_plans_under_clocks_predict_those_under_limits_and_the_other_way_round(seen: str) -> None:
     clocks = np.vstack([PLANS, np.ones((3, 2))])
     limits = np.vstack([np.full_like(PLANS, np.nan), np.repeat([[320.0], [280.0], [240.0]], 2, axis=1)])
     rows = measured(clocks, limits)
     out = rows.limited if seen == "clocks" else ~rows.limited
     blank = [np.where(out, np.nan, values) for values in (rows.time_s, rows.iteration_s, rows.energy_j)]
-    told = fit_ranks(replace(rows, **dict(zip(BLANKED, blank, strict=True))), ResponsePrior(limit_w=360.0))
-    assert told.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.08)
-    assert told.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.08)
+    predicted = fit_ranks(replace(rows, **dict(zip(BLANKED, blank, strict=True))), ResponsePrior(limit_w=360.0))
+    assert predicted.iteration.value[out] == pytest.approx(rows.iteration_s[out], rel=0.08)
+    assert predicted.energy.value[out] == pytest.approx(rows.energy_j[out], rel=0.08)
 
 
 def test_an_iteration_that_the_row_states_is_not_predicted_again() -> None:
     rows = measured(PLANS)
-    told = fit_ranks(rows, ResponsePrior(limit_w=2000.0))
-    assert told.iteration.value == pytest.approx(rows.iteration_s)
-    assert told.wait_w == pytest.approx(WAIT_W, rel=0.1)
+    predicted = fit_ranks(rows, ResponsePrior(limit_w=2000.0))
+    assert predicted.iteration.value == pytest.approx(rows.iteration_s)
+    assert predicted.wait_w == pytest.approx(WAIT_W, rel=0.1)
 
 
 def test_without_scatter_the_schedule_is_the_simulated_one() -> None:
     forward, backward = [0.1, 0.13, 0.12], [0.2, 0.22, 0.19]
     ends = replay(3, 1, 6, lambda rank, op: np.array([(backward if op.backward else forward)[rank]]))
-    told = scattered_schedule_s(np.array([forward]), np.array([backward]), 6, np.zeros((1, 3)))
-    assert told[0] == pytest.approx(max(ends.values())[0])
+    simulated = scattered_schedule_s(np.array([forward]), np.array([backward]), 6, np.zeros((1, 3)))
+    assert simulated[0] == pytest.approx(max(ends.values())[0])
 
 
 def test_scatter_makes_a_balanced_pipeline_slower() -> None:

@@ -21,30 +21,30 @@ def profile(x: Floats, known: Floats, limit_w: float = 450.0) -> StageRows:
     return StageRows(one, np.zeros(1, np.int64), x, blank, np.where(seen, time, np.nan), np.where(seen, power, np.nan))
 
 
-def test_three_clocks_tell_the_others() -> None:
+def test_three_clocks_predict_the_others() -> None:
     x = np.array([0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0])
-    told = fit_stages(profile(x, np.array([0.5, 0.75, 1.0])), ResponsePrior())
+    predicted = fit_stages(profile(x, np.array([0.5, 0.75, 1.0])), ResponsePrior())
     truth = profile(x, x)
-    assert told.time.value == pytest.approx(truth.time_s, rel=0.01)
-    assert told.power.value == pytest.approx(truth.power_w, rel=0.03)
+    assert predicted.time.value == pytest.approx(truth.time_s, rel=0.01)
+    assert predicted.power.value == pytest.approx(truth.power_w, rel=0.03)
 
 
 def test_every_interval_holds_its_value_and_energy_is_time_times_power() -> None:
-    told = fit_stages(profile(np.array([0.5, 0.7, 1.0]), np.array([0.7, 1.0])), ResponsePrior())
-    for part in (told.time, told.power, told.energy):
+    predicted = fit_stages(profile(np.array([0.5, 0.7, 1.0]), np.array([0.7, 1.0])), ResponsePrior())
+    for part in (predicted.time, predicted.power, predicted.energy):
         assert (part.low < part.value).all()
         assert (part.value < part.high).all()
-    assert told.energy.value == pytest.approx(told.time.value * told.power.value)
+    assert predicted.energy.value == pytest.approx(predicted.time.value * predicted.power.value)
 
 
 def test_clocks_below_all_readings_have_wider_intervals_than_those_between() -> None:
     x = np.array([0.5, 0.85, 0.9, 1.0])
-    told = fit_stages(profile(x, np.array([0.9, 1.0])), ResponsePrior())
-    width = told.energy.high / told.energy.low
+    predicted = fit_stages(profile(x, np.array([0.9, 1.0])), ResponsePrior())
+    width = predicted.energy.high / predicted.energy.low
     assert width[0] > width[1]
 
 
-def test_rows_asked_for_later_are_told_as_if_asked_at_once() -> None:
+def test_rows_queried_later_are_predicted_as_if_queried_at_once() -> None:
     x, known = np.array([0.5, 0.7, 0.9, 1.0]), np.array([0.5, 0.7, 1.0])
     first = fit_stages(profile(known, known), ResponsePrior())
     later = fit_stages(profile(np.array([0.5, 0.7, 1.0, 0.9]), known), ResponsePrior(), first.found)

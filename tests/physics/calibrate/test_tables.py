@@ -23,7 +23,7 @@ def test_milliseconds_and_millijoules_are_converted() -> None:
     assert read.rows.power_w.tolist() == pytest.approx([300.0])
 
 
-def test_iterations_and_ranks_are_told_apart_by_their_columns() -> None:
+def test_iterations_and_ranks_are_distinguished_by_their_columns() -> None:
     iteration = pd.DataFrame({"clock_mhz": [1410], "iteration_time_s": [2.0], "energy_j": [900.0], "num_gpus": [4]})
     assert response_table(iteration).kind == "iterations"
     assert response_table(iteration).rows.power_w.tolist() == [112.5]

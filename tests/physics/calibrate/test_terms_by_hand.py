@@ -25,7 +25,7 @@ def test_of_many_values_the_ends_and_the_quartiles_are_listed() -> None:
     assert _listed(np.arange(41.0)) == [0.0, 10.0, 20.0, 30.0, 40.0]
 
 
-def test_a_gpu_before_any_reading_is_known_so_well() -> None:
+def test_a_gpu_before_any_reading_has_this_prior() -> None:
     # relative deviations but for the knee, which is a fraction of the maximum clock
     known = asdict(ResponsePrior())
     sure = {"knee_sd": 0.05, "rise_sd": 0.35, "static_sd": 0.2, "wait_sd": 0.15, "limit_sd": 0.12, "scatter": 0.05}
@@ -56,15 +56,15 @@ def test_a_calibration_states_each_figure_from_its_own_place() -> None:
     none, one = Estimate(*[np.ones(1)] * 3), np.array([0])
     theta = np.log(np.arange(2.0, 18.0))
     theta[0] = 0.7
-    told = StageFit(Hierarchy(one, 1), theta, np.full(16, 0.01), Fit(one, one), none, none, none)
+    fitted = StageFit(Hierarchy(one, 1), theta, np.full(16, 0.01), Fit(one, one), none, none, none)
     board = Board("x", 1000.0, 10.0, ResponsePrior(limit_sd=0.1))
-    found = calibration_of(response_table(sweep()), board, [Fitted(told, np.ones(1), {"time": 1.0}, ["work"])])
+    found = calibration_of(response_table(sweep()), board, [Fitted(fitted, np.ones(1), {"time": 1.0}, ["work"])])
     stated = found.constants
     figures = (stated.knee_fraction, stated.voltage_ratio, stated.static_w, stated.board_limit_w)
     assert figures == pytest.approx((0.7, 1.0 + 3.0, 8.0, 9.0), rel=1e-3)
 
 
-def test_a_row_without_clock_and_limit_is_not_predicted_and_says_so() -> None:
+def test_a_row_without_clock_and_limit_is_not_predicted_with_the_reason_stated() -> None:
     table = response_table(sweep())
     queried = table.rows.head(3).assign(clock_mhz=[1000.0, np.nan, 900.0], power_limit_w=np.nan)
     _, found = fit_profiles(table, queried, BOARD)
@@ -113,7 +113,7 @@ def test_plans_that_are_queried_together_are_predicted_as_each_alone() -> None:
     assert both.to_numpy() == pytest.approx(pd.concat([first, second]).to_numpy(), rel=5e-3)
 
 
-def test_a_rank_that_was_not_measured_is_not_predicted_and_says_so() -> None:
+def test_a_rank_that_was_not_measured_is_not_predicted_with_the_reason_stated() -> None:
     table = response_table(ranks())
     _, found = fit_pipelines(table, table.rows.head(2).assign(rank=[0, 7]), BOARD)
     assert found[NOT_PREDICTED].tolist() == ["", "no reading of that rank: measured are 0, 1"]

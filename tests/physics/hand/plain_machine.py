@@ -1,4 +1,4 @@
-"""A machine with round constants, so that a test can say in plain arithmetic what a plan takes on it.
+"""A machine with round constants, so that a test can work out in plain arithmetic what a plan takes on it.
 
 Three kinds of GPU: on one only flops take time, on one only bytes, on one only launches of kernels. Its collectives
 have one protocol per kind, each kind with its own latency and bandwidth, so that no kind passes for another.
@@ -32,7 +32,7 @@ from jointopt.spec.kernels import (
 )
 from jointopt.spec.model import Model
 
-SEQ, BATCHES = 2048, 8  # tokens of a sequence; micro-batches of an iteration unless a test says otherwise
+SEQ, BATCHES = 2048, 8  # tokens of a sequence; micro-batches of an iteration unless a test states others
 FLOPS_PER_S, HBM_BYTES_PER_S, LAUNCH_S = 1e15, 1e12, 1e-6
 FASTER = 1e40  # a rate at which nothing takes time
 TOP_MHZ = 1000.0
@@ -139,9 +139,11 @@ def physics(
         cluster, gpu=made, intra_node_gbytes_per_s=300.0, inter_node_gbytes_per_s=NIC / 1e9,
         inter_node_latency_us=WIRE_S * 1e6,
     )  # fmt: skip
-    habits = Framework(**({"dp_overlap": 0.0, "cp_overlap": 0.0} | (framework or {})))
+    profile = Framework(**({"dp_overlap": 0.0, "cp_overlap": 0.0} | (framework or {})))
     settings: dict[str, Any] = {"seq_length": SEQ, "global_batch_size": batches * plan["dp"] * plan["micro_batch_size"]}
-    job = Job("hand", model, Training(**(settings | training), framework=habits), cluster, Search(clock_mhz=(TOP_MHZ,)))
+    job = Job(
+        "hand", model, Training(**(settings | training), framework=profile), cluster, Search(clock_mhz=(TOP_MHZ,))
+    )
     return CostModel(job, _columns(plan), machine)
 
 

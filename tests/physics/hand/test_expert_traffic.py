@@ -154,7 +154,7 @@ def test_all_to_alls_hide_but_for_the_first_and_the_last_micro_batch() -> None:
     assert sum(found) == pytest.approx(LAYERS * 2 * once * (1 - 0.6 * (BATCHES - 1) / BATCHES))
 
 
-def test_a_pipeline_fills_and_drains_with_its_all_to_alls_in_the_open() -> None:
+def test_a_pipeline_fills_and_drains_with_its_all_to_alls_exposed() -> None:
     once = 2 * inside_s("all_to_all", COPIES, 4)
     model = replace(MOE, num_layers=3)
     found = stages(machine=SLOW, pp=3, dp=4, ep=4, model=model, framework={"ep_overlap": 1.0} | FREE, batches=8)

@@ -195,8 +195,8 @@ def test_ddp_hides_gradients_whole_under_its_window_of_the_last_backward_pass(
 
 
 def test_ddp_hides_nothing_where_the_plan_leaves_overlap_off() -> None:
-    habits = {"dp_overlap": 0.3, "chosen_dp_overlap": 0.3, "ddp_window": 0.6}
-    off = timed(1.0, dp=4, framework=habits, overlap=OVERLAP.code("none"))["dp_comm"]
+    profile = {"dp_overlap": 0.3, "chosen_dp_overlap": 0.3, "ddp_window": 0.6}
+    off = timed(1.0, dp=4, framework=profile, overlap=OVERLAP.code("none"))["dp_comm"]
     assert off == pytest.approx(reduced_s(0))
 
 
@@ -223,8 +223,8 @@ def test_gradients_of_a_later_stage_hide_while_the_pipeline_drains(vpp: int) -> 
 def test_an_interleaved_stage_hides_gradients_while_its_chunks_keep_the_pace() -> None:
     # one chunk of a layer runs at the pace of the slowest stage: outside its forward pass it has all of the backward
     reduce = inside_s("all_reduce", 4 * (2 * LAYER_WEIGHTS + TABLE_WEIGHTS), 4)
-    habits = {"pp_overlap": 1.0, "dp_overlap": 1.0, "host_floor_pp_tp_s": 0.0}
-    found = timed(0.15e-3, dp=4, pp=2, vpp=2, framework=habits)["dp_comm"]
+    profile = {"pp_overlap": 1.0, "dp_overlap": 1.0, "host_floor_pp_tp_s": 0.0}
+    found = timed(0.15e-3, dp=4, pp=2, vpp=2, framework=profile)["dp_comm"]
     assert found == pytest.approx(reduce - 2 * 0.1e-3)
 
 
@@ -233,16 +233,16 @@ def test_a_light_interleaved_stage_hides_gradients_while_the_slowest_one_works()
     # last layer's 16 experts, 0.3 + 0.62 ms; learned positions leave most gradients to the first
     model = replace(MOE, num_dense_layers=3, position_embedding="learned", max_position_embeddings=200_000)
     reduce = inside_s("all_reduce", 4 * (2 * LAYER_WEIGHTS + TABLE_WEIGHTS + 200_000 * 1024), 4)
-    habits = {"pp_overlap": 1.0, "dp_overlap": 1.0, "expert_host_s": 0.02e-3}
-    found = timed(0.3e-3, dp=4, pp=2, vpp=2, model=model, framework=habits)["dp_comm"]
+    profile = {"pp_overlap": 1.0, "dp_overlap": 1.0, "expert_host_s": 0.02e-3}
+    found = timed(0.3e-3, dp=4, pp=2, vpp=2, model=model, framework=profile)["dp_comm"]
     assert found == pytest.approx(reduce - (0.3e-3 + 0.62e-3 - 0.2e-3))
 
 
 def test_an_iteration_is_its_schedule_its_exposed_gradients_and_its_optimizer_step() -> None:
     # two layers per stage at 3 ms, 8 micro-batches and one more of bubble
     weights = 2 * LAYER_WEIGHTS + TABLE_WEIGHTS
-    habits = {"host_floor_s": 3e-3, "pp_overlap": 1.0, "zero_slice_s": 1e-3}
-    estimator = physics(machine=NOTHING_COMPUTES, framework=habits, dp=4, pp=2, zero_stage=1)
+    profile = {"host_floor_s": 3e-3, "pp_overlap": 1.0, "zero_slice_s": 1e-3}
+    estimator = physics(machine=NOTHING_COMPUTES, framework=profile, dp=4, pp=2, zero_stage=1)
     reduce = inside_s("reduce_scatter", 4 * weights, 4) + inside_s("all_gather", 2 * weights, 4)
     found = estimator.iteration_time_s(np.array([0]), np.full((1, 2), 1000.0))
     assert float(found[0]) == pytest.approx((8 + 1) * 2 * 3e-3 + reduce + 2 * 3 * 1e-3)
@@ -275,13 +275,13 @@ def test_the_stage_with_most_parameters_sets_the_optimizer_step() -> None:
 
 @pytest.mark.parametrize(("zero", "copies"), [(0, 0), (1, 7), (2, 7), (3, 0)])
 def test_weights_put_together_slice_by_slice_cost_a_copy_per_layer_and_other_rank(zero: int, copies: int) -> None:
-    habits = {"zero_slice_s": 1e-3}
-    found = seconds(dp=2, cp=4, zero_stage=zero, machine=NOTHING_COMPUTES, framework=habits)["optimizer"]
+    profile = {"zero_slice_s": 1e-3}
+    found = seconds(dp=2, cp=4, zero_stage=zero, machine=NOTHING_COMPUTES, framework=profile)["optimizer"]
     assert found == pytest.approx(4 * copies * 1e-3, abs=1e-12)
 
 
 def test_what_an_iteration_costs_beyond_its_steps_is_paid_once() -> None:
-    habits = {"iteration_overhead_s": 0.25}
-    parts = seconds(dp=4, pp=2, framework=habits)
+    profile = {"iteration_overhead_s": 0.25}
+    parts = seconds(dp=4, pp=2, framework=profile)
     assert parts["other"] == pytest.approx(0.25)
     assert sum(parts.values()) == pytest.approx(sum(seconds(dp=4, pp=2).values()) + 0.25)

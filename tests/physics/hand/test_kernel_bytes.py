@@ -88,12 +88,12 @@ def test_latent_attention_rotates_the_queries_of_all_its_heads() -> None:
     assert middle(machine=MOVING, model=LATENT)["forward_memory_s"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("habits", "fused", "factor"), [({}, False, 1.5), ({"elementwise_factor": 1.6}, True, 1.6)])
+@pytest.mark.parametrize(("profile", "fused", "factor"), [({}, False, 1.5), ({"elementwise_factor": 1.6}, True, 1.6)])
 def test_unfused_norms_and_frameworks_stretch_elementwise_kernels_alone(
-    habits: dict[str, Any], fused: bool, factor: float
+    profile: dict[str, Any], fused: bool, factor: float
 ) -> None:
     moved = 10 * STREAM + SEQ * 20 * 64 * 2 * 2 + 3 * SEQ * 4096 * 2
-    found = middle(machine=MOVING, framework=habits, fused_norm=fused)["forward_memory_s"]
+    found = middle(machine=MOVING, framework=profile, fused_norm=fused)["forward_memory_s"]
     assert found == pytest.approx(operands_s(*LAYER_SHAPES) + factor * streamed_s(moved))
 
 
@@ -128,8 +128,8 @@ def test_experts_cut_by_tensor_parallelism_see_all_tokens_at_half_the_width() ->
 
 
 def test_whole_experts_see_the_slice_of_the_tokens_that_their_tensor_rank_routes() -> None:
-    habits = {"expert_tensor_parallel": False}
-    found = middle(machine=MOVING, model=MOE, dp=4, ep=4, tp=2, framework=habits, sequence_parallel=True)
+    profile = {"expert_tensor_parallel": False}
+    found = middle(machine=MOVING, model=MOE, dp=4, ep=4, tp=2, framework=profile, sequence_parallel=True)
     expected = attention_memory_s(2, 2) + experts_s(512, 512, 4, 2048, 2)
     assert found["forward_memory_s"] == pytest.approx(expected)
 

@@ -103,8 +103,8 @@ def test_kernels_that_store_scores_compute_all_of_them_and_move_each_many_times(
     found = middle(attention=kernel)
     assert found["forward_sm_s"] == pytest.approx(products_s(weights) + core)
     assert found["backward_sm_s"] == pytest.approx(2 * products_s(weights) + 2 * core)
-    for habits in ({}, {"elementwise_factor": 2.0}):
-        stored, flash = (middle(attention=k, machine=MOVING, framework=habits) for k in (kernel, "flash2"))
+    for profile in ({}, {"elementwise_factor": 2.0}):
+        stored, flash = (middle(attention=k, machine=MOVING, framework=profile) for k in (kernel, "flash2"))
         moved = [stored[f"{side}_memory_s"] - flash[f"{side}_memory_s"] for side in ("forward", "backward")]
         assert moved == pytest.approx([streamed_s(forward * SCORES), streamed_s(backward * SCORES)])
 
@@ -120,10 +120,10 @@ def test_heads_whose_width_eight_does_not_divide_slow_unfused_scores() -> None:
     slower = unaligned_factors(load_gpu("a100-sxm4-80gb"))[2] * 3.0
     weights = 1024 * 20 * 24 + 1024 * 320 + 3 * 1024 * 4096
     core = 4 * SEQ * SEQ * 320 / (0.55 * FLOPS_PER_S) * IN_TRAINING
-    habits = {"unaligned_head_factor": 3.0}
-    found = middle(model=replace(DENSE, head_dim=20), attention="fused", framework=habits)
+    profile = {"unaligned_head_factor": 3.0}
+    found = middle(model=replace(DENSE, head_dim=20), attention="fused", framework=profile)
     assert found["forward_sm_s"] == pytest.approx(products_s(weights) + slower * core)
-    aligned = [middle(attention="fused", framework=h)["forward_sm_s"] for h in (habits, {})]
+    aligned = [middle(attention="fused", framework=h)["forward_sm_s"] for h in (profile, {})]
     assert aligned[0] == pytest.approx(aligned[1])
 
 

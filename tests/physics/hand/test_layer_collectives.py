@@ -118,8 +118,8 @@ def test_network_efficiency_slows_the_bytes_between_nodes() -> None:
 def test_tensor_parallelism_may_use_the_network_better_than_gradients() -> None:
     once = across_s("all_reduce", STREAM, 16, 8, 0.8 * NIC / 2)
     model = replace(DENSE, num_query_groups=16)
-    habits = {"network_efficiency": 0.6, "tp_network_efficiency": 0.8}
-    assert seconds(tp=16, model=model, framework=habits)["tp_comm"] == pytest.approx(PASSES * 4 * once)
+    profile = {"network_efficiency": 0.6, "tp_network_efficiency": 0.8}
+    assert seconds(tp=16, model=model, framework=profile)["tp_comm"] == pytest.approx(PASSES * 4 * once)
 
 
 def test_each_step_of_a_ring_over_nodes_takes_the_hop_of_the_framework_longer() -> None:
@@ -242,9 +242,9 @@ def test_a_micro_batch_s_own_overhead_is_a_third_forward_and_two_thirds_backward
 @pytest.mark.parametrize(("dtype", "each_ms"), [("bf16", 0.3), ("fp8", 1.0)])
 def test_each_local_expert_of_an_moe_layer_costs_the_host_its_launches_and_casts(dtype: str, each_ms: float) -> None:
     # 16 experts over 4 ranks in 3 MoE layers, the first is dense
-    habits = {"expert_launch_s": 0.3e-3, "expert_quantize_s": 0.7e-3}
+    profile = {"expert_launch_s": 0.3e-3, "expert_quantize_s": 0.7e-3}
     given = {"dp": 4, "ep": 4, "model": replace(MOE, num_dense_layers=1), "dtype": dtype}
-    parts = seconds(framework=habits, **given)
+    parts = seconds(framework=profile, **given)
     assert parts["host"] == pytest.approx(BATCHES * 3 * 4 * each_ms * 1e-3)
 
 

@@ -31,14 +31,14 @@ def comm_s(overlap: str, part: str, **plan: Any) -> float:
 
 
 @pytest.mark.parametrize(("overlap", "left"), [("", 0.6), ("none", 1.0), ("dp", 0.75), ("tp", 1.0), ("dp;tp", 0.75)])
-def test_so_much_of_the_gradients_is_left_as_the_choice_does_not_hide(overlap: str, left: float) -> None:
+def test_gradients_stay_exposed_by_the_share_that_the_choice_does_not_hide(overlap: str, left: float) -> None:
     whole = comm_s("none", "dp_comm", dp=2)
     assert whole > 0.0
     assert comm_s(overlap, "dp_comm", dp=2) == pytest.approx(left * whole)
 
 
 @pytest.mark.parametrize(("overlap", "left"), [("", 1.0), ("none", 1.0), ("dp", 1.0), ("tp", 0.25), ("dp;tp", 0.25)])
-def test_so_much_of_the_tensor_collectives_is_left(overlap: str, left: float) -> None:
+def test_tensor_collectives_stay_exposed_by_the_share_that_the_choice_does_not_hide(overlap: str, left: float) -> None:
     costs = stages(framework=CHOICES, overlap=CODES[overlap], tp=2, machine=COMPUTING)
     whole = 4 * 2 * inside_s("all_reduce", STREAM, 2)
     assert costs.forward_comm_s[0, 0] == pytest.approx(left * whole)

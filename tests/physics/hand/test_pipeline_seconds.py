@@ -40,8 +40,8 @@ DEEP = replace(DENSE, num_layers=8)
 
 def idle(**given: Any) -> dict[str, float]:
     """A plan in which a layer takes 3 ms of host time, 1 forward and 2 backward, and its sends hide."""
-    habits = {"host_floor_pp_s": 3e-3, "host_floor_s": 3e-3, "pp_overlap": 1.0} | given.pop("framework", {})
-    return seconds(machine=NOTHING_COMPUTES, framework=habits, **{"model": DEEP} | given)
+    profile = {"host_floor_pp_s": 3e-3, "host_floor_s": 3e-3, "pp_overlap": 1.0} | given.pop("framework", {})
+    return seconds(machine=NOTHING_COMPUTES, framework=profile, **{"model": DEEP} | given)
 
 
 def makespan_s(forward: list[float], backward: list[float], vpp: int, batches: int) -> float:
@@ -180,15 +180,15 @@ def test_layers_that_do_not_divide_go_where_the_head_is_not() -> None:
     ],
 )
 def test_the_host_needs_its_time_per_layer_with_and_without_a_pipeline(plan: dict[str, int], layer_s: float) -> None:
-    habits = {"host_floor_s": 5e-3, "host_floor_pp_s": 2e-3, "host_floor_pp_tp_s": 1e-3}
-    habits |= {"host_floor_network_tp_s": 0.5e-3}
-    found = stages(framework=habits, **plan).host_s[0]
+    profile = {"host_floor_s": 5e-3, "host_floor_pp_s": 2e-3, "host_floor_pp_tp_s": 1e-3}
+    profile |= {"host_floor_network_tp_s": 0.5e-3}
+    found = stages(framework=profile, **plan).host_s[0]
     assert found == pytest.approx(4 / plan.get("pp", 1) * layer_s)
 
 
 def test_local_experts_add_to_the_host_s_time_in_layers_that_have_them() -> None:
-    habits = {"host_floor_s": 5e-3, "expert_host_s": 1e-3}
-    found = stages(dp=4, ep=4, model=replace(MOE, num_dense_layers=1), framework=habits).host_s[0]
+    profile = {"host_floor_s": 5e-3, "expert_host_s": 1e-3}
+    found = stages(dp=4, ep=4, model=replace(MOE, num_dense_layers=1), framework=profile).host_s[0]
     assert found == pytest.approx(4 * 5e-3 + 3 * 16 / 4 * 1e-3)
 
 
@@ -199,10 +199,10 @@ def test_a_slower_host_takes_its_factor_longer() -> None:
 
 def test_a_pass_takes_what_the_host_needs_or_its_work_and_never_both() -> None:
     # with all-reduces of more than 2 ms a pass, a third of 3 ms of host time hides under them
-    habits = {"host_floor_s": 0.75e-3}
+    profile = {"host_floor_s": 0.75e-3}
     once = 4 * 2 * inside_s("all_reduce", STREAM * 40, 4)
     plan: dict[str, Any] = {"machine": NOTHING_COMPUTES, "tp": 4, "micro_batch_size": 40}
-    found = physics(framework=habits, **plan).times(0, np.array([0]), np.full((1, 1), 1000.0))
+    found = physics(framework=profile, **plan).times(0, np.array([0]), np.full((1, 1), 1000.0))
     assert float(found.forward_s[0, 0]) == pytest.approx(max(once, 1e-3))
     assert once > 2e-3
     assert float(found.backward_s[0, 0]) == pytest.approx(max(once, 2e-3))
@@ -251,8 +251,8 @@ def test_passes_at_other_clocks_take_what_the_plan_s_passes_take() -> None:
 
 
 def test_beyond_its_schedule_a_plan_takes_exposed_gradients_its_step_and_the_overhead() -> None:
-    habits = {"dp_overlap": 1.0, "iteration_overhead_s": 0.5, "zero_slice_s": 0.01}
-    estimator = physics(dp=4, zero_stage=1, framework=habits, machine=NOTHING_COMPUTES)
+    profile = {"dp_overlap": 1.0, "iteration_overhead_s": 0.5, "zero_slice_s": 0.01}
+    estimator = physics(dp=4, zero_stage=1, framework=profile, machine=NOTHING_COMPUTES)
     weights = 4 * LAYER_WEIGHTS + 2 * TABLE_WEIGHTS
     reduce = inside_s("reduce_scatter", 4 * weights, 4) + inside_s("all_gather", 2 * weights, 4)
     found = beyond_schedule_s(estimator, 0)(np.array([1e-3]), np.array([2e-3]))

@@ -47,8 +47,8 @@ def test_selective_recompute_repeats_the_attention_core_alone() -> None:
 
 
 def test_selective_recompute_of_some_layers_repeats_their_share_of_the_forward_pass() -> None:
-    habits = {"selective_share": 0.25}
-    none, some = (middle(recompute=r, framework=habits, machine=MOVING) for r in (0, SELECTIVE))
+    profile = {"selective_share": 0.25}
+    none, some = (middle(recompute=r, framework=profile, machine=MOVING) for r in (0, SELECTIVE))
     again = some["backward_memory_s"] - none["backward_memory_s"]
     assert again == pytest.approx(0.25 * none["forward_memory_s"])
 

@@ -41,11 +41,11 @@ def hand_job() -> Callable[..., Job]:
     def job(model: Model = LLAMA, framework: dict[str, Any] | None = None, **training: Any) -> Job:
         cluster = build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8})
         cluster = replace(cluster, gpu=replace(cluster.gpu, process_memory_gib=None))
-        habits = Framework(**({"memory_overhead_gib": 0.0, "gradient_bytes": 4} | (framework or {})))
+        profile = Framework(**({"memory_overhead_gib": 0.0, "gradient_bytes": 4} | (framework or {})))
         return Job(
             "hand",
             model,
-            Training(**({"seq_length": 128, "global_batch_size": 16, "framework": habits} | training)),
+            Training(**({"seq_length": 128, "global_batch_size": 16, "framework": profile} | training)),
             cluster,
         )
 

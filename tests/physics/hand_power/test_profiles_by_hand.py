@@ -94,16 +94,16 @@ def test_an_interval_is_symmetric_in_logarithms() -> None:
 
 def test_energy_is_as_wide_as_time_and_power_together() -> None:
     rows = stage_rows([1.0, 0.8, 0.6], [NAN] * 3, [0, 0, 0])
-    told = fit_stages(replace(rows, kind_of=np.array([0])), KNOWN)
-    widths = [np.log(part.high / part.value) for part in (told.time, told.power, told.energy)]
+    predicted = fit_stages(replace(rows, kind_of=np.array([0])), KNOWN)
+    widths = [np.log(part.high / part.value) for part in (predicted.time, predicted.power, predicted.energy)]
     assert widths[2] == pytest.approx(np.hypot(widths[0], widths[1]))
 
 
 def test_outside_of_the_clocks_read_each_interval_is_wider_by_five_per_cent_per_unit_of_log_x() -> None:
     rows = replace(stage_rows([1.0, 0.8, 0.5], [NAN] * 3, [0, 0, 0]), kind_of=np.array([0]))
     blank = np.array([1.0, 1.0, NAN])
-    told = fit_stages(replace(rows, time_s=2.0 * blank, power_w=200.0 * blank), KNOWN)
-    widths = [np.log(part.high / part.value)[2] for part in (told.time, told.power, told.energy)]
+    predicted = fit_stages(replace(rows, time_s=2.0 * blank, power_w=200.0 * blank), KNOWN)
+    widths = [np.log(part.high / part.value)[2] for part in (predicted.time, predicted.power, predicted.energy)]
     assert widths[2] == pytest.approx(np.hypot(widths[0], widths[1]) + 0.05 * np.log(0.8 / 0.5))
 
 
@@ -208,7 +208,7 @@ def test_without_a_measured_iteration_two_per_cent_lie_beyond_the_schedule() -> 
 
 
 def test_what_lies_beyond_is_the_median_and_nine_tenths_of_what_a_plan_departs_from_it() -> None:
-    # beyond: 0.1 and 0.3 s; 0.006² / (0.006² + 0.002²) = 0.9 of a plan's own departure is believed
+    # beyond: 0.1 and 0.3 s; 0.006² / (0.006² + 0.002²) = 0.9 of a plan's own departure is kept
     scheduled, measured = np.array([1.0, 10.0, 1000.0]), np.array([1.1, 10.3, -np.inf])
     value, sd = _with_beyond(scheduled, measured, np.zeros(3, bool))
     assert value == pytest.approx([1.2 - 0.9 * 0.1, 10.2 + 0.9 * 0.1, 1000.2])
@@ -241,8 +241,8 @@ def test_an_iteration_is_as_unsure_as_its_slowest_rank_and_what_lies_beyond(
         time_s=np.array([[0.1, 0.1, *second], [0.2, 0.2, *second]]), iteration_s=np.array([2.0, 2.0, *second]),
     )  # fmt: skip
     times = np.repeat([[0.1], [0.2]], 4, axis=1)
-    told = replace(prediction(4), sd=np.tile([0.01, 0.03], 6))
-    found = _iterations(rows, times, told, np.array([0.1, 0.1, 0.2, 0.2]), 0.0)
+    predicted = replace(prediction(4), sd=np.tile([0.01, 0.03], 6))
+    found = _iterations(rows, times, predicted, np.array([0.1, 0.1, 0.2, 0.2]), 0.0)
     width = np.log(found.high / found.value)
     assert found.value == pytest.approx([2.0] * 4)
     assert width[:2] == pytest.approx([1.7 * 0.001] * 2)

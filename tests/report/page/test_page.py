@@ -1,4 +1,4 @@
-"""The page of a proposal: one file that asks the network for nothing and shows what was found."""
+"""The page of a proposal: one file that loads nothing from the network and shows what was found."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_ends_of_the_front_and_its_knee_are_taken_apart(proposal: Proposal) 
     assert rows == sorted(rows)
 
 
-def test_every_chosen_plan_says_what_starts_it(made: Reported, html: str) -> None:
+def test_every_chosen_plan_has_the_command_that_starts_it(made: Reported, html: str) -> None:
     for plan in made.plans:
         assert plan.started.text
         assert plan.text in own(html)

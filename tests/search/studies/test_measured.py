@@ -47,8 +47,13 @@ def test_a_run_is_a_running_trial_and_then_one_with_predicted_and_measured_side_
     (done,) = trials(url, study.name)
     assert (done.state, done.values) == (TrialState.COMPLETE, [2.5, 900.0])
     assert done.params["dp"] == 4
-    told = {"predicted_iteration_time_s": 2.0, "iteration_time_s": 2.5, "notes": "10 iterations", "run_seconds": 3.0}
-    assert told.items() <= done.user_attrs.items()
+    expected = {
+        "predicted_iteration_time_s": 2.0,
+        "iteration_time_s": 2.5,
+        "notes": "10 iterations",
+        "run_seconds": 3.0,
+    }
+    assert expected.items() <= done.user_attrs.items()
     assert "predicted_energy_j" not in done.user_attrs
 
 
@@ -69,7 +74,7 @@ def test_the_dashboard_finds_a_note_per_trial_and_a_figure(url: str) -> None:
     assert shown["study:metric_names"] == list(BOTH)
 
 
-def test_a_failed_run_says_why_and_a_broken_bound_is_a_constraint(url: str) -> None:
+def test_a_failed_run_has_its_reason_and_a_broken_bound_is_a_constraint(url: str) -> None:
     study = opened(url)
     study.end(study.begin(PLAN, {}), {"status": "oom", "notes": "out of memory on rank 3"})
     study.end(study.begin(PLAN, {}), OK, broken=("energy_j",))
@@ -97,7 +102,7 @@ def test_the_same_job_continues_its_study_and_other_objectives_make_another(url:
     assert not again.holds({**PLAN, "tp": 1})
 
 
-def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_told_is_known(url: str) -> None:
+def test_what_a_killed_process_ran_does_not_run_any_more_and_what_it_recorded_is_known(url: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import test_measured as t; s = t.opened(sys.argv[1]);"
         "s.go({'spent': 3}); s.begin(t.PLAN, {}); import os; os.kill(os.getpid(), 9)"
@@ -125,7 +130,7 @@ def test_runs_that_a_killed_process_has_begun_are_left_until_their_plan_runs_aga
     assert opened(url).left("tune") == []
 
 
-def test_what_a_living_process_tells_is_its_own_until_it_pauses(url: str) -> None:
+def test_what_a_living_process_records_is_its_own_until_it_pauses(url: str) -> None:
     study = opened(url)
     study.go({"spent": 1})
     assert opened(url).going is None

@@ -51,7 +51,7 @@ def noted(url, study, trial=None):
     return storage.get_study_system_attrs(study_id)[f"dashboard:{owner}note_str:0"]
 
 
-def test_a_study_can_be_gone_on_with_in_optuna(plans, url):
+def test_a_study_can_be_continued_in_optuna(plans, url):
     study = optuna.load_study(study_name=save(plans, url), storage=url)
     before = len(study.trials)
     study.add_trial(study.trials[0])

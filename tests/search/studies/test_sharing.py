@@ -126,7 +126,7 @@ def test_setting_the_clock_forward_takes_no_plans_from_a_worker(problem, url, mo
     assert not numbers(held) & numbers(claimed_by(a_worker(problem, url)))
 
 
-def test_plans_of_a_worker_of_before_the_machine_began_anew_are_taken_over(problem, url):
+def test_plans_of_a_worker_from_before_a_reboot_are_taken_over(problem, url):
     lost = claimed_by(worker := a_worker(problem, url))
     uptime_before = time.monotonic() + 1e6
     study_id = worker.queue._study_id
@@ -179,7 +179,7 @@ def test_a_plan_that_cannot_be_evaluated_fails_alone(problem, shared_url):
     assert "out of luck" in next(t for t in study.trials if t.state.name == "FAIL").user_attrs["error"]
 
 
-def test_where_nothing_can_be_evaluated_the_worker_says_so(problem, shared_url):
+def test_where_nothing_can_be_evaluated_the_worker_raises_the_reason(problem, shared_url):
     def never(layout, clocks):
         raise RuntimeError("no cluster")
 

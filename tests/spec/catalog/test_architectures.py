@@ -27,11 +27,11 @@ def test_every_gpu_has_the_constants_of_its_architecture(gpu: str) -> None:
         ("v100-sxm2-16gb", 125 / 15.7),  # NVIDIA V100 data sheet
     ],
 )
-def test_fp32_without_tf32_is_as_much_slower_as_the_data_sheets_say(gpu: str, ratio: float) -> None:
+def test_fp32_without_tf32_is_as_much_slower_as_the_data_sheets_state(gpu: str, ratio: float) -> None:
     assert fp32_time_factor(load_gpu(gpu)) == pytest.approx(ratio, rel=0.02)
 
 
-def test_fp32_of_a_gpu_whose_multiprocessors_nobody_counts_is_unknown() -> None:
+def test_fp32_of_a_gpu_of_unknown_multiprocessor_count_is_unknown() -> None:
     assert fp32_time_factor(load_gpu("h100-nvl-94gb")) is None
 
 

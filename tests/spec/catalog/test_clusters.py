@@ -8,7 +8,7 @@ A100 = {"gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4}
 
 
 @pytest.mark.parametrize("name", cluster_names())
-def test_every_catalogue_cluster_loads_and_is_as_large_as_it_says(name: str) -> None:
+def test_every_catalogue_cluster_loads_with_its_gpus(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.name == name
     assert cluster.num_gpus >= 8

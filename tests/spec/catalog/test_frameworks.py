@@ -92,7 +92,7 @@ def test_what_tables_call_a_framework_is_recognised(text: str, name: str) -> Non
      "not Megatron (own code)", "non-Megatron", "in-house, not based on Megatron-LM", "isn't NeMo", "Megatron-like",
      "JAX instead of NeMo", "decomposer", "Azure foundry"],
 )  # fmt: skip
-def test_an_unknown_framework_is_the_generic_one_and_said_to_be_unknown(text: str) -> None:
+def test_an_unknown_framework_is_the_generic_one_and_marked_as_unknown(text: str) -> None:
     profile, known = recognise_framework(text)
     assert (profile.name, known) == ("generic", False)
 
@@ -102,7 +102,7 @@ def test_a_mistyped_profile_names_the_nearest() -> None:
         load_framework("nanotrn")
 
 
-def test_a_relative_shares_habits_and_neither_names_nor_measurements() -> None:
+def test_a_derived_framework_profile_inherits_constants_and_neither_names_nor_measurements() -> None:
     parent, child = load_framework("generic"), load_framework("deepspeed")
     assert not child.fitted
     kept = replace(child, name=parent.name, aliases=parent.aliases, source=parent.source, fitted=parent.fitted)

@@ -194,7 +194,7 @@ def test_a_name_of_another_gpu_is_not_taken_for_a_longer_one(name: str) -> None:
      *((other, "") for other in ("gtx1080", "RTX 3080", "P100", "NVIDIA B100", "A10G", "L20", "MI308X",
                              "Quadro RTX 6000", "100", "x"))],
 )  # fmt: skip
-def test_a_slip_is_told_what_was_meant_and_another_gpu_nothing(name: str, meant: str) -> None:
+def test_a_misspelt_gpu_is_refused_with_the_one_meant_and_another_gpu_with_none(name: str, meant: str) -> None:
     with pytest.raises(CatalogError) as error:
         load_gpu(name)
     assert re.findall(r"did you mean '(.*?)'", str(error.value)) == [meant] * bool(meant)
@@ -205,7 +205,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_one_and_the_listing() -> N
         load_gpu("a100-sxm4-90gb")
 
 
-def test_a_blank_cell_says_what_it_makes_impossible() -> None:
+def test_a_blank_cell_is_an_error_that_names_what_it_makes_impossible() -> None:
     with pytest.raises(CatalogError, match=r"no clock_min_mhz for GPU 'b200-sxm-180gb'.*sweep the SM clock"):
         load_gpu("b200-sxm-180gb").need("clock_min_mhz", "sweep the SM clock")
 

@@ -29,7 +29,7 @@ def job(gpu: Any) -> Job:
     return parse_job({"model": "llama-3-8b", "training": training, "cluster": cluster}, "job", Path())
 
 
-def test_one_like_another_is_predicted_as_that_one() -> None:
+def test_a_gpu_like_another_is_predicted_as_that_one() -> None:
     found, catalogue = (explain(job(gpu), "dp=4 tp=2", surrogate="none") for gpu in (LIKE, "h100-sxm5-80gb"))
     assert found.iteration_time_s == pytest.approx(catalogue.iteration_time_s)
     assert found.energy_j == pytest.approx(catalogue.energy_j, rel=0.02)  # its own waiting power is scaled
@@ -45,7 +45,7 @@ def test_faster_memory_and_products_make_it_faster_and_more_power_costs_energy()
     assert hungry.energy_j > usual.energy_j
 
 
-def test_without_a_like_it_stands_alone_with_the_power_of_its_kind() -> None:
+def test_a_gpu_without_a_like_has_the_power_of_its_kind() -> None:
     found = explain(job(ALONE), "dp=4 tp=2", surrogate="none")
     assert np.isfinite([found.iteration_time_s, found.energy_j]).all()
     assert max(job(ALONE).search.clock_mhz) == 2000
@@ -61,7 +61,7 @@ def test_its_job_is_written_and_read_again(tmp_path: Path) -> None:
     assert load_job(tmp_path / "job.yaml") == first
 
 
-def test_what_stands_in_is_said() -> None:
+def test_what_stands_in_is_a_named_assumption() -> None:
     assert "mine: what is not given is that of h100-sxm5-80gb" in map(str, job(LIKE).cluster.assumed)
 
 

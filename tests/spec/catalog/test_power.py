@@ -32,7 +32,7 @@ def test_relatives_are_measured_gpus_and_ids_are_known():
 
 
 @pytest.mark.parametrize("gpu_id", [g for g in gpu_ids() if g not in MEASURED])
-def test_a_gpu_without_a_measurement_says_what_stands_in(gpu_id):
+def test_a_gpu_without_a_measurement_names_what_stands_in(gpu_id):
     k = power_constants(load_gpu(gpu_id))
     if k is None:
         pytest.skip("no TDP or no 16-bit peak in the catalogue")

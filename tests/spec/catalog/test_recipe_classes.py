@@ -52,7 +52,7 @@ def test_a_submission_is_as_fast_as_a_vendor_s_own_recipe() -> None:
         ("community run of an MLPerf submission", ""),
     ],
 )  # fmt: skip
-def test_text_names_a_class_where_it_says_so_and_names_but_one(text: str, name: str) -> None:
+def test_a_text_names_a_class_by_words_of_that_class_alone(text: str, name: str) -> None:
     assert named_class(text) == name
 
 

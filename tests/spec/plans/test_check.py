@@ -113,7 +113,7 @@ def test_graphs_of_layers_exclude_what_megatron_core_refuses_under_them(make_job
         (Framework("f", sequence_parallel=(False,)), {}, "f does not train with sequence_parallel True where tp > 1."),
     ],
 )
-def test_what_a_framework_cannot_do_is_said_by_its_name(make_job, framework, change, sentence):
+def test_what_a_framework_cannot_do_is_refused_under_its_name(make_job, framework, change, sentence):
     assert check_plan(make_job(framework=framework), GOOD | change) == [sentence]
 
 
@@ -204,7 +204,7 @@ def test_torchtitan_shards_over_context_parallel_ranks_and_has_no_zb_h1(make_job
     assert ("cp_shards" in first, "schedule" in second, "cp_shards" in second) == (True, True, False)
 
 
-def test_a_measured_row_does_not_say_that_its_attention_is_latent(make_job):
+def test_a_measured_row_does_not_state_that_its_attention_is_latent(make_job):
     plan = GOOD | {"etp": 1} | USUAL | {"recompute": "selective", "recompute_modules": "mla_up_proj;layernorm"}
     layouts = {name: inside(name, [value]) for name, value in plan.items()}
     assert check_plan(make_job(), plan) != []

@@ -113,7 +113,7 @@ def test_no_layouts_have_no_groups():
     assert all(len(group.local) == 0 for group in placement(none, 8).values())
 
 
-def test_layouts_that_say_nothing_of_replicas_have_one_copy_of_sharded_states() -> None:
+def test_layouts_without_a_count_of_replicas_have_one_copy_of_sharded_states() -> None:
     plain = {name: np.array([value]) for name, value in {"dp": 8, "tp": 2, "pp": 2, "cp": 1, "ep": 1}.items()}
     found, stated = (placement(layouts, 8) for layouts in (plain, plain | {"dp_replicate": np.ones(1, np.int64)}))
     assert {name: group.size.tolist() for name, group in found.items()} == {

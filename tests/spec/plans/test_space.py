@@ -178,7 +178,7 @@ def test_combinations_outside_the_search_are_counted_by_the_column_that_leaves_t
     assert "outside the job's search.pp" not in dropped
 
 
-def test_an_empty_space_says_what_emptied_it(make_job):
+def test_an_empty_space_counts_what_emptied_it(make_job):
     space = enumerate_layouts(make_job(global_batch_size=7, search={"tp": (1,), "pp": (1,), "cp": (1,)}))
     assert space.size == 0
     assert space.dropped["dp does not divide the global batch of 7 sequences"] > 0

@@ -1,4 +1,4 @@
-"""What stored measurements say of a job's plans."""
+"""Stored measurements as evidence of a job's plans."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from jointopt.workflows.campaign.earlier import earlier_runs
 DEFAULT = load_surrogate("default")
 
 
-def test_a_stored_cell_that_cannot_be_is_no_silence_about_the_other_rows(
-    synthetic_runs: Callable[..., pd.DataFrame],
-) -> None:
+def test_an_impossible_stored_cell_does_not_hide_the_other_rows(synthetic_runs: Callable[..., pd.DataFrame]) -> None:
     stored = synthetic_runs(rows=4)
-    asked = stored.drop(columns=["status", "iteration_time_s"])
-    found = earlier_runs(asked, stored, DEFAULT)
+    queried = stored.drop(columns=["status", "iteration_time_s"])
+    found = earlier_runs(queried, stored, DEFAULT)
     assert (len(found.rows), found.unread) == (len(stored), "")
     stored.loc[0, "seq_length"] = -1
-    assert "seq_length must be a whole number" in earlier_runs(asked, stored, DEFAULT).unread
+    assert "seq_length must be a whole number" in earlier_runs(queried, stored, DEFAULT).unread
 
 
 def test_runs_are_those_of_the_gpu_whatever_name_they_were_stored_under(synthetic_runs) -> None:
-    asked = synthetic_runs(rows=4, groups=(256,))
-    stored = asked.assign(gpu="NVIDIA A100-SXM4-80GB" if "80gb" in asked["gpu"][0] else "NVIDIA A100-SXM4-40GB")
-    assert earlier_runs(asked, stored, DEFAULT).index == earlier_runs(asked, asked, DEFAULT).index
-    assert len(earlier_runs(asked, stored, DEFAULT).index) == 4
+    queried = synthetic_runs(rows=4, groups=(256,))
+    stored = queried.assign(gpu="NVIDIA A100-SXM4-80GB" if "80gb" in queried["gpu"][0] else "NVIDIA A100-SXM4-40GB")
+    assert earlier_runs(queried, stored, DEFAULT).index == earlier_runs(queried, queried, DEFAULT).index
+    assert len(earlier_runs(queried, stored, DEFAULT).index) == 4

@@ -35,12 +35,12 @@ def test_one_run_that_keeps_the_constraints_is_enough(bound: Job) -> None:
 
 
 def test_the_closest_run_is_named_with_every_constraint_that_it_breaks(bound: Job) -> None:
-    said = why_none(bound, [good(bound, 3.0, 1100.0), good(bound, 2.2, 1200.0), good(bound, 1.0, 4000.0)])
-    assert said.startswith("None of the 3 runs that succeeded keeps the job's constraints; the closest, dp=8 tp=1")
-    assert "iteration_time_s by 10 % (2.2 over a limit of 2) and energy_j by 20 % (1,200 over" in said
+    reason = why_none(bound, [good(bound, 3.0, 1100.0), good(bound, 2.2, 1200.0), good(bound, 1.0, 4000.0)])
+    assert reason.startswith("None of the 3 runs that succeeded keeps the job's constraints; the closest, dp=8 tp=1")
+    assert "iteration_time_s by 10 % (2.2 over a limit of 2) and energy_j by 20 % (1,200 over" in reason
 
 
-def test_the_commonest_reason_is_told_whatever_numbers_and_paths_the_runs_name(job: Job) -> None:
+def test_the_commonest_reason_is_reported_whatever_numbers_and_paths_the_runs_name(job: Job) -> None:
     runs = [
         failed("oom", "out of memory on rank 3; Slurm job 7 on n0"),
         failed("failed", "/shared/a/result.json is no JSON; Slurm job 8 on n1"),
@@ -55,11 +55,13 @@ AGAIN = MISSING | {"notes": "exit code 2: can't open file '/home/b.py'; Slurm jo
 OOM, OK = {"status": "oom", "notes": "out of memory"}, {"status": "ok", "notes": ""}
 
 
-def test_three_failures_for_one_cause_are_told_with_the_logs_and_what_to_do() -> None:
-    said = same_cause([OOM, MISSING, AGAIN, OOM, MISSING], CommandLauncher("a {result}", logs=Path("logs")), "--again")
-    assert "failed (exit code 2: can't open file '/home/a.py')" in said
-    assert "The logs are in logs." in said
-    assert said.endswith("run the same command with --again.")
+def test_three_failures_for_one_cause_are_reported_with_the_logs_and_what_to_do() -> None:
+    reason = same_cause(
+        [OOM, MISSING, AGAIN, OOM, MISSING], CommandLauncher("a {result}", logs=Path("logs")), "--again"
+    )
+    assert "failed (exit code 2: can't open file '/home/a.py')" in reason
+    assert "The logs are in logs." in reason
+    assert reason.endswith("run the same command with --again.")
     assert "--logs FOLDER keeps them" in same_cause([MISSING] * 3, CommandLauncher("a {result}"), "")
 
 
