@@ -311,6 +311,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     framework = of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
+    graphs = named_cuda_graph(str(row.get("cuda_graph", ""))) or ""
     return Training(
         seq_length=int(row["seq_length"]),
         global_batch_size=int(row["global_batch_size"]),
@@ -325,7 +326,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
         moe_load_imbalance=float(row.get("moe_load_imbalance", 1.0)),
         moe_router_force_load_balancing=bool(row.get("moe_router_force_load_balancing", False)),
-        cuda_graph=named_cuda_graph(str(row.get("cuda_graph", ""))) if framework.family == "megatron-core" else "",
+        cuda_graph=graphs if framework.family == "megatron-core" else "",
         **_state_formats(row),
         **_adapters(row),
     )
