@@ -78,7 +78,7 @@ class JobModel:
         database, whose measurements count too, of many those of ``plans`` first (`jointopt.runs.kinds.plan_key`).
         ``machine``: figures that stand in for what the job does not state.
         UsageError for an unknown surrogate, or a calibration or machine of another GPU,
-        TableError for measured times that are in another unit.
+        TableError for measured times that are in another unit, and runs at hand of which none can be learned from.
         """
         if isinstance(job, JobModel):
             return job
@@ -342,6 +342,8 @@ def _measurements(
     from jointopt.surrogate.measurements import Measurements  # it imports pandas
 
     runs = [] if measured is None else [Measurements.given(measured)]
+    for given in runs:
+        given.warn_of_others(job)
     return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
