@@ -74,7 +74,7 @@ def test_words_that_are_read_can_be_replaced_by_words_that_the_column_lacks() ->
     assert table["group"].fillna("new").tolist() == ["b", "new", "a"]
 
 
-# free text, and what has sentences of its own: precisions, kernels and frameworks are assumed, an unknown GPU is refused
+# free text, and what has sentences of its own: precisions, kernels, frameworks (assumed) and GPUs (refused)
 OPEN = {"source", "group", "model", "framework", "gpu", "power_profile", "dtype", "precision", "attention"}
 WORDS = [c.name for c in COLUMNS.values() if c.dtype == "str" and c.role != "result" and c.name not in OPEN]
 
