@@ -40,6 +40,23 @@ def test_the_front_is_that_of_every_layout_under_every_limit(found) -> None:
         assert not ((times < time_s * (1 - 1e-9)) & (energies < energy_j * (1 - 1e-9))).any()
 
 
+def test_layouts_are_counted_once_whatever_the_number_of_their_limits(found) -> None:
+    alone = propose(with_changes(JOB, {f"search.{POWER_LIMIT}": LIMITS[0]}), surrogate="none")
+    space, of_one = found.to_dict()["space"], alone.to_dict()["space"]
+    assert space["feasible_layouts"] == of_one["feasible_layouts"] <= space["layouts"] == of_one["layouts"]
+    near = {tuple(one.plans[0][name] for name in ("dp", "pp", "cp")): one.near for one in alone.best_layouts}
+    for one in found.best_layouts:
+        assert one.near <= near[tuple(one.plans[0][name] for name in ("dp", "pp", "cp"))]
+
+
+def test_a_layout_ranks_among_layouts_whatever_the_number_of_their_limits() -> None:
+    slow = f"dp=1 pp=8 micro_batch_size=1 {POWER_LIMIT}={LIMITS[0]:g}"
+    jobs = (JOB, with_changes(JOB, {f"search.{POWER_LIMIT}": LIMITS[0]}))
+    several, one = (explain(job, slow, surrogate="none", ranked=True).rank for job in jobs)
+    assert (several.rank, several.of) == (one.rank, one.of)
+    assert one.rank > 1
+
+
 def test_a_lower_limit_is_slower_leaner_and_draws_no_more_than_it(found) -> None:
     front = found.front
     limits = front[POWER_LIMIT][np.argsort(front["iteration_time_s"])]
