@@ -10,6 +10,8 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.search.pareto import front_rows, objectives, take
 from jointopt.spec.jobfile import parse_job, shipped_job, with_changes
+from jointopt.surrogate import job_model
+from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import earlier_runs
 from jointopt.workflows.explain import explain
@@ -102,6 +104,17 @@ def test_a_limit_is_as_doubtful_as_the_clock_that_it_leaves() -> None:
     assert width[lowest].min() > 1.01 * width[highest].max()
     assert not front["in_domain"][lowest].any()
     assert (front["stage_clock_mhz"][~np.isnan(front["stage_clock_mhz"])] == 1980.0).all()
+
+
+def test_clocks_that_limits_leave_are_worked_out_once_for_intervals_doubts_and_differences(found, monkeypatch) -> None:
+    counted, reached = [], job_model.clocks_reached
+    monkeypatch.setattr(job_model, "clocks_reached", lambda *given: counted.append(given) or reached(*given))
+    model, plans = JobModel(JOB), {name: values for name, values in found.front.items() if name != "doubts"}
+    known = model.bounded(plans)
+    model.differences(known, 0)
+    assert len(counted) == 1
+    model.bounded(plans | {POWER_LIMIT: 0.9 * plans[POWER_LIMIT]})
+    assert len(counted) == 2
 
 
 def test_tables_reports_and_the_study_say_the_limit(found, tmp_path) -> None:
