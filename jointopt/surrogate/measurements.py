@@ -182,8 +182,8 @@ class Measurements:
         except TableError as error:
             raise nothing_learned(error, self.name) from error
         if silent(self.table)[np.concatenate([work.rows for work in found])].all():
-            error = TableError(f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}.")
-            raise nothing_learned(error, self.name)
+            why = TableError(f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}.")
+            raise nothing_learned(why, self.name)
         return left_out_lines(self.table, reasons)
 
     def warn_of_others(self, job: Job) -> None:
