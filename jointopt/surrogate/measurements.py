@@ -54,7 +54,7 @@ class Measurements:
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
     kin: pd.DataFrame | None = None  # rows that tell what these leave open of their models, as for `workloads`
-    _told: set[str] = field(default_factory=set, init=False, repr=False)  # several jobs may be told of the same runs
+    _logged: set[str] = field(default_factory=set, init=False, repr=False)  # several jobs may be told of the same runs
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
@@ -193,9 +193,9 @@ class Measurements:
             return
         of = f"framework, GPU and node size of the job, {_kind_words(job)}"
         line = unlike_line(others, len(self.table), of)
-        if line not in self._told:
+        if line not in self._logged:
             _log.warning("%s", line)
-        self._told.add(line)
+        self._logged.add(line)
 
     @functools.cached_property
     def doubts(self) -> list[str]:
