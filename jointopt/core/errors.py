@@ -6,7 +6,7 @@ A message is one sentence: what is wrong, where, what was expected, what was got
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class JointOptError(Exception):
@@ -67,5 +67,16 @@ class RunFailedError(Exception):
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
-    close = difflib.get_close_matches(str(word).lower(), sorted(known), n=1, cutoff=0.5)
+    close = _close(word, known, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def nearest_few(word: object, meanings: Mapping[str, str], most: int = 3) -> str:
+    """`` (did you mean 'x', 'y' or 'z'?)`` for what words close to ``word`` mean, each once, or an empty string."""
+    meant = list(dict.fromkeys(meanings[name] for name in _close(word, meanings, 2 * most)))[:most]
+    words = " or ".join(filter(None, [", ".join(map(repr, meant[:-1])), *map(repr, meant[-1:])]))
+    return f" (did you mean {words}?)" if words else ""
+
+
+def _close(word: object, known: Iterable[str], most: int) -> list[str]:
+    return difflib.get_close_matches(str(word).lower(), sorted(known), n=most, cutoff=0.5)

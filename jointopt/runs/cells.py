@@ -15,6 +15,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import (
     ATTENTIONS,
     COLUMNS,
+    CUDA_GRAPHS,
     DTYPES,
     FP8_RECIPES,
     LORA_TARGETS,
@@ -244,9 +245,13 @@ def named_attention(text: str) -> tuple[str | None, bool]:
 
 
 def named_dispatcher(text: str) -> str | None:
-    """The token dispatcher of `schema.TOKEN_DISPATCHERS` that a cell means (``flex/deepep``), or None."""
+    """The token dispatcher of `schema.TOKEN_DISPATCHERS` that a cell means (``flex/deepep``), or None.
+
+    Megatron Core's flex alone is deepep, its only backend before there was a choice and the default since.
+    """
     lower = text.lower()
-    return next((name for name in TOKEN_DISPATCHERS if name in lower), None)
+    named = next((name for name in TOKEN_DISPATCHERS if name in lower), None)
+    return "deepep" if lower == "flex" else named
 
 
 def named_targets(text: str) -> str:
@@ -255,12 +260,17 @@ def named_targets(text: str) -> str:
     return ";".join(words) if all(word in LORA_TARGETS for word in words) else ""
 
 
-def named_cuda_graph(text: str) -> str:
-    """The kind of `schema.CUDA_GRAPHS` that a cell means (``transformer_engine:attn``), blank for none."""
-    lower = text.lower()
-    if "full_iteration" in lower:
+def named_cuda_graph(text: str) -> str | None:
+    """The kind of `schema.CUDA_GRAPHS` that a cell means (``transformer_engine:attn``), blank for none of them.
+
+    None where it means nothing, as true does, which leaves open what is captured.
+    """
+    words = re.split(r"[:+;,\s]+", text.lower())
+    if "full_iteration" in words:
         return "full_iteration"
-    return "transformer_engine" if lower.startswith(("transformer_engine", "local")) else ""
+    if words[0] == "none" or _FLAGS.get(words[0]) == 0:
+        return ""
+    return "transformer_engine" if words[0] in ("transformer_engine", "local") else None
 
 
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "yes": 1.0, "no": 0.0}
@@ -273,6 +283,8 @@ READERS: dict[str, Reader] = {
     "window_attn_skip_freq": _frequencies,
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
     "recipe_class": _one_of(RECIPE_CLASSES),
+    "token_dispatcher": _meaning_one_of(TOKEN_DISPATCHERS, named_dispatcher),
+    "cuda_graph": _meaning_one_of(CUDA_GRAPHS, named_cuda_graph),
 }  # fmt: skip
 STRICT_READERS = {
     **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),

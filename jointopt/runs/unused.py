@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES
+from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
 from jointopt.runs.cells import named_attention, named_dtype, shown
 from jointopt.runs.precision import named_precision, named_recipe, with_precision
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _RESULTS = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w")
+A_RESULT = f"a result ({', '.join(_RESULTS)}) nor the status oom or failed"  # what measured runs have one of
 # Names in configs of Megatron-LM, Hugging Face, DeepSpeed and torchtitan, and what tables often call these.
 _ELSEWHERE = {
     name: column for column, names in {
@@ -64,16 +65,37 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     return lines + _without_rate(runs) + silent_lines(runs)
 
 
-def silent_lines(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows of a measurement table have no result that anything learns from."""
-    silent = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1)
+def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
+    """(reason, how many rows, the first of them), the commonest first."""
+    rows: dict[str, list[int]] = {}
+    for row, reason in sorted(reasons.items()):
+        rows.setdefault(reason, []).append(row)
+    return sorted(((r, len(at), at[0]) for r, at in rows.items()), key=lambda found: (-found[1], found[2]))
+
+
+def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str]) -> list[str]:
+    """One sentence for each reason why measured runs teach nothing: the ``reasons`` of rows, or no result."""
+    total = f"{len(runs):,}"
+    return [
+        f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
+        for reason, count, row in by_reason(reasons)
+    ] + silent_lines(runs)
+
+
+def silent(runs: pd.DataFrame) -> Bools:
+    """Rows (n,) of a measurement table that have no result that anything learns from."""
+    found = runs.reindex(columns=list(_RESULTS)).isna().all(axis=1)
     if "status" in runs:
-        silent &= ~runs["status"].isin(STATUSES[1:])
-    if not silent.any():
+        found &= ~runs["status"].isin(STATUSES[1:])
+    return found.to_numpy(bool)
+
+
+def silent_lines(runs: pd.DataFrame) -> list[str]:
+    """One sentence where rows are `silent`."""
+    count = int(silent(runs).sum())
+    if not count:
         return []
-    count, results = int(silent.sum()), ", ".join(_RESULTS)
-    have = "row has" if count == 1 else "rows have"
-    return [f"{count:,} {have} neither a result ({results}) nor the status oom or failed."]
+    return [f"{count:,} {'row has' if count == 1 else 'rows have'} neither {A_RESULT}."]
 
 
 def _without_rate(runs: pd.DataFrame) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from jointopt.core.errors import CatalogError, TableError, UsageError, nearest
+from jointopt.core.errors import CatalogError, TableError, UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import (
     COLUMNS,
@@ -48,7 +48,7 @@ from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model, model_names
+from jointopt.spec.catalog.models import load_model, near_models
 from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import fill_degrees
@@ -166,7 +166,7 @@ def _shape_hint(runs: pd.DataFrame) -> str:
     names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
     if not names:
         return " (a catalogue name in the column model stands for it)"
-    return f" ({names[0]!r} in the column model is no catalogue name{nearest(names[0], model_names())})"
+    return f" ({names[0]!r} in the column model is no name of `jointopt catalog models`{near_models(names[0])})"
 
 
 def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
@@ -311,6 +311,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
     framework = of_class(framework, recipe_class)
     if "fused_norm" not in row:
         assumed.append("fused_norm")
+    graphs = named_cuda_graph(str(row.get("cuda_graph", ""))) or ""
     return Training(
         seq_length=int(row["seq_length"]),
         global_batch_size=int(row["global_batch_size"]),
@@ -325,7 +326,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
         moe_load_imbalance=float(row.get("moe_load_imbalance", 1.0)),
         moe_router_force_load_balancing=bool(row.get("moe_router_force_load_balancing", False)),
-        cuda_graph=named_cuda_graph(str(row.get("cuda_graph", ""))) if framework.family == "megatron-core" else "",
+        cuda_graph=graphs if framework.family == "megatron-core" else "",
         **_state_formats(row),
         **_adapters(row),
     )

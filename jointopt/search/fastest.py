@@ -52,10 +52,11 @@ def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
 def count_faster(problem: Problem, time_s: float, most: int = MOST, time_of: TimeOf | None = None) -> int | None:
     """Number of layouts whose time by ``time_of``, else its lower bound, is below ``time_s``; None: more than ``most``.
 
-    The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first.
+    The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first. A
+    layout counts once, under its highest power limit: none is faster under a lower one.
     """
     bound, quick_bound = _bounds(problem)
-    layouts = np.arange(problem.num_layouts)
+    layouts = np.arange(problem.num_distinct)
     quick_s, _ = quick_bound(layouts)
     left = np.flatnonzero(quick_s * (1.0 - ROUNDING) < time_s)
     left = left[np.argsort(quick_s[left], kind="stable")]

@@ -5,6 +5,7 @@ A search does not know whether physics, a surrogate or a cluster answers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.search.pareto import OBJECTIVES, objectives
+from jointopt.spec.power_limits import without_limits
 
 Evaluate = Callable[[Ints, Floats], Columns]
 OfPlans = Callable[[Ints, Floats], Floats]
@@ -66,8 +68,13 @@ class Problem:
 
     @property
     def num_layouts(self) -> int:
-        """Number of layouts."""
+        """Number of layouts, each as often as it has power limits."""
         return len(self.layouts["pp"])
+
+    @functools.cached_property
+    def num_distinct(self) -> int:
+        """Number of layouts, each once; the first so many of `layouts` are these, under their highest power limit."""
+        return int(without_limits(self.layouts)[1].max(initial=-1)) + 1
 
     @property
     def num_clocks(self) -> int:

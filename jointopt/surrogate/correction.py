@@ -23,6 +23,7 @@ from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
+    bounds_within_limits,
     narrower,
     new_kinds,
     open_doubts,
@@ -32,8 +33,6 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
-    within_peak_limit,
-    within_power_limit,
 )
 from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
@@ -350,8 +349,10 @@ class Move:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
         network = self._network(job)
         out = add_intervals(job, columns, self.measured, network)
+        out = with_heat_intervals(job, out, self.heat_half_width)
         if self.power.half_width is not None:
-            out = within_power_limit(job, with_power_interval(out, self.power.half_width))
+            out = with_power_interval(out, self.power.half_width)
+        out = bounds_within_limits(job, out, self.peak_overshoot)
         kinds = new_kinds(job, self.measured_jobs)
         supports, at_top = supported(job, columns, self.known, self.measured, network, kinds)
         inside, new = self.inside & at_top, self.at_most if self.new is None else self.new
@@ -360,5 +361,4 @@ class Move:
             out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
         if of_new is not None:
             out = of_new if self.new is not None else narrower(out, of_new)
-        out = within_peak_limit(job, with_heat_intervals(job, out, self.heat_half_width), self.peak_overshoot)
         return out | {"in_domain": self.inside & supports}

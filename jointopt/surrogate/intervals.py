@@ -194,7 +194,7 @@ def add_intervals(
         low, high = bounds[name]
         out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
     supports = inside & ~found["network"]
-    return within_power_limit(job, out) | {"in_domain": supports}
+    return bounds_within_limits(job, out) | {"in_domain": supports}
 
 
 def supported(
@@ -236,11 +236,12 @@ def _apart(job: Job, columns: Columns, measured: MeasuredClocks, network: Floats
     return clock, np.hypot(clock, network)
 
 
-def within_power_limit(job: Job, columns: Columns) -> Columns:
+def bounds_within_limits(job: Job, columns: Columns, overshoot: float | None = None) -> Columns:
     """``columns`` of `add_intervals` with no mean power above a GPU's limit, and the bound of energy with it.
 
-    The limit is the cluster's, or the lower one of a plan that states its own (``power_limit_w``). A prediction above
-    it is its own bound.
+    Nor a bound of peak power above ``overshoot`` times the limit, where peaks have bounds; None: as they are. The limit
+    is the cluster's, or the lower one of a plan that states its own (``power_limit_w``). A prediction above it is its
+    own bound.
     """
     limit_w = np.fmin(job.cluster.power_limit_w, columns.get(POWER_LIMIT, np.inf))
     power_w, high_w = columns["avg_power_w"], columns["avg_power_w_high"]
@@ -248,19 +249,11 @@ def within_power_limit(job: Job, columns: Columns) -> Columns:
     power = np.log(np.fmin(high_w, most_w) / power_w)
     time = np.log(columns["iteration_time_s_high"] / columns["iteration_time_s"])
     energy_j = np.where(high_w > most_w, columns["energy_j"] * np.exp(np.hypot(time, power)), columns["energy_j_high"])
-    return columns | {"avg_power_w_high": np.where(high_w > most_w, most_w, high_w), "energy_j_high": energy_j}
-
-
-def within_peak_limit(job: Job, columns: Columns, overshoot: float | None) -> Columns:
-    """``columns`` of `with_heat_intervals` with no bound of peak power above ``overshoot`` times a GPU's limit.
-
-    The limit as in `within_power_limit`; a prediction above it is its own bound. None: as they are.
-    """
-    if overshoot is None or "peak_power_w_high" not in columns:
-        return columns
-    limit_w = np.fmin(job.cluster.power_limit_w, columns.get(POWER_LIMIT, np.inf))
-    most_w = np.maximum(columns["peak_power_w"], overshoot * limit_w)
-    return columns | {"peak_power_w_high": np.fmin(columns["peak_power_w_high"], most_w)}
+    held = {"avg_power_w_high": np.where(high_w > most_w, most_w, high_w), "energy_j_high": energy_j}
+    if overshoot is not None and "peak_power_w_high" in columns:
+        most_w = np.maximum(columns["peak_power_w"], overshoot * limit_w)
+        held["peak_power_w_high"] = np.fmin(columns["peak_power_w_high"], most_w)
+    return columns | held
 
 
 def with_power_interval(columns: Columns, half_width: float) -> Columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -25,14 +26,7 @@ from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
-from jointopt.surrogate.intervals import (
-    DOUBTS,
-    add_intervals,
-    doubt_names,
-    doubts,
-    within_peak_limit,
-    within_power_limit,
-)
+from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
@@ -65,6 +59,8 @@ class JobModel:
     _last: dict[bytes, tuple[CostModel, Ints, Runs]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    # clocks that power limits leave plans, of the last ones: intervals are followed by doubts and differences
+    _last_clocks: dict[bytes, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -78,7 +74,7 @@ class JobModel:
         database, whose measurements count too, of many those of ``plans`` first (`jointopt.runs.kinds.plan_key`).
         ``machine``: figures that stand in for what the job does not state.
         UsageError for an unknown surrogate, or a calibration or machine of another GPU,
-        TableError for measured times that are in another unit.
+        TableError for measured times that are in another unit, and runs at hand of which none can be learned from.
         """
         if isinstance(job, JobModel):
             return job
@@ -228,7 +224,7 @@ class JobModel:
             held = self.intervals(self._held(columns))
             limited = held | {name: columns[name] for name in (POWER_LIMIT, "stage_clock_mhz")}
             overshoot = None if self._correction is None else self._correction.peak_overshoot
-            return within_peak_limit(self.job, within_power_limit(self.job, limited), overshoot)
+            return bounds_within_limits(self.job, limited, overshoot)
         if self._correction is None:
             return add_intervals(self.job, columns, network=self._network(columns))
         physics, layout, runs = self._as_runs(columns)
@@ -261,9 +257,13 @@ class JobModel:
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""
         layouts = {name: columns[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT)}
-        physics = CostModel(self._moved, layouts, drawn=self._moves_under_limits(layouts)[2])
-        clocks = clocks_reached(physics, columns["stage_clock_mhz"])
-        return {name: values for name, values in columns.items() if name != POWER_LIMIT} | {"stage_clock_mhz": clocks}
+        key = _bytes(columns, (*layouts, "stage_clock_mhz"))
+        if key not in self._last_clocks:
+            physics = CostModel(self._moved, layouts, drawn=self._moves_under_limits(layouts)[2])
+            self._last_clocks.clear()
+            self._last_clocks[key] = clocks_reached(physics, columns["stage_clock_mhz"])
+        bare = {name: values for name, values in columns.items() if name != POWER_LIMIT}
+        return bare | {"stage_clock_mhz": self._last_clocks[key]}
 
     def differences(self, columns: Columns, first: int) -> Columns:
         """Differences of `cost_model`'s plans from that in row ``first``, (n,) each: see `differences.against`.
@@ -301,8 +301,7 @@ class JobModel:
 
     def _as_runs(self, columns: Columns) -> tuple[CostModel, Ints, Runs]:
         """`_layouts_of` plans, and the plans as runs of the source."""
-        cells = (columns[name] for name in (*LAYOUT_COLUMNS, "stage_clock_mhz"))
-        key = b"".join(np.ascontiguousarray(cell, dtype=np.float64).tobytes() for cell in cells)
+        key = _bytes(columns, (*LAYOUT_COLUMNS, "stage_clock_mhz"))
         if key not in self._last:
             physics, layout = self._layouts_of(columns)
             self._last.clear()
@@ -329,6 +328,10 @@ def _watts(correction: Correction, physics: CostModel, layout: Ints) -> Floats |
     return None if clocks is None else watts_at(physics, layout, clocks)
 
 
+def _bytes(columns: Columns, names: Iterable[str]) -> bytes:
+    return b"".join(np.ascontiguousarray(columns[name], dtype=np.float64).tobytes() for name in names)
+
+
 def _rows(columns: Columns, rows: Ints | slice) -> Columns:
     return {name: columns[name][rows] for name in LAYOUT_COLUMNS}
 
@@ -342,6 +345,8 @@ def _measurements(
     from jointopt.surrogate.measurements import Measurements  # it imports pandas
 
     runs = [] if measured is None else [Measurements.given(measured)]
+    for given in runs:
+        given.warn_of_others(job)
     return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.table import checked_results, doubtful_precision
-from jointopt.runs.unused import unread_lines
+from jointopt.runs.unused import A_RESULT, left_out_lines, silent, unread_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -54,6 +54,9 @@ class Measurements:
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
     kin: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
+    _logged: set[str] = field(
+        default_factory=set, init=False, repr=False
+    )  # once for several jobs
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
@@ -65,7 +68,7 @@ class Measurements:
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
-        """Runs as a caller gives them, checked; TableError for times that are in another unit than seconds."""
+        """Runs as a caller gives them, checked; TableError as in `checked`."""
         try:
             runs = measured if isinstance(measured, Measurements) else cls.of(measured)
         except TableError as error:
@@ -161,12 +164,40 @@ class Measurements:
 
     @functools.cached_property
     def checked(self) -> Measurements:
-        """The same runs; the first time `doubts` and columns that nothing reads are logged. TableError as there."""
-        for sentence in self.doubts:
+        """The same runs; the first time `doubts`, `left_out` and columns that nothing reads are logged.
+
+        Raises TableError as there.
+        """
+        for sentence in [*self.doubts, *(f"{self.name}: {line}" for line in self.left_out)]:
             _log.warning("%s", sentence)
         for line in unread_lines(self.table):
             _log.warning("%s: %s", self.name, line)
         return self
+
+    @property
+    def left_out(self) -> list[str]:
+        """A sentence on each reason why rows teach nothing. Raises TableError where there are rows and all are such."""
+        if self.table.empty:
+            return []
+        try:
+            found, reasons = self.workloads
+        except TableError as error:
+            raise nothing_learned(error, self.name) from error
+        if silent(self.table)[np.concatenate([work.rows for work in found])].all():
+            why = TableError(f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}.")
+            raise nothing_learned(why, self.name)
+        return left_out_lines(self.table, reasons)
+
+    def warn_of_others(self, job: Job) -> None:
+        """Log, once, that rows say nothing of a job since they ran on another kind of cluster."""
+        others = [] if self.table.empty else [work for work in self.workloads[0] if kind(work.job) != kind(job)]
+        if not others:
+            return
+        of = f"framework, GPU and node size of the job, {_kind_words(job)}"
+        line = unlike_line(others, len(self.table), of)
+        if line not in self._logged:
+            _log.warning("%s", line)
+        self._logged.add(line)
 
     @functools.cached_property
     def doubts(self) -> list[str]:
@@ -182,6 +213,19 @@ class Measurements:
         check_scale(ratio, priced.runs.source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
         return [*doubts(off_scale(unasked, priced.runs.source), but=of_precision), *of_precision.values()]
+
+
+def unlike_line(works: Sequence[Workload], total: int, of: str) -> str:
+    """A sentence on measured runs, the rows of ``works`` of so many, that are ``of`` no such thing."""
+    kinds = list(dict.fromkeys(_kind_words(work.job) for work in works))
+    return (
+        f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of no {of} "
+        f"({', '.join(kinds[:3] + ['...'] * (len(kinds) > 3))}): nothing was learned from them."
+    )
+
+
+def _kind_words(job: Job) -> str:
+    return f"{job.training.framework.name} on {job.cluster.gpus_per_node} x {job.cluster.gpu.id}"
 
 
 def nothing_learned(error: TableError, name: str = "the measured runs") -> TableError:

@@ -31,7 +31,7 @@ from jointopt.surrogate.own_folds import (
     units_left_out,
 )
 from jointopt.surrogate.own_kernel import learn_alone
-from jointopt.surrogate.own_targets import OwnTarget, limit_overshoot, line_clocks
+from jointopt.surrogate.own_targets import OwnTarget, limit_cut, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
 from jointopt.surrogate.residual_gp import Kernel, Runs
@@ -209,9 +209,7 @@ class Measured:
     log_power: Floats
     static_share: Floats  # of the physics' power, in what a GPU draws whatever runs
     static_w: float
-    heat: Mapping[str, tuple[Floats, Floats]] = field(
-        default_factory=dict
-    )  # as residual, and what the physics predicts
+    heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and by the physics
     limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
 
     def with_power(self) -> Measured:
@@ -286,23 +284,25 @@ def _best_process(
 
 
 def learn_mix(
-    runs: Runs, residual: Floats, process: Floats, near: Floats, fold: Ints, names: tuple[str, ...], seed: int = 0
-) -> tuple[Mix, Floats]:
+    runs: Runs, residual: Floats, process: Floats, near: Floats, fold: Ints, names: tuple[str, ...], seed: int = 0,
+    most: Floats | float = np.inf,
+) -> tuple[Mix, Floats]:  # fmt: skip
     """Trees beside the cross-fitted answers of a process (n,), and the cross-fitted answers (n,) of both together.
 
-    ``near``: its answers with runs of the same models known, as they will be where trees add to it.
+    ``near``: its answers with runs of the same models known, as where trees add to it. ``most``: answers end there.
     """
-    best, answer, least = (False, 0.0), process, (1.0 - LEAST_GAIN) * median_error(process - residual, fold)
+    best, answer = (False, 0.0), np.minimum(process, most)
+    least = (1.0 - LEAST_GAIN) * median_error(answer - residual, fold)
     columns = inputs(runs, names)
     for beyond in (False, True):
         trees = _crossed_trees(columns, _target(residual, near, beyond), fold, names, seed)
         for weight in WEIGHTS:
-            mixed = _blend(process, trees, weight, beyond)
+            mixed = np.minimum(_blend(process, trees, weight, beyond), most)
             if (error := median_error(mixed - residual, fold)) < least:
                 best, answer, least = (beyond, weight), mixed, error
     beyond, weight = best
     if not weight:
-        return Mix(), process
+        return Mix(), answer
     trees_of_all = Trees.of(booster(columns, _target(residual, near, beyond), names, seed))
     return Mix(trees_of_all, weight, beyond, names), answer
 
@@ -371,9 +371,8 @@ def _with_heat(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, di
         if len(rows) >= LEAST_RUNS:
             static_w = measured.static_w if name == PEAK else np.nan  # a line through nothing of a temperature
             some = replace(measured.take(rows), static_share=static_w / values[rows], static_w=static_w)
-            target, more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
-            peaks_w = np.exp(log_ratio[rows]) * values[rows] if name == PEAK else None
-            heat[name], errors = replace(target, overshoot=limit_overshoot(peaks_w, some.limits_w)), errors | more
+            heat[name], more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
+            errors |= more
     return replace(own, heat=heat), errors
 
 
@@ -382,7 +381,7 @@ def _target_of(
 ) -> tuple[OwnTarget, dict[str, float]]:
     """A quantity learned from runs with log(measured / physics) ``log_ratio`` (n,) of it, and its held-out errors.
 
-    ``values`` (n,): the physics' own, by default those of power.
+    ``values`` (n,): the physics' own, by default those of power. Peaks are cut at their limits.
     """
     runs, share, static_w = measured.runs, measured.static_share, measured.static_w
     fold, _ = folds_by_model(runs, seed)
@@ -391,9 +390,11 @@ def _target_of(
     def scaled(fit: Ints, at: Ints) -> Floats:
         return np.log(power_scale(log_ratio[fit], share[fit], static_w).over(of_physics[at]))
 
-    line = crossed(fold, scaled)
-    mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed)
+    limits_w = measured.limits_w if name == HEAT_NAMES[PEAK] else None
+    line, (overshoot, most) = crossed(fold, scaled), limit_cut(fold, log_ratio, of_physics, limits_w)
+    mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed, most)
+    line = np.minimum(line, most)
     errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
     spread = held_half_width(errors[name], len(runs)) / Z_90
     scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
-    return OwnTarget(scale, mix), {key: median_error(value, fold) for key, value in errors.items()}
+    return OwnTarget(scale, mix, overshoot), {key: median_error(value, fold) for key, value in errors.items()}

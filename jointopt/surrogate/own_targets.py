@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
+from jointopt.surrogate.own_folds import crossed
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs
 
@@ -74,6 +75,23 @@ def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | No
         return None
     above = peak_w[peak_w > limit_w] / limit_w[peak_w > limit_w]
     return round(float(np.quantile(above, MOST_ABOVE)), 4) if len(above) >= LEAST_ABOVE else 1.0
+
+
+def limit_cut(
+    fold: Ints, log_ratio: Floats, values: Floats, limits_w: Floats | None
+) -> tuple[float | None, Floats | float]:
+    """`limit_overshoot` of the peaks of runs, and log(highest / physics) (n,) at which each is cut by other folds'.
+
+    ``log_ratio``, ``values`` (n,): of the peaks, and what the physics says. None and infinity where limits are unknown.
+    """
+    if limits_w is None:
+        return None, np.inf
+    peak_w = np.exp(log_ratio) * values
+
+    def most(fit: Ints, at: Ints) -> Floats:
+        return np.log((limit_overshoot(peak_w[fit], limits_w[fit]) or np.inf) * limits_w[at] / values[at])
+
+    return limit_overshoot(peak_w, limits_w), crossed(fold, most)
 
 
 def line_clocks(clocks: tuple[float, float]) -> tuple[float, ...]:

@@ -45,6 +45,7 @@ def best_layouts(
     _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
     of_front = _places(order, layout_index, group)
+    ranks, layout = group[: len(time_s)], order[: len(time_s)] % problem.num_distinct  # whatever its power limit
     kept = np.union1d(np.arange(min(SHOWN, int(group.max()) + 1)), of_front)
     best = [_best(order, group, number, layout_index) for number in kept.tolist()]
     families = [problem.under_all_limits(layout) for layout in best]
@@ -53,7 +54,7 @@ def best_layouts(
     found = [
         Layout(
             rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
-            on_front=int((of_front == number).sum()), near=_near(time_s, group[: len(time_s)] == number),
+            on_front=int((of_front == number).sum()), near=_near(time_s, ranks == number, layout),
         )
         for row, number in enumerate(kept.tolist())
         if curves[row]
@@ -80,9 +81,10 @@ def _best(order: Ints, group: Ints, number: int, on_front: Ints) -> int:
     return int(next((layout for layout in on_front.tolist() if layout in own), own[0]))
 
 
-def _near(time_s: Floats, own: Bools) -> int:
+def _near(time_s: Floats, own: Bools, layout: Ints) -> int:
+    """Number of layouts of the ``own`` rows (n,) within `NEAR` of the fastest, which is not counted itself."""
     times = time_s[own]
-    return int((times <= (1.0 + NEAR) * times.min()).sum()) - 1 if len(times) else 0
+    return len(np.unique(layout[own][times <= (1.0 + NEAR) * times.min()])) - 1 if len(times) else 0
 
 
 def _curves(

@@ -21,7 +21,7 @@ from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
 from jointopt.runs.classes import class_conflicts, states_class
 from jointopt.runs.heads import lacks_heads
-from jointopt.runs.unused import silent_lines, unread_lines
+from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.spec.machine import Machine, check_machine
@@ -31,7 +31,7 @@ from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.heat_names import HEAT_COLUMNS
 from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
-from jointopt.surrogate.measurements import Measurements, nothing_learned
+from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_half_width, network_slope
 from jointopt.surrogate.one_class import of_learned_class
@@ -77,7 +77,7 @@ def predict(
 
     for line in unread_lines(table):
         _log.warning("The table: %s", line)
-    runs, queried = _measured(measured, storage, table), table
+    (runs, given), queried = _measured(measured, storage, table), table
     if runs is not None and not _share_a_source(runs.table, table):
         # the runs were given for this table: then all rows are taken to be of one source
         queried = table.drop(columns="source", errors="ignore")
@@ -91,7 +91,7 @@ def predict(
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
     parts = parts_by_source(queried, found, _MOST_ROWS)
-    evidence = {} if runs is None else _evidence(runs, {part.source for batch in parts for part in batch})
+    evidence = {} if runs is None else _evidence(runs, {part.source for batch in parts for part in batch}, given)
     # batches are independent, and numpy leaves the other cores to other threads while it computes
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         firsts = {batch[0].source: batch[0] for batch in parts}.values()
@@ -119,16 +119,20 @@ def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:
 
 def _measured(
     measured: pd.DataFrame | Measurements | None, storage: str | None, table: pd.DataFrame
-) -> Measurements | None:
-    """The runs at hand and those of the database that bear on the table as one; None where neither is given."""
+) -> tuple[Measurements | None, int]:
+    """The runs at hand and those of the database that bear on the table as one, and how many are at hand.
+
+    None where neither has any.
+    """
     import pandas as pd
 
     given = None if measured is None else Measurements.given(measured)
     stored = None if storage is None else Measurements.stored_for(storage, table)
     parts = [part for part in (given, stored) if part is not None and len(part.table)]
+    at_hand = 0 if given is None else len(given.table)
     if len(parts) < 2:
-        return parts[0] if parts else None
-    return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name)
+        return (parts[0] if parts else None), at_hand
+    return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name), at_hand
 
 
 def _beside(runs: Measurements, queried: pd.DataFrame) -> Measurements:
@@ -144,48 +148,34 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
     return bool(named[0] & named[1]) or not (named[0] or named[1])
 
 
-def _evidence(runs: Measurements, sources: set[str]) -> dict[str, Evidence]:
+def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Evidence]:
     """Evidence of measured runs by source; those that teach nothing, or nothing of ``sources``, are logged.
 
-    Raises TableError where none can be priced.
+    The first ``given`` of them are at hand, and told of already. Raises TableError where they cannot be read.
     """
     try:
         found, reasons = runs.workloads
     except TableError as error:
-        raise nothing_learned(error) from error
-    total = f"{len(runs.table):,}"
-    for reason, count, row in _by_reason(reasons):
-        _log.warning("%s of %s measured runs teach nothing (row %d): %s", f"{count:,}", total, row + 1, reason)
-    for line in silent_lines(runs.table):
-        _log.warning("Measured runs: %s", line)
+        if given:
+            raise nothing_learned(error, runs.name) from error
+        _log.warning("%s", nothing_learned(error, runs.name))
+        return {}
+    stored = {row - given: reason for row, reason in reasons.items() if row >= given}
+    for line in left_out_lines(runs.table.iloc[given:], stored):
+        _log.warning("Measured runs of the store: %s", line)
     parts = [part for batch in parts_by_source(runs.table, found, _MOST_ROWS) for part in batch]
     kin = kinship(np.array([part.source for part in parts]), np.array(sorted(sources))).max(axis=1, initial=0.0)
-    unseen = [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike == 0.0]
-    if unseen:
-        jobs = [work.job for work in unseen]
-        named = (f"{j.training.framework.name} on {j.cluster.gpus_per_node} x {j.cluster.gpu.id}" for j in jobs)
-        kinds = list(dict.fromkeys(named))
-        _log.warning(
-            "%s of %s measured runs are of no source, framework, GPU and node size of the table (%s): nothing was "
-            "learned from them.",
-            f"{sum(len(work.rows) for work in unseen):,}", total, ", ".join(kinds[:3] + ["..."] * (len(kinds) > 3)),
-        )  # fmt: skip
+    if unseen := [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike == 0.0]:
+        of = "source, framework, GPU and node size of the table"
+        _log.warning("%s", unlike_line(unseen, len(runs.table), of))
     evidence = runs.evidence_by_source()
     for line in class_lines(evidence):
         _log.info("%s", line)
     return evidence
 
 
-def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
-    """(reason, how many rows, the first of them), the commonest first."""
-    rows: dict[str, list[int]] = {}
-    for row, reason in sorted(reasons.items()):
-        rows.setdefault(reason, []).append(row)
-    return sorted(((r, len(at), at[0]) for r, at in rows.items()), key=lambda found: (-found[1], found[2]))
-
-
 def _log_unpredicted(reasons: Mapping[int, str]) -> None:
-    found = _by_reason(reasons)
+    found = by_reason(reasons)
     for reason, count, row in found[:_MOST_REASONS]:
         _log.warning("%s row%s not predicted (row %d): %s", f"{count:,}", "s" * (count > 1), row + 1, reason)
     if len(found) > _MOST_REASONS:

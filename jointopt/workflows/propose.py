@@ -81,7 +81,7 @@ def propose(
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
     exact = exact_step(job, problem, watch)
     if not len(exact.front["iteration_time_s"]):
-        raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_layouts}, physics))
+        raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_distinct}, physics))
     two_step = two_steps(problem, exact)
     searched = search_steps(problem, exact, two_step, _trials(job, found.wide, trials), seed, watch, found.wide)
     front = of_one_run(searched[-1].front, fitting)
@@ -93,7 +93,7 @@ def propose(
     chosen = _wanted(job, answer)
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
-        layouts=found.space.size, feasible_layouts=problem.num_layouts, infeasible=found.dropped,
+        layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered,
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),

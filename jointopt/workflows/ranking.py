@@ -30,7 +30,7 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
-        place, of=ready.problem.num_layouts, behind=0.0 if is_first else own_s / first_s - 1.0,
+        place, of=ready.problem.num_distinct, behind=0.0 if is_first else own_s / first_s - 1.0,
         energy_behind=None if not np.isfinite(own_j / first_j) else 0.0 if is_first else own_j / first_j - 1.0,
         fit_probability=float(fits[0]),
     )  # fmt: skip

@@ -15,7 +15,9 @@ from tests.campaign.kills import Field
 
 pytestmark = pytest.mark.services  # they need a C compiler, and seconds of waiting each
 
-PROGRAM = ("exec", "--plan", "plan.json", "--", "sh", "-c", "touch begun; sleep 3.5")
+# goes on for three seconds after it is disturbed, however late that is
+SHELL = "touch begun; until [ -e disturbed ]; do sleep 0.1; done; sleep 3"
+PROGRAM = ("exec", "--plan", "plan.json", "--", "sh", "-c", SHELL)
 CLOCK = Path(__file__).parents[1] / "stand_in" / "wall_clock.c"
 
 
@@ -36,6 +38,7 @@ def disturbed(field: Field, words: tuple[str, ...], disturb: Callable[[], object
         time.sleep(0.05)
     time.sleep(0.5)
     disturb()
+    (field.folder / "disturbed").touch()
     return tool.wait(120), tool.stdout.read() if tool.stdout else ""
 
 

@@ -91,8 +91,9 @@ def test_a_folder_is_a_surrogate_too(table, trained):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gpu": "rtx-1"}, "Nothing can be learned from the measured runs: .*row 1: The GPU 'rtx-1' is not in the cat"),
-        ({"tp": "two"}, "Nothing can be learned from the measured runs: row 1 .*tp must be a whole number"),
+        ({"gpu": "rtx-1"}, "Nothing can be learned from measured.csv: .*row 1: The GPU 'rtx-1' is not in the cat"),
+        ({"tp": "two"}, "Nothing can be learned from measured.csv: row 1 .*tp must be a whole number"),
+        ({"iteration_time_s": None}, r"Nothing .* measured.csv: no row that can be predicted has a result \(iter.*oom"),
         ({"iteration_time_s": "2 s"}, "Row 1 of the table: iteration_time_s must be a number"),
     ],
 )
@@ -110,10 +111,10 @@ def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, chang
             {"gpu": "h100-sxm5-80gb", "framework": "torchtitan"},
             r"20 of 20 .* \(torchtitan on 4 x h100-sxm5-80gb\): nothing was learned from them",
         ),
-        ({"iteration_time_s": None}, "20 rows have neither a result"),
-        ({"iteration_time_s": 1e18}, "measured.csv: 20 rows with an impossible iteration_time_s .* got 1e.18"),
+        ({"status": "failed", "iteration_time_s": 1e18},
+         "measured.csv: 20 rows with an impossible iteration_time_s .* got 1e.18"),
     ],
-)
+)  # fmt: skip
 def test_measured_runs_that_do_not_apply_to_the_table_are_reported(table, change, words):
     run("runs.csv", "--out", "before.csv")
     table.assign(**change).to_csv("measured.csv", index=False)
@@ -126,7 +127,7 @@ def test_measured_runs_that_do_not_apply_to_the_table_are_reported(table, change
 def test_a_measured_run_that_cannot_be_priced_is_named_and_the_others_count(table):
     table.assign(gpu=["rtx-1", *table["gpu"].tolist()[1:]]).to_csv("measured.csv", index=False)
     result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
-    assert "1 of 20 measured runs teach nothing (row 1): The GPU 'rtx-1'" in result.stderr
+    assert "measured.csv: 1 of 20 measured runs teach nothing (row 1): The GPU 'rtx-1'" in result.stderr
     assert error("out.csv") < 0.05
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.runs.cells import READERS, first_rows, read_columns, row_codes
+from jointopt.core.schema import COLUMNS
+from jointopt.runs.cells import READERS, first_rows, named_cuda_graph, named_dispatcher, read_columns, row_codes
 
 CELL = st.sampled_from(["1410", "1410;1395", " full ", "true", "2.0", "x", "", None])
 
@@ -71,3 +72,30 @@ def test_words_that_are_read_can_be_replaced_by_words_that_the_column_lacks() ->
     table, _ = read_columns(pd.DataFrame({"group": ["b ", None, "a"]}), ["group"], READERS)
     assert table["group"].where(table["group"].notna(), "new").tolist() == ["b", "new", "a"]
     assert table["group"].fillna("new").tolist() == ["b", "new", "a"]
+
+
+# free text, and what has sentences of its own: precisions, kernels, frameworks (assumed) and GPUs (refused)
+OPEN = {"source", "group", "model", "framework", "gpu", "power_profile", "dtype", "precision", "attention"}
+WORDS = [c.name for c in COLUMNS.values() if c.dtype == "str" and c.role != "result" and c.name not in OPEN]
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_every_column_whose_words_are_on_a_list_refuses_another(name: str) -> None:
+    clean, faults = read_columns(pd.DataFrame({name: ["banana", None]}), [name], READERS)
+    assert [(column, wrong.tolist()) for column, wrong, _ in faults] == [(name, [True, False])]
+    assert clean[name].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind"), [("flex", "deepep"), ("flex/HybridEP", "hybridep"), ("alltoall_seq", "alltoall"), ("nccl", None)]
+)
+def test_a_dispatcher_is_known_by_megatrons_names(cell: str, kind: str | None) -> None:
+    assert named_dispatcher(cell) == kind
+
+
+@pytest.mark.parametrize(("cell", "kind"), [
+    ("True", None), ("localhost", None), ("0.0", ""), ("NONE", ""), ("local:full_iteration", "full_iteration"),
+    ("transformer_engine: attn+mlp", "transformer_engine"),
+])  # fmt: skip
+def test_a_kind_of_graphs_is_known_by_its_first_word_or_its_scope(cell: str, kind: str | None) -> None:
+    assert named_cuda_graph(cell) == kind

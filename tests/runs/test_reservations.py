@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -81,28 +83,43 @@ def test_a_dead_runners_plan_is_taken_once_more_and_no_third_time(shared_url: st
     assert third.take("plan", again=True)
 
 
-def test_a_silent_runner_of_another_machine_loses_its_plan_when_its_lease_is_over(shared_url, monkeypatch) -> None:
-    monkeypatch.setattr(reservations, "LEASE_S", 2.0)
+def other_machines(url: str, monkeypatch: pytest.MonkeyPatch) -> Reservations:
+    """A runner of another machine that holds the plan."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("socket.gethostname", lambda: "node-7")
-        silent = Reservations(shared_url, "study")
-        assert silent.take("plan")
+        other = Reservations(url, "study")
+        assert other.take("plan")
+    return other
+
+
+def test_a_silent_runner_of_another_machine_loses_its_plan_when_its_lease_is_over(shared_url, monkeypatch) -> None:
+    at_s = [0.0]
+    monkeypatch.setattr(reservations, "now_s", lambda _: at_s[0])
+    monkeypatch.setattr(Reservations, "_renew", lambda _: None)
+    other_machines(shared_url, monkeypatch)
     mine = Reservations(shared_url, "study")
+    at_s[0] = reservations.LEASE_S - 1.0
     assert not mine.take("plan")
-    silent.close()
+    monkeypatch.setattr(time, "sleep", lambda _: at_s.__setitem__(0, reservations.LEASE_S + 1.0))
     assert mine.freed()
     assert mine.take("plan")
 
 
 def test_a_runner_that_renews_its_reservation_keeps_it(shared_url, monkeypatch) -> None:
-    monkeypatch.setattr(reservations, "LEASE_S", 2.0)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("socket.gethostname", lambda: "node-7")
-        other = Reservations(shared_url, "study")
-        other.take("plan")
+    here, at_s = threading.current_thread(), itertools.count(0.0, 0.01)  # this thread's clock; it is renewed at 1 s
+
+    def now_s(_: object) -> float:
+        return next(at_s) if threading.current_thread() is here else 1.0
+
+    monkeypatch.setattr(reservations, "LEASE_S", 4.0)
+    monkeypatch.setattr(reservations, "now_s", now_s)
+    other = other_machines(shared_url, monkeypatch)
     mine = Reservations(shared_url, "study")
     assert not mine.freed()
-    time.sleep(2.5)
+    until = time.monotonic() + 60
+    while mine.look()["plan"].silent_s > next(at_s) - 0.9 and time.monotonic() < until:
+        time.sleep(0.05)
+    at_s = itertools.count(4.1, 0.01)
     assert not mine.take("plan")
     other.close()
 

@@ -228,6 +228,8 @@ def test_attention_kernels_are_understood_or_assumed(word: str, kernel: str, ass
     ("schedule", "1f1c", "one of 1f1b, zb-h1, zbv, dualpipev, or blank"),
     ("recompute", "half", "one of none, selective, full, or blank"),
     ("sequence_parallel", "perhaps", "true, false or blank"),
+    ("token_dispatcher", "banana", "one of alltoall, deepep, hybridep, or blank"),
+    ("cuda_graph", "whole", "one of none, transformer_engine, full_iteration, or blank"),
 ])  # fmt: skip
 def test_a_word_that_its_column_does_not_know_leaves_out_its_row_alone(
     column: str, word: str, expected: str, caplog: pytest.LogCaptureFixture
@@ -486,7 +488,9 @@ def test_rows_under_different_fabrics_are_different_workloads() -> None:
     [
         ("transformer_engine:attn+moe_router", "megatron-bridge", "transformer_engine"),
         ("local:full_iteration", "megatron-bridge", "full_iteration"),
+        ("local", "megatron-bridge", "transformer_engine"),
         ("none", "megatron-bridge", ""),
+        ("False", "megatron-bridge", ""),
         ("full_iteration", "torchtitan", ""),
     ],
 )

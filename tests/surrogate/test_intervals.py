@@ -17,6 +17,7 @@ from jointopt.spec.job import Job, Training
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
+    bounds_within_limits,
     clock_half_width,
     doubts,
     in_domain,
@@ -28,7 +29,6 @@ from jointopt.surrogate.intervals import (
     with_new_interval,
     with_power_interval,
     with_time_interval,
-    within_power_limit,
 )
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 
@@ -252,7 +252,7 @@ def test_no_power_in_an_interval_is_above_the_limit_of_a_gpu_and_energy_goes_wit
 
 def test_the_limit_of_a_plan_bounds_its_power_where_it_is_below_the_clusters() -> None:
     found = add_intervals(job(), columns() | {"avg_power_w": np.full(2, 290.0)})
-    held = within_power_limit(job(), found | {"power_limit_w": np.array([300.0, np.nan])})
+    held = bounds_within_limits(job(), found | {"power_limit_w": np.array([300.0, np.nan])})
     assert held["avg_power_w_high"] == pytest.approx([300.0, found["avg_power_w_high"][1]])
     assert held["energy_j_high"][0] < found["energy_j_high"][0]
 

@@ -106,9 +106,8 @@ def test_runs_on_another_kind_of_cluster_are_no_evidence(job: Job, cells: dict[s
     assert not evidence.counts
 
 
-def test_runs_that_cannot_be_priced_are_no_evidence(job: Job) -> None:
-    for cells in ({"dp": 7}, {"status": "oom"}):
-        assert JobModel.of(job, measured=measured_runs(job, 1.3, **cells)).evidence.known is None
+def test_runs_that_ran_out_of_memory_are_no_evidence_of_time(job: Job) -> None:
+    assert JobModel.of(job, measured=measured_runs(job, 1.3, status="oom")).evidence.known is None
 
 
 def test_measured_memory_moves_the_memory_of_every_plan_and_what_fits(job: Job) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt import explain, load_job
+from jointopt import explain, load_job, propose
 from jointopt.core.errors import TableError
 from jointopt.runs.store import Store
 from jointopt.surrogate import measurements
@@ -97,3 +97,48 @@ def test_only_runs_on_that_gpu_that_ended_well_or_out_of_memory_are_learned_from
     found = Measurements.of(runs).on("a100-sxm4-40gb").table
     assert found["status"].tolist() == ["ok", "oom", "ok"]
     assert not len(Measurements.of(runs.drop(columns="gpu")).on("a100-sxm4-40gb").table)
+
+
+JOB = "opt-350m-2x4-a100"
+VERBS = {
+    "explain": lambda runs, _: explain(load_job(JOB), "dp=8", measured=runs),
+    "propose": lambda runs, _: propose(load_job(JOB), measured=runs),
+    "predict": lambda runs, table: predict(table, measured=runs),
+    "evaluate": lambda runs, table: evaluate(table, measured=runs),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("change", [{"gpu": "rtx-1"}, {"dp": 7}, {"recompute": "half"}, {"iteration_time_s": np.nan}])
+def test_measured_runs_of_which_none_can_be_used_are_an_error_of_every_verb(verb, change, synthetic_runs):
+    runs = synthetic_runs(rows=3)
+    with pytest.raises(TableError, match="Nothing can be learned from the measured runs given: no row"):
+        VERBS[verb](runs.assign(**change), runs)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_measured_runs_that_are_left_out_of_others_are_reported_once_by_every_verb(verb, synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3)
+    modes, times = ["half", *runs["recompute"][1:]], [*runs["iteration_time_s"][:-1], np.nan]
+    VERBS[verb](runs.assign(recompute=modes, iteration_time_s=times), runs)
+    left_out = f"1 of {len(runs)} measured runs teach nothing (row 1): recompute must be one of none, selective, full"
+    for line in (left_out, "1 row has neither a result (iteration_time_s, "):
+        assert caplog.text.count(f"the measured runs given: {line}") == 1
+
+
+def test_measured_runs_on_another_kind_of_cluster_are_reported_once_however_many_jobs_there_are(synthetic_runs, caplog):
+    runs = Measurements.of(synthetic_runs(rows=3).assign(framework="torchtitan"))
+    for job in (load_job(JOB), load_job(JOB)):
+        assert explain(job, "dp=8", measured=runs).informed_by == {}
+    total, named = len(runs.table), f"{job.training.framework.name} on 4 x a100-sxm4-40gb (torchtitan on "
+    line = f"{total} of {total} measured runs are of no framework, GPU and node size of the job, {named}"
+    assert caplog.text.count(line) == 1
+
+
+def test_stored_runs_of_which_none_can_be_used_are_no_condition_of_a_prediction(synthetic_runs, caplog, monkeypatch):
+    runs = synthetic_runs(rows=3)
+    stored = Measurements(runs.assign(recompute="half"), name="store.db")
+    monkeypatch.setattr(Measurements, "stored_for", lambda *_: stored)
+    found = predict(runs, "default", storage="sqlite:///store.db")
+    assert "Nothing can be learned from store.db: no row of the table can be predicted; row 1: recompute" in caplog.text
+    pd.testing.assert_frame_equal(found, predict(runs, "default"))

@@ -30,7 +30,7 @@ from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
-from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, limit_overshoot, measures_heat
+from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, limit_cut, limit_overshoot, measures_heat
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.training import training_set
 from jointopt.workflows.evaluate import evaluate
@@ -339,3 +339,30 @@ def test_predictions_of_an_earlier_surrogate_go_where_the_next_one_has_none(synt
     found = predict(table.assign(**earlier, predicted_by="me"), "none")
     assert not {*earlier} & {*found}
     assert found["predicted_by"].tolist() == ["me"] * len(table)
+
+
+def test_a_run_left_out_is_cut_by_what_the_others_show_of_the_limit() -> None:
+    fold = np.arange(12) % 2
+    peak_w, values, limits_w = np.where(fold == 0, 520.0, 550.0), np.full(12, 400.0), np.full(12, 500.0)
+    overshoot, most = limit_cut(fold, np.log(peak_w / values), values, limits_w)
+    assert overshoot == pytest.approx(1.1)
+    assert np.exp(most) == pytest.approx(np.where(fold == 0, 1.1, 1.04) * 500.0 / 400.0)
+    assert limit_cut(fold, np.log(peak_w / values), values, None) == (None, np.inf)
+
+
+def judged(*, limited: bool) -> tuple[OwnTarget, float]:
+    """Peaks of 1.3 times the physics that boards hold at 312 or 520 W, as learned, and their held-out error."""
+    values, of_run = np.linspace(200.0, 600.0, 120), np.where(np.arange(120) % 3 == 0, 300.0, 500.0)
+    log_ratio = np.log(np.minimum(1.3 * values, 1.04 * of_run) / values)
+    blank = np.full(120, np.nan)
+    some = Measured(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
+    target, errors = own_runs._target_of("peak power", some, log_ratio, 0, values)
+    return target, errors["peak power"]
+
+
+def test_peaks_are_judged_as_they_are_predicted_and_so_are_their_intervals() -> None:
+    (held, error), (free, error_uncut) = judged(limited=True), judged(limited=False)
+    assert (held.overshoot, free.overshoot) == (pytest.approx(1.04), None)
+    assert error < 0.5 * error_uncut
+    assert (held.scale.log_sd or 0.0) < 0.7 * (free.scale.log_sd or 0.0)
+    assert (held.scale.factor, held.scale.offset_w) == (free.scale.factor, free.scale.offset_w)

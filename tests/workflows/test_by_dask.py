@@ -117,8 +117,9 @@ def test_workers_on_three_nodes_of_slurm_of_which_two_are_killed_lose_nothing(cl
     tool = coordinator(url, 3 * SLURM_WORKERS, "--dask", "slurm", "--workers", str(SLURM_WORKERS))
     while len({pid for pid, _ in calls("begun")}) < SLURM_WORKERS and tool.poll() is None:
         time.sleep(0.1)
+    begun = calls("begun")  # before those that have ended, or one process may seem to be in two calls
     ended = {plan for _, plan in calls("ended")}
-    lost = [pid for pid, plan in calls("begun") if plan not in ended][:2]
+    lost = [pid for pid, plan in begun if plan not in ended][:2]
     for pid in lost:
         os.kill(pid, signal.SIGKILL)
     output = tool.communicate(timeout=400)[0]

@@ -10,6 +10,8 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.search.pareto import front_rows, objectives, take
 from jointopt.spec.jobfile import parse_job, shipped_job, with_changes
+from jointopt.surrogate import job_model
+from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import earlier_runs
 from jointopt.workflows.explain import explain
@@ -38,6 +40,23 @@ def test_the_front_is_that_of_every_layout_under_every_limit(found) -> None:
     times, energies = objectives(plans)
     for time_s, energy_j in zip(*objectives(found.front), strict=True):
         assert not ((times < time_s * (1 - 1e-9)) & (energies < energy_j * (1 - 1e-9))).any()
+
+
+def test_layouts_are_counted_once_whatever_the_number_of_their_limits(found) -> None:
+    alone = propose(with_changes(JOB, {f"search.{POWER_LIMIT}": LIMITS[0]}), surrogate="none")
+    space, of_one = found.to_dict()["space"], alone.to_dict()["space"]
+    assert space["feasible_layouts"] == of_one["feasible_layouts"] <= space["layouts"] == of_one["layouts"]
+    near = {tuple(one.plans[0][name] for name in ("dp", "pp", "cp")): one.near for one in alone.best_layouts}
+    for one in found.best_layouts:
+        assert one.near <= near[tuple(one.plans[0][name] for name in ("dp", "pp", "cp"))]
+
+
+def test_a_layout_ranks_among_layouts_whatever_the_number_of_their_limits() -> None:
+    slow = f"dp=1 pp=8 micro_batch_size=1 {POWER_LIMIT}={LIMITS[0]:g}"
+    jobs = (JOB, with_changes(JOB, {f"search.{POWER_LIMIT}": LIMITS[0]}))
+    several, one = (explain(job, slow, surrogate="none", ranked=True).rank for job in jobs)
+    assert (several.rank, several.of) == (one.rank, one.of)
+    assert one.rank > 1
 
 
 def test_a_lower_limit_is_slower_leaner_and_draws_no_more_than_it(found) -> None:
@@ -85,6 +104,17 @@ def test_a_limit_is_as_doubtful_as_the_clock_that_it_leaves() -> None:
     assert width[lowest].min() > 1.01 * width[highest].max()
     assert not front["in_domain"][lowest].any()
     assert (front["stage_clock_mhz"][~np.isnan(front["stage_clock_mhz"])] == 1980.0).all()
+
+
+def test_clocks_that_limits_leave_are_worked_out_once_for_intervals_doubts_and_differences(found, monkeypatch) -> None:
+    counted, reached = [], job_model.clocks_reached
+    monkeypatch.setattr(job_model, "clocks_reached", lambda *given: counted.append(given) or reached(*given))
+    model, plans = JobModel(JOB), {name: values for name, values in found.front.items() if name != "doubts"}
+    known = model.bounded(plans)
+    model.differences(known, 0)
+    assert len(counted) == 1
+    model.bounded(plans | {POWER_LIMIT: 0.9 * plans[POWER_LIMIT]})
+    assert len(counted) == 2
 
 
 def test_tables_reports_and_the_study_state_the_limit(found, tmp_path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from jointopt.core.errors import CatalogError, nearest
+from jointopt.core.errors import CatalogError, nearest_few
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.huggingface import model_from_config
 from jointopt.spec.model import Model
@@ -29,7 +29,7 @@ def model_names() -> tuple[str, ...]:
 def load_model(name: str) -> Model:
     """The model of that catalogue name or alias (a Hugging Face repository is one), in any letter case.
 
-    Raises `CatalogError` for an unknown name, naming the nearest known one.
+    Raises `CatalogError` for an unknown name, naming the nearest known ones.
     """
     return published_model(name).model
 
@@ -41,14 +41,20 @@ def known_model(name: str) -> Model | None:
 
 
 def published_model(name: str) -> PublishedModel:
-    """The catalogue entry of that name or alias; `CatalogError` names the nearest known one."""
+    """The catalogue entry of that name or alias; `CatalogError` names the nearest known ones."""
     known = _names()
     if name.lower() not in known:
         raise CatalogError(
-            f"The model {name[:80]!r} is not in the catalogue{nearest(name, known)}; expected one of "
-            f"{', '.join(model_names())}, a path to a config.json, or a shape written in place."
+            f"The model {name[:80]!r} is not in the catalogue{near_models(name)}; `jointopt catalog models` "
+            f"lists the {len(model_names())} known ones, and a path to a config.json or a shape written in place "
+            f"describes any other."
         )
     return _published(known[name.lower()])
+
+
+def near_models(name: str) -> str:
+    """`` (did you mean 'llama-3-8b' or 'llama-3-70b'?)`` for a name that none has; empty where none is like it."""
+    return nearest_few(name, _names())
 
 
 @functools.cache

@@ -35,9 +35,8 @@ def test_a_program_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("jointopt.measure.launchers.process._POLITE_S", 0.5)
-    child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600'], start_new_session=True); print(p.pid)"
-    deaf = f"import signal; signal.signal(15, signal.SIG_IGN); {child}; sys.stdout.flush(); p.wait()"
-    ended = run_program([PYTHON, "-c", deaf], tmp_path / "log", limit_s=3)
+    deaf = "trap '' TERM; setsid sleep 600 & echo $!; wait"  # of a shell, which begins in milliseconds
+    ended = run_program(["sh", "-c", deaf], tmp_path / "log", limit_s=3)
     assert ended.timed_out
     assert not alive(int(ended.tail))
 

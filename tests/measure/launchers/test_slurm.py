@@ -62,8 +62,12 @@ def in_background(launcher: SlurmLauncher, job: Job) -> tuple[threading.Thread, 
 
 
 def running(cluster: Cluster, folder: Path) -> str:
-    """The number of the job in ``folder``, once its program runs on both nodes (each touches a file there)."""
+    """The number of the job in ``folder``, once its program runs on both nodes (each touches a file there).
+
+    And once the tool has noted it, which a job may begin before.
+    """
     wait_for(lambda: len(list(folder.glob("runs/*/*/up*"))) == 2, "both nodes run")
+    wait_for(lambda: list(folder.glob("runs/*/*/state.json")), "the number is noted")
     return cluster.run("squeue", "--noheader", "--format=%A")
 
 

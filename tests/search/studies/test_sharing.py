@@ -21,10 +21,11 @@ import sys, time
 from dataclasses import replace
 from tests.fake_problem import fake_problem
 from jointopt.search.studies.sharing import share
-problem = fake_problem(1, 32, 24)
+problem, begun = fake_problem(1, 32, 24), []
 def slow(layout, clocks):
+    begun.append(layout)
     print(len(layout), flush=True)
-    time.sleep(0.02)
+    time.sleep(600 if len(begun) == int(sys.argv[3]) else 0.02)
     return problem.evaluate(layout, clocks)
 print(share(replace(problem, evaluate=slow), sys.argv[1], name="s", identity={"job": "fake"}, trials=int(sys.argv[2]),
             batch=4, lease_s=1.0).evaluated)
@@ -40,8 +41,9 @@ def work(problem, url, trials=16, **changes):
     return share(problem, url, **({"name": "s", "identity": IDENTITY, "trials": trials, "batch": 4} | changes))
 
 
-def process(url, trials):
-    command = [sys.executable, "-c", WORKER, url, str(trials)]
+def process(url, trials, hangs_at=0):
+    """A worker that evaluates four plans at a time, and hangs in its call of that number."""
+    command = [sys.executable, "-c", WORKER, url, str(trials), str(hangs_at)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -111,12 +113,22 @@ def test_plans_of_a_silent_worker_are_taken_over_and_its_late_results_are_ignore
     assert {trial.state.name for trial in silent.queue.trials()} == {"RUNNING"}
 
 
-def test_a_worker_that_renews_keeps_its_plans(problem, shared_url):
-    worker = a_worker(problem, shared_url, lease_s=3.0)  # renewed often enough on a machine that is busy otherwise
+def test_a_worker_that_renews_keeps_its_plans(problem, shared_url, monkeypatch):
+    worker, other = a_worker(problem, shared_url, lease_s=4.0), a_worker(problem, shared_url)
+    first = lease_of(worker)
+    monkeypatch.setattr(other.queue._storage, "now", lambda: first + 0.1)  # when it is over, on a busy machine too
     with worker.queue.held():
         held = claimed_by(worker)
-        time.sleep(4.0)
-        assert not numbers(held) & numbers(claimed_by(a_worker(problem, shared_url)))
+        until = time.monotonic() + 60
+        while lease_of(worker) < first + 0.5:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert not numbers(held) & numbers(claimed_by(other))
+
+
+def lease_of(worker):
+    attributes = worker.queue._storage.rdb.get_study_system_attrs(worker.queue._study_id)
+    return attributes[LEASE + worker.queue.worker]
 
 
 def test_setting_the_clock_forward_takes_no_plans_from_a_worker(problem, url, monkeypatch):
@@ -142,7 +154,7 @@ def test_a_worker_that_ends_gives_back_what_it_has_not_finished(problem, shared_
 
 
 def test_two_processes_share_the_work_and_one_that_is_killed_loses_nothing(problem, shared_url):
-    doomed, other = process(shared_url, 20), process(shared_url, 20)
+    doomed, other = process(shared_url, 20, hangs_at=1), process(shared_url, 20)
     doomed.stdout.readline()
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
@@ -155,14 +167,14 @@ def test_two_processes_share_the_work_and_one_that_is_killed_loses_nothing(probl
 
 def test_a_lone_worker_that_was_killed_goes_on_as_if_nothing_had_happened(problem, tmp_path):
     url, whole = f"sqlite:///{tmp_path}/cut.db", f"sqlite:///{tmp_path}/whole.db"
-    doomed = process(url, 44)  # the last four are children of the first 40
+    doomed = process(url, 44, hangs_at=8)  # the last four are children of the first 40
     for _ in range(8):
         doomed.stdout.readline()
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
     time.sleep(1.1)  # its lease
     goes_on = work(problem, url, 44)
-    assert 0 < goes_on.evaluated < 44
+    assert goes_on.evaluated == 44 - 7 * 4
     assert goes_on.plans["energy_j"].tolist() == work(problem, whole, 44).plans["energy_j"].tolist()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from jointopt.core.errors import CatalogError
-from jointopt.spec.catalog.models import load_model, model_names, published_model
+from jointopt.spec.catalog.models import load_model, model_names, near_models, published_model
 
 MOE = [name for name in model_names() if published_model(name).published_active_parameters]
 
@@ -42,6 +42,16 @@ def test_every_model_states_its_source() -> None:
     assert all(len(published_model(name).source) > 20 for name in model_names())
 
 
-def test_an_unknown_model_names_the_nearest_known_one() -> None:
-    with pytest.raises(CatalogError, match="did you mean 'llama-3-70b'"):
+def test_an_unknown_model_names_the_few_nearest_the_listing_and_how_to_give_an_own_one() -> None:
+    with pytest.raises(CatalogError) as error:
         load_model("llama-3-71b")
+    message = str(error.value)
+    assert "(did you mean 'llama-3-70b', 'llama-3-8b' or 'llama-2-7b'?); `jointopt catalog models`" in message
+    assert "a path to a config.json or a shape written in place describes any other." in message
+    assert sum(f"{name!r}" in message for name in model_names()) == 3
+
+
+def test_a_name_like_none_is_reported_without_a_guess_and_an_alias_by_what_it_means() -> None:
+    with pytest.raises(CatalogError, match=r"'banana' is not in the catalogue; `jointopt catalog models` lists"):
+        load_model("banana")
+    assert near_models("meta-llama/Meta-Llama-3-8C").startswith(" (did you mean 'llama-3-8b'")
