@@ -54,9 +54,7 @@ class Measurements:
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
     kin: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
-    _logged: set[str] = field(
-        default_factory=set, init=False, repr=False
-    )  # once for several jobs
+    _logged: set[str] = field(default_factory=set, init=False, repr=False)  # once for several jobs
 
     @classmethod
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
