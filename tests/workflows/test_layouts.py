@@ -97,9 +97,11 @@ def test_of_a_split_the_fastest_on_the_front_is_shown_else_its_fastest() -> None
 
 def test_near_layouts_are_within_one_percent_of_the_fastest_of_their_split_which_is_not_counted() -> None:
     time_s = np.array([1.0, 2.0, 2.0 * (1 + NEAR) - 1e-9, 2.0 * (1 + NEAR) + 1e-9, 1.001])
-    assert _near(time_s, np.array([False, True, True, True, False])) == 1
-    assert _near(time_s, np.array([True, False, False, False, True])) == int(NEAR >= 0.001)
-    assert _near(time_s, np.zeros(5, bool)) == 0
+    own = np.array([False, True, True, True, False])
+    assert _near(time_s, own, np.arange(5)) == 1
+    assert _near(time_s, own, np.array([0, 1, 1, 2, 3])) == 0  # the same layout under two power limits
+    assert _near(time_s, np.array([True, False, False, False, True]), np.arange(5)) == int(NEAR >= 0.001)
+    assert _near(time_s, np.zeros(5, bool), np.arange(5)) == 0
 
 
 def test_a_layout_that_hardly_fits_is_as_far_behind_as_its_time_and_energy_are(tight_rank):
