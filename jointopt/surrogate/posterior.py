@@ -82,7 +82,7 @@ class Posterior:
         moved = self.weights @ self.runs.sensitivity * np.square(self.kernel.constants)
         return np.asarray(self.share @ (scale * moved))
 
-    @one_blas_thread()
+    @one_blas_thread
     def mean(self, runs: Runs) -> Floats:
         """Mean (n,) of log(measured / predicted) of runs that are of one source."""
         if self.runs is None or self.weights is None:
@@ -97,7 +97,7 @@ class Posterior:
             out[at] += self.kernel.smooth(new[at], seen) @ each[3]
         return np.asarray(out)
 
-    @one_blas_thread()
+    @one_blas_thread
     def predict(self, runs: Runs) -> tuple[Floats, Floats]:
         """Mean and standard deviation (n,) of log(measured / predicted), noise included."""
         prior = self.squares[:, :4] @ variances(self.kernel, runs)
@@ -122,7 +122,7 @@ class Posterior:
         for at in _pieces(len(runs), len(self.share) * len(seen)):
             yield at, np.tensordot(self.squares[:, :4], terms(self.kernel, runs.take(at), seen), 1)
 
-    @one_blas_thread()
+    @one_blas_thread
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.
 
@@ -179,7 +179,7 @@ def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
 
 
-@one_blas_thread()
+@one_blas_thread
 def _under(
     kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
@@ -225,7 +225,7 @@ def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
         return (inverse @ y[:, None])[:, :, 0], np.diagonal(inverse, axis1=1, axis2=2)
     from scipy.linalg.lapack import dpotrf, dtrtri
 
-    with one_blas_thread():  # SciPy's own too, now that it is loaded
+    with one_blas_thread:  # SciPy's own too, now that it is loaded
         root = dtrtri(dpotrf(covariance[0].T, lower=1, overwrite_a=1)[0], lower=1, overwrite_c=1)[0]
         return (root.T @ (root @ y))[None], np.einsum("ij,ij->j", root, root)[None]
 
@@ -236,6 +236,6 @@ def _inverted(covariance: Floats) -> Floats:
         return np.asarray(np.linalg.inv(covariance))
     from scipy.linalg.lapack import dpotrf, dpotri
 
-    with one_blas_thread():
+    with one_blas_thread:
         lower = np.tril(dpotri(dpotrf(covariance[0], lower=1)[0], lower=1)[0])
     return np.asarray(lower + np.tril(lower, -1).T)[None]

@@ -342,7 +342,7 @@ def train(
             f"({used}): add tables, or adapt to the rows with `jointopt predict --measured` instead."
         )
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
-    with one_blas_thread():
+    with one_blas_thread:
         if len(names) < 2 and base is not None:
             return _of_one_source(data, base, seed)
         surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread
+
 import numpy as np  # noqa: F401 - a BLAS library to hold
 import threadpoolctl
 
@@ -14,15 +16,32 @@ def threads() -> set[int]:
 
 def test_blas_has_one_thread_within_the_context_and_its_own_number_after() -> None:
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        with one_blas_thread():
+        with one_blas_thread:
             assert threads() == {1}
         assert threads() == {2}
 
 
 def test_a_library_loaded_later_is_held_too() -> None:
-    with one_blas_thread():
+    with one_blas_thread:
         pass
     import scipy.linalg  # noqa: F401 - it brings a BLAS of its own
 
-    with threadpoolctl.threadpool_limits(2, user_api="blas"), one_blas_thread():
+    with threadpoolctl.threadpool_limits(2, user_api="blas"), one_blas_thread:
         assert threads() == {1}
+
+
+def test_the_first_of_two_threads_to_leave_does_not_end_it_and_the_last_restores_all() -> None:
+    left, leave = Event(), Event()
+
+    def other() -> None:
+        with one_blas_thread:
+            leave.wait(60)
+        left.set()
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with one_blas_thread:
+            Thread(target=other).start()
+            leave.set()
+            assert left.wait(60)
+            assert threads() == {1}
+        assert threads() == {2}
