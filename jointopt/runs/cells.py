@@ -249,9 +249,9 @@ def named_dispatcher(text: str) -> str | None:
 
     Megatron Core's flex alone is deepep, its only backend before there was a choice and the default since.
     """
-    lower = text.lower()
-    named = next((name for name in TOKEN_DISPATCHERS if name in lower), None)
-    return "deepep" if lower == "flex" else named
+    words = re.split(r"[^a-z]+", text.lower().strip())
+    named = next((name for name in TOKEN_DISPATCHERS if name in words), None)
+    return "deepep" if words == ["flex"] else named
 
 
 def named_targets(text: str) -> str:

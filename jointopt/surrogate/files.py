@@ -20,7 +20,7 @@ from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
-from jointopt.surrogate.new_groups import NewGroups
+from jointopt.surrogate.new_groups import WEIGHTS, NewGroups
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
@@ -35,7 +35,7 @@ OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they 
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
 # a form that could not be checked, and nothing of a source's own
 FORMAT = 6
-_MOST_OFFSET_W, _MOST_WIDER = 1e6, 1e9
+_MOST_OFFSET_W, _MOST_WIDER = 1e6, 1e3
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 DAMAGED = (
@@ -142,8 +142,9 @@ def _new_groups(sources: np.ndarray[Any, Any], values: Mapping[str, Any] | None)
     errors = {name: float(values["errors"][name]) for name in ("physics", "process", "time")}
     numbers = float(values["weight"]), float(values["wider"]), errors, int(values["judged"])
     found = NewGroups(tuple(np.unique(sources).tolist()), *numbers)
-    if not (found.sources and 0.0 <= found.weight <= 1.0 and 1.0 <= found.wider < _MOST_WIDER):
-        raise ValueError("a weight for groups without runs is not between 0 and 1, or a factor on their widths below 1")
+    of_errors = np.isfinite(list(errors.values())).all() and min(errors.values()) >= 0.0 and found.judged > 0
+    if not (found.sources and found.weight in WEIGHTS and 1.0 <= found.wider <= _MOST_WIDER and of_errors):
+        raise ValueError("weight, width or errors of groups without runs are none that retrain writes")
     return found
 
 

@@ -20,6 +20,7 @@ WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 # Groups are left out one by one, of more than so many some together. In fifths the others are fewer than they will be,
 # and the process seems worse than it is (docs/surrogate-experiments.md).
 MOST_FOLDS = 30
+_SIZES = ("log2_hidden", "log2_layers", "log2_seq_length", "log2_gpus")
 LEAST_GROUPS = 5  # of three of vTrain's, 6 of 16 draws chose the physics, 15 % off where the process is 4 %
 
 
@@ -59,9 +60,18 @@ class NewGroups:
 
 
 def _of_known_group(runs: Runs, known: Runs) -> Bools:
-    """Whether a run of the group of each of ``runs`` is among those ``known``, (n,)."""
-    groups = set(known.group.tolist())
-    return np.fromiter((group in groups for group in runs.group.tolist()), np.bool_, len(runs))
+    """Whether a run of the group of each of ``runs`` is among those ``known``, (n,).
+
+    By sizes of model, batch and cluster, since a model has other names in other tables, or none.
+    """
+    groups = set(map(tuple, _sizes(known).tolist()))
+    return np.fromiter((tuple(sizes) in groups for sizes in _sizes(runs).tolist()), np.bool_, len(runs))
+
+
+def _sizes(runs: Runs) -> Floats:
+    """Hidden size, layers, sequence length, GPUs and batch (n, 5), as rounded logarithms."""
+    batch = runs.matrix(("log2_micro_batches", "log2_micro_batch_size", "log2_dp")).sum(axis=1)
+    return np.column_stack([runs.matrix(_SIZES), batch]).round(4) + 0.0  # no negative zero
 
 
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
@@ -74,9 +84,9 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     error = {weight: replace(held, mean=weight * held.mean).median_error for weight in WEIGHTS}
     weight = next(w for w in WEIGHTS if error[w] <= error[0.0]) if count >= LEAST_GROUPS else 1.0
     mean, wider = weight * held.mean, 1.0
-    if weight < 1.0:
+    if count >= LEAST_GROUPS:
         wider = max(held_half_width((mean - held.truth) / held.half_width, count), 1.0)
     errors = {"physics": error[0.0], "process": error[1.0], "time": error[weight]}
-    errors = {name: round(value, 4) for name, value in errors.items()}
+    errors = {name: round(value, 6) for name, value in errors.items()}
     found = NewGroups(tuple(np.unique(runs.source).tolist()), weight, wider, errors, count)
     return found, replace(held, mean=mean, half_width=wider * held.half_width)

@@ -87,7 +87,14 @@ def test_every_column_whose_words_are_on_a_list_refuses_another(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("cell", "kind"), [("flex", "deepep"), ("flex/HybridEP", "hybridep"), ("alltoall_seq", "alltoall"), ("nccl", None)]
+    ("cell", "kind"),
+    [
+        ("flex", "deepep"),
+        ("flex/HybridEP", "hybridep"),
+        ("alltoall_seq", "alltoall"),
+        ("nccl", None),
+        ("nodeepep", None),
+    ],
 )
 def test_a_dispatcher_is_known_by_megatrons_names(cell: str, kind: str | None) -> None:
     assert named_dispatcher(cell) == kind

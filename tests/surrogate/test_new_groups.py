@@ -12,7 +12,6 @@ import pytest
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
 from jointopt.spec.job import Job
-from jointopt.surrogate.features import group_key
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.held_out import HeldOut
 from jointopt.surrogate.job_model import HERE, JobModel
@@ -28,6 +27,10 @@ def runs(groups: str, source: str = LAB, seed: int = 0) -> Runs:
     """A run of each of ``groups``, a letter each."""
     values = np.random.default_rng(seed).integers(-4, 4, (len(groups), len(FEATURES))) / 8.0
     features = dict(zip(FEATURES, values.T, strict=True))
+    same = np.zeros(len(groups))
+    features |= dict.fromkeys(("log2_layers", "log2_seq_length", "log2_gpus", "log2_dp"), same)
+    features |= dict.fromkeys(("log2_micro_batches", "log2_micro_batch_size"), same)
+    features["log2_hidden"] = np.array([ord(group) - ord("a") for group in groups]) / 16.0
     return Runs(np.full((len(groups), 3), 0.25), features, np.full(len(groups), source), np.array(list(groups)))
 
 
@@ -83,6 +86,22 @@ def test_only_groups_without_runs_have_a_part_of_the_process_and_wider_intervals
     np.testing.assert_allclose(mean, [1.0, 0.5, 1.0, 0.5] * whole)
     np.testing.assert_allclose(half, [1.0, 2.0, 1.0, 2.0] * of_whole)
     np.testing.assert_allclose(surrogate(JUDGED).conditioned(source, True).mean(plans), mean)
+
+
+@pytest.mark.parametrize(
+    ("change", "known"),
+    [
+        ({}, True),  # whatever its model is called
+        ({"log2_micro_batches": -1.0, "log2_dp": 1.0}, True),  # a plan of the same batch
+        ({"log2_micro_batches": 1.0}, False),
+        ({"log2_gpus": 1.0}, False),
+        ({"log2_layers": 0.1}, False),
+    ],
+)
+def test_a_group_is_known_by_the_sizes_of_model_batch_and_cluster(change: dict[str, float], known: bool) -> None:
+    plans = replace(runs("a"), group=np.array(["another name|1"]))
+    plans = replace(plans, features=plans.features | {name: np.array([value]) for name, value in change.items()})
+    assert JUDGED.factors(plans, runs("aabb")) == (1.0 if known else 2.0)
 
 
 def test_a_measured_run_of_a_group_makes_it_known() -> None:
@@ -144,15 +163,14 @@ def test_the_line_says_what_the_weight_is_worth() -> None:
     assert "without runs, which the physics alone predicts: 12.1" in replace(JUDGED, weight=0.0).to_text()
 
 
-@pytest.mark.parametrize(("group", "part"), [("", 1.0), ("another|256|8|2048", 0.5)])
+@pytest.mark.parametrize(("groups", "part"), [("ad", 1.0), ("xy", 0.5)])
 def test_plans_of_a_job_have_that_part_where_none_of_its_runs_is_known(
-    job: Job, tmp_path: Path, group: str, part: float
+    job: Job, tmp_path: Path, groups: str, part: float
 ) -> None:
     source = f"lab|{job.training.framework.name}|{job.cluster.gpu.id}|{job.cluster.gpus_per_node}"
-    support = replace(runs("aabbccdd", source), group=np.full(8, group or group_key(job)))
-    save(replace(surrogate(JUDGED), support=support), tmp_path)
+    save(replace(surrogate(JUDGED), support=runs("aabbccdd", source)), tmp_path)
     model = JobModel.of(job, str(tmp_path))
     assert model.surrogate is not None
-    plans = replace(runs("aa", HERE, seed=3), group=np.full(2, group_key(job)))
+    plans = runs(groups, HERE, seed=3)
     known = model.surrogate.conditioned(HERE, True, model.evidence.known)
     np.testing.assert_allclose(known.mean(plans), part * known.posterior.mean(plans))
