@@ -395,6 +395,6 @@ def _target_of(
     mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed, most)
     line = np.minimum(line, most)
     errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
-    spread = held_half_width(errors[name], len(runs)) / Z_90
+    spread = held_half_width(errors[name], len(np.unique(units_left_out(runs)[0]))) / Z_90
     scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
     return OwnTarget(scale, mix, overshoot), {key: median_error(value, fold) for key, value in errors.items()}

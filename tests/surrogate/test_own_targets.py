@@ -222,7 +222,8 @@ def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on(
     (line,) = (line for line in own.to_text().splitlines() if line.startswith("  peak power: scaled physics "))
     assert f": {before:.1f} -> {after:.1f} % on held-out models (physics " in line
     assert "temperature" not in own.to_text()
-    assert own.heat[PEAK].scale.log_sd == pytest.approx(0.03, rel=0.6)
+    # Student's t of six models over the normal quantile: 1.943 / 1.645
+    assert own.heat[PEAK].scale.log_sd == pytest.approx(0.03 * 1.181, rel=0.6)
 
 
 @functools.cache
