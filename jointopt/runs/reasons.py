@@ -28,9 +28,11 @@ def of_memory(run: pd.Series) -> str:
 
 
 def of_power(run: pd.Series) -> str:
-    """Whether the power is a node's, or the board's limit was raised."""
+    """Whether the power is in another unit or a node's, or the board's limit was raised."""
     gpu = known_gpu(run["gpu"])
-    if gpu is not None and _drawn_w(run) > gpu.power_limit_span_w[1]:
+    if gpu is not None and _drawn_w(run) < gpu.mean_power_span_w[0]:
+        return "is it in kW, or its energy in kJ?"
+    if gpu is not None and _drawn_w(run) > gpu.mean_power_span_w[1]:
         return "is it of a whole node?"
     return "was the board's limit raised? Then power_limit_w is that limit"
 

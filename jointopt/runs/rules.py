@@ -122,6 +122,10 @@ def _span(figure: str, gpu: str) -> tuple[float, float]:
     return span
 
 
+def _bound(value: float, low: float, high: float) -> str:
+    return f"at least {low:.4g}" if value < low else f"at most {high:.4g}"
+
+
 def _spans(figure: str, names: pd.Series) -> Floats:
     """(lowest, highest) for each row's GPU, (n, 2); without bounds where it names no GPU."""
     codes, distinct = pd.factorize(names)
@@ -131,27 +135,23 @@ def _spans(figure: str, names: pd.Series) -> Floats:
 def _on_gpu(
     column: str, figure: str, unit: str, slack: float = 0.0, result: Callable[[pd.Series], str] | None = None
 ) -> Rule:
-    """The rule that clocks or limits lie in a span of the run's GPU, and a ``result`` not above its end.
-
-    ``result``: the likeliest reason why it is.
-    """
+    """The rule that clocks, limits or results lie in a span of the GPU; of a ``result`` the likeliest reason why not."""
 
     def words(run: pd.Series) -> str:
         low, high = _span(figure, str(run["gpu"]))
-        expected = f"at most {high:.4g}" if result else f"from {low:g} to {high:g}"
-        return f"{column} to be {expected} {unit} on this GPU" + (f" ({result(run)})" if result else "")
+        if result is None:
+            return f"{column} to be from {low:g} to {high:g} {unit} on this GPU"
+        return f"{column} to be {_bound(run[column], low, high)} {unit} on this GPU ({result(run)})"
 
     def broken(runs: pd.DataFrame) -> pd.Series:
         codes, distinct = pd.factorize(runs[column])
         ends = [(min(cell), max(cell)) if isinstance(cell, tuple) else (cell, cell) for cell in distinct]
         bounds = np.array([*ends, (np.nan, np.nan)], np.float64)
         spans = _spans(figure, runs["gpu"].drop_duplicates())
-        lowest = 0.0 if result else spans[:, 0].max()
-        if not ends or (bounds[:-1].min() >= lowest and bounds[:-1].max() <= spans[:, 1].min()):
+        if not ends or (bounds[:-1].min() >= spans[:, 0].max() and bounds[:-1].max() <= spans[:, 1].min()):
             return pd.Series(False, index=runs.index)  # without a look at a million rows
         given, (low, high) = bounds[codes], _spans(figure, runs["gpu"]).T
-        below = (given[:, 0] < low - slack) & (result is None)
-        return pd.Series(below | (given[:, 1] > high + slack), index=runs.index)
+        return pd.Series((given[:, 0] < low - slack) | (given[:, 1] > high + slack), index=runs.index)
 
     return Rule((column, "gpu"), words, broken)
 
@@ -365,22 +365,23 @@ def _memory_words(run: pd.Series) -> str:
     return f"peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({reasons.of_memory(run)})"
 
 
-def _draws_too_much(runs: pd.DataFrame) -> pd.Series:
+def _energy_beyond(runs: pd.DataFrame) -> pd.Series:
     watts = (runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).to_numpy(float)
-    return pd.Series(watts > _spans("power_limit_span_w", runs["gpu"])[:, 1], index=runs.index)
+    low, high = _spans("mean_power_span_w", runs["gpu"]).T
+    return pd.Series((watts < low) | (watts > high), index=runs.index)
 
 
 def _energy_words(run: pd.Series) -> str:
-    most_w = _span("power_limit_span_w", str(run["gpu"]))[1]
-    what = f"energy_j over iteration_time_s and num_gpus to be at most {most_w:g} W on this GPU"
-    return f"{what} ({reasons.of_power(run)})"
+    watts = run["energy_j"] / (run["iteration_time_s"] * run["num_gpus"])
+    words = _bound(watts, *_span("mean_power_span_w", str(run["gpu"])))
+    return f"energy_j over iteration_time_s and num_gpus to be {words} W on this GPU ({reasons.of_power(run)})"
 
 
 # The first column is what was measured, and cannot be.
 RESULT_RULES = (
     _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=reasons.of_memory),
-    _on_gpu("avg_power_w", "power_limit_span_w", "W", result=reasons.of_power),
-    Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _draws_too_much),
+    _on_gpu("avg_power_w", "mean_power_span_w", "W", result=reasons.of_power),
+    Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _energy_beyond),
     Rule(_TIMED, _slowest_words, _too_fast),
 )
 _DRAWN = ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus")

@@ -78,12 +78,17 @@ class Gpu:
 
     @property
     def power_limit_span_w(self) -> tuple[float, float]:
-        """(least, most) W that a power limit lies between, and what a mean power is at most.
+        """(least, most) W that a power limit lies between.
 
         The least is what its driver takes, where a source states it, else what it draws at rest. No board is sold with
         half as much again as its rated power.
         """
         return self.power_limit_min_w or self.idle_w or 0.0, _MOST_OF_TDP * (self.tdp_w or math.inf)
+
+    @property
+    def mean_power_span_w(self) -> tuple[float, float]:
+        """(least, most) W of a run's mean power: half of what it draws at rest, as boards differ, to its top limit."""
+        return (self.idle_w or 0.0) / 2.0, self.power_limit_span_w[1]
 
     @property
     def memory_span_gib(self) -> tuple[float, float]:

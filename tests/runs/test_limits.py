@@ -11,6 +11,7 @@ import pytest
 
 from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES, _attention_flop
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
+from jointopt.spec.catalog.gpus import load_gpu
 from tests.places import DATA
 
 RUN = {"gpu": "a100-sxm4-80gb", "pp": 2, "status": "ok", "iteration_time_s": 1.5}
@@ -79,6 +80,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"peak_memory_gib": 500.0}, "peak_memory_gib", "to be at most 86.4 GiB on this GPU"),
     ({"avg_power_w": 700.0}, "avg_power_w", "to be at most 600 W on this GPU"),
     ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU (is it of a whole node?)"),
+    ({"avg_power_w": 0.35}, "avg_power_w", "W on this GPU (is it in kW, or its energy in kJ?)"),
+    ({"energy_j": 40.0 * 16 * 0.35}, "energy_j", "W on this GPU (is it in kW, or its energy in kJ?)"),
 ]
 
 
@@ -94,6 +97,13 @@ def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
     assert pd.isna(sound[column].iloc[1])
     assert sound["iteration_time_s"].iloc[0] == 40.0
     assert [text.split(" (")[0] for text in messages] == [f"1 row with an impossible {column}"]
+
+
+def test_a_mean_power_is_at_least_half_of_what_the_gpu_draws_at_rest() -> None:
+    idle_w = load_gpu(str(LLAMA["gpu"])).idle_w
+    assert idle_w is not None
+    runs = pd.DataFrame([LLAMA | {"avg_power_w": share * idle_w} for share in (0.45, 0.55)])
+    assert sound_results(runs, RESULT_RULES)[0]["avg_power_w"].isna().tolist() == [True, False]
 
 
 def test_a_run_that_is_too_fast_is_refused_in_a_table_without_precisions_too() -> None:
