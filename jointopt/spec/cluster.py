@@ -87,7 +87,7 @@ class Gpu:
 
     @property
     def mean_power_span_w(self) -> tuple[float, float]:
-        """(least, most) W of a run's mean power: half of what it draws at rest, as boards differ, to its top limit."""
+        """(least, most) W of a run's mean power: half of that at rest, since boards differ, to its top limit."""
         return (self.idle_w or 0.0) / 2.0, self.power_limit_span_w[1]
 
     @property
