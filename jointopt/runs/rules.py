@@ -135,7 +135,7 @@ def _spans(figure: str, names: pd.Series) -> Floats:
 def _on_gpu(
     column: str, figure: str, unit: str, slack: float = 0.0, result: Callable[[pd.Series], str] | None = None
 ) -> Rule:
-    """The rule that clocks, limits or results lie in a span of the GPU; of a ``result`` the likeliest reason why not."""
+    """The rule that clocks, limits or results lie in a span of the GPU; of a ``result`` the likeliest reason."""
 
     def words(run: pd.Series) -> str:
         low, high = _span(figure, str(run["gpu"]))
