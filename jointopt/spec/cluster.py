@@ -87,8 +87,11 @@ class Gpu:
 
     @property
     def mean_power_span_w(self) -> tuple[float, float]:
-        """(least, most) W of a run's mean power: half of that at rest, since boards differ, to its top limit."""
-        return (self.idle_w or 0.0) / 2.0, self.power_limit_span_w[1]
+        """(least, most) W of a run's mean power: half of what it draws at rest, since boards differ, to its top limit.
+
+        A hundredth of its rated power where no source states what it draws at rest: those stated are 0.09 and more.
+        """
+        return (self.idle_w / 2.0 if self.idle_w else 0.01 * (self.tdp_w or 0.0)), self.power_limit_span_w[1]
 
     @property
     def memory_span_gib(self) -> tuple[float, float]:

@@ -81,6 +81,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"avg_power_w": 700.0}, "avg_power_w", "to be at most 600 W on this GPU"),
     ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU (is it of a whole node?)"),
     ({"avg_power_w": 0.35}, "avg_power_w", "W on this GPU (is it in kW, or its energy in kJ?)"),
+    ({"gpu": "h100-sxm-96gb", "avg_power_w": 0.35}, "avg_power_w", "to be at least 5 W on this GPU (is it in kW"),
     ({"energy_j": 40.0 * 16 * 0.35}, "energy_j", "W on this GPU (is it in kW, or its energy in kJ?)"),
 ]
 
