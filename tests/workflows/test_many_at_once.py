@@ -61,11 +61,11 @@ def start(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def running(cluster: Cluster, count: int) -> list[str]:
-    """Numbers of the jobs, once so many run and the tool has said so: a job may begin before its number is noted."""
+    """Numbers of the jobs, once so many run and the tool has logged it: a job may begin before its number is noted."""
     wait_for(lambda: cluster.jobs() == ["RUNNING"] * count, f"{count} jobs run")
     numbers = sorted(cluster.run("squeue", "--noheader", "--format=%A").split())
     notes = [f"Slurm job {number} is submitted" for number in numbers]
-    wait_for(lambda: all(one in Path("said").read_text() for one in notes), "the tool knows their numbers")
+    wait_for(lambda: all(one in Path("log").read_text() for one in notes), "the tool knows their numbers")
     return numbers
 
 
