@@ -85,20 +85,29 @@ def host_share(runs: Runs) -> Floats:
 
 def stand_in(source: NewSource, others: Sequence[NewSource]) -> Floats:
     """The residuals that profiles not fitted to ``source`` leave, (n,) or fewer: of runs whose framework has one."""
-    every = [(name, other.of_framework(name)) for other in others for name in _names(other)]
-    parts = [np.empty(0)]
+    parts, factors = [np.empty(0)], factors_by_others(source, others)
     for name in _names(source):
-        same = [found for of, found in every if of == name] or [found for _, found in every]
         at = source.framework == name
         left = source.own[at]
-        if same:
-            slopes, off, factors, efficiencies = np.array(same).T
-            products = factors.mean()
-            products += slopes @ (off + slopes * (factors - products)) / (slopes @ slopes + DOUBT)  # least squares
+        if name in factors:
+            products, efficiency = factors[name]
             left = left + source.compute[at] * (source.log_compute[at] - products)
-            left = left - source.network[at] * (source.log_efficiency[at] - efficiencies.mean())
+            left = left - source.network[at] * (source.log_efficiency[at] - efficiency)
         parts.append(left)
     return np.concatenate(parts)
+
+
+def factors_by_others(source: NewSource, others: Sequence[NewSource]) -> dict[str, tuple[float, float]]:
+    """Logarithms of a profile's products and network as ``others`` have them, by the names of ``source``'s profiles."""
+    every = [(name, other.of_framework(name)) for other in others for name in _names(other)]
+    out = {}
+    for name in _names(source) if every else ():
+        same = [found for of, found in every if of == name] or [found for _, found in every]
+        slopes, off, factors, efficiencies = np.array(same).T
+        products = factors.mean()
+        products += slopes @ (off + slopes * (factors - products)) / (slopes @ slopes + DOUBT)  # least squares
+        out[name] = (float(products), float(efficiencies.mean()))
+    return out
 
 
 def _names(source: NewSource) -> list[str]:

@@ -4,12 +4,12 @@
 
 The default folder is ../shared/data beside the repository; with SOURCE only those are judged. Rows are those that
 bench_accuracy.py calls clean. Of each source the kernel is learned without it, no run of it is remembered, and the
-widths of intervals are calibrated on the other sources; the *own* framework profile was fitted to these same runs but
-for the sources marked *, *generic* is the one of a framework that no profile describes: software known on a cluster
-that is not lies between the two tables.
+widths of intervals are calibrated on the other sources. The *own* framework profile was fitted to these same runs but
+for the sources marked *. *Refitted* is that profile with the products and the network that suit the other sources,
+those of the same framework where there are such (`new_sources.factors_by_others`; of * the own one): known software on
+a new cluster. *Generic* is the profile of a framework that none describes.
 
-- raw: nothing measured; refitted: the same under a profile whose products and network the other sources were fitted to
-  (`new_sources.stand_in`; of * as raw);
+- raw: nothing measured;
 - 3 runs, 10 runs: so many rows of each kind of GPU given, all others of such a GPU judged, means over the draws;
 - tau, regret: as in bench_accuracy.py, nothing measured;
 - covered, width: share of measured times in the 90 % interval and its mean half-width, as `predict` gives it;
@@ -26,8 +26,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -39,12 +41,14 @@ from threadpoolctl import threadpool_limits
 
 import jointopt
 from jointopt.core.schema import Ints
+from jointopt.spec.catalog import frameworks
+from jointopt.spec.framework import Framework
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, timed_runs
 from jointopt.surrogate.files import save
 from jointopt.surrogate.held_out import HeldOut, pairs, predict_pairs
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.new_sources import NewSource, stand_in
+from jointopt.surrogate.new_sources import NewSource, factors_by_others
 from jointopt.surrogate.training import (
     Scores,
     TrainingSet,
@@ -62,7 +66,7 @@ LEAST_TO_RANK = 12
 NOT_OF_A_PLAN = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w", "notes", "status", "provenance")
 NONE = np.empty(0, np.int64)
 COLUMNS = [
-    "rows", "raw", "refitted", "3 runs", "10 runs", "tau", "regret", "covered", "width", "covered 3", "width 3",
+    "rows", "raw", "3 runs", "10 runs", "tau", "regret", "covered", "width", "covered 3", "width 3",
     "in domain", "called OOM", "pairs", "off", "twins", "diff covered", "diff width", "diff covered 3", "diff width 3",
 ]  # fmt: skip
 
@@ -156,16 +160,25 @@ def without(data: TrainingSet, scores: list[Scores], name: str) -> Surrogate:
     return with_calibrated_widths(found, [score for score in scores if score.source != name])
 
 
-def refitted(data: TrainingSet) -> dict[str, float]:
-    """Median error of every source under its framework's profile as the other sources have it."""
-    new = {
+def new_sources(data: TrainingSet) -> dict[str, NewSource]:
+    """Every source as one of which no run is known."""
+    return {
         str(data.source[at[0]]): NewSource.of(
             data.known.take(at), data.known_residual[at], data.unknown.take(at), data.unknown_residual[at]
         )
         for at in data.by_source(np.arange(len(data.source)))
     }
-    left = {name: stand_in(one, [new[other] for other in new if other != name]) for name, one in new.items()}
-    return {name: float(np.median(np.abs(np.expm1(-residual)))) for name, residual in left.items()}
+
+
+def by_others(new: dict[str, NewSource], name: str) -> dict[str, Framework]:
+    """All profiles, those of a source's frameworks as the other sources have them."""
+    profiles = frameworks._profiles()
+    found = factors_by_others(new[name], [new[n] for n in new if n != name]) if name in new else {}
+    factors = {of: np.exp(logs).tolist() for of, logs in found.items()}
+    return profiles | {
+        of: replace(profiles[of], compute_factor=products, network_efficiency=network)
+        for of, (products, network) in factors.items()
+    }
 
 
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -204,12 +217,15 @@ def board(folder: Path, names: list[str], draws: int) -> str:
     shipped, every = load_surrogate("default"), tables(folder)
     assert shipped is not None
     data = training_set(pd.concat([every[name] for name in shipped.card["data"]], ignore_index=True))
-    scores, by_others = cross_validate(data, set(data.source.tolist()), 0.0), refitted(data)
-    lines: dict[str, dict[str, Any]] = {"own": {}, "generic": {}}
+    scores, new = cross_validate(data, set(data.source.tolist()), 0.0), new_sources(data)
+    lines: dict[str, dict[str, Any]] = {"own": {}, "refitted": {}, "generic": {}}
     for name in names or list(every):
         surrogate = without(data, scores, name)
-        line = judged(surrogate, every[name], draws)
-        lines["own"][f"{name}{'*' * (name in NOT_FITTED)}"] = line | {"refitted": by_others.get(name, line["raw"])}
+        starred = f"{name}{'*' * (name in NOT_FITTED)}"
+        lines["own"][starred] = lines["refitted"][starred] = judged(surrogate, every[name], draws)
+        if name in new:
+            with patch.object(frameworks, "_profiles", return_value=by_others(new, name)):
+                lines["refitted"][starred] = judged(surrogate, every[name], draws)
         lines["generic"][name] = judged(surrogate, every[name].assign(framework=""), draws)
         print(f"judged {name}", file=sys.stderr, flush=True)
     judged_by = {profile: pd.DataFrame(found).T for profile, found in lines.items()}
