@@ -252,6 +252,7 @@ class Correction:
     def moves_time(self) -> bool:
         """Whether the predicted time of any plan changes."""
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
+        known = known or self.surrogate.remembers(self.source)
         return known or self.surrogate.moves_unseen_sources
 
     def log_factor(self, runs: Runs) -> Floats:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats
@@ -99,7 +100,8 @@ class Evidence:
         """
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
-        again = tuple(priced.under(change, power) for priced in self.priced)
+        own = len(self._own_priced)  # a limit in W of these says nothing of their kin on other GPUs
+        again = tuple(priced.under(change, power if i < own else None) for i, priced in enumerate(self.priced))
         time_s, power_w = (_log_ratio(self.priced, again, name) for name in ("iteration_time_s", "avg_power_w"))
         return replace(
             self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
@@ -131,13 +133,6 @@ class Evidence:
         kept = tuple(part for part in priced if len(part.rows))
         return Evidence(self.runs.take(drawn), self.residual[drawn], kept, np.ones(len(drawn), bool))
 
-    def of_source(self, before: str, after: str) -> Evidence:
-        """This evidence, its runs of source ``before`` as those of ``after``."""
-        if self.runs is None or before == after:
-            return self
-        renamed = np.where(self.runs.source == before, after, self.runs.source)
-        return replace(self, runs=replace(self.runs, source=renamed))
-
     def beside(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
         every = Evidence.joined([self, *kin])
@@ -151,14 +146,22 @@ class Evidence:
     @functools.cached_property
     def power_limit_w(self) -> float | None:
         """The highest limit in W that runs were measured under; None where nothing is known of their power."""
-        return max((part.limit_w for part in self.priced), default=None) if self.power.log_sd is not None else None
+        if self.power.log_sd is None:
+            return None
+        return max((part.limit_w for part in self._own_priced), default=None)
+
+    @property
+    def _own_priced(self) -> tuple[Priced, ...]:
+        """Of ``priced`` the first parts, those of the source itself: others are of its kin."""
+        starts = np.cumsum([0, *(len(part.rows) for part in self.priced)])
+        return tuple(part for part, at in zip(self.priced, starts, strict=False) if at < len(self.log_power_ratio))
 
     def under_measured_power(self) -> Evidence:
         """This evidence with runs under lower limits than the highest priced at the clocks that measured power leaves.
 
         By the power of those under the highest, as `jointopt.physics.drawn.Drawn` has it of plans.
         """
-        limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self.priced)])
+        limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self._own_priced)])
         if len(limits_w) != len(self.log_power_ratio) or not len(limits_w) or (limits_w == limits_w.max()).all():
             return self
         scale = scale_at_limit(self.log_power_ratio, self.static_share, self.static_w, limits_w)
@@ -193,6 +196,12 @@ def with_kin(evidence: Mapping[str, Evidence], source: str) -> Evidence:
     return evidence.get(source, Evidence()).beside(others)
 
 
+def renamed(keys: npt.NDArray[np.str_], names: Mapping[str, str]) -> npt.NDArray[np.str_]:
+    """Keys (n,) of sources, those that ``names`` has by other names."""
+    found, of = np.unique(keys, return_inverse=True)
+    return np.array([names.get(key, key) for key in found.tolist()], dtype=str)[of]
+
+
 def relabelled(runs: Runs, source: str) -> Runs:
     """``runs`` as those of ``source``."""
     return replace(runs, source=np.full(len(runs), source))
@@ -202,6 +211,15 @@ def kind(job: Job) -> tuple[str, int, str]:
     """GPU, GPUs per node and framework profile (blank for one that is not fitted), which runs of one kind share."""
     profile, cluster = job.training.framework, job.cluster
     return cluster.gpu.id, cluster.gpus_per_node, profile.name if profile.fitted else ""
+
+
+def is_kin(other: Job, job: Job) -> bool:
+    """Whether runs of another job, on another kind of cluster, may be off by some of what those of a job are.
+
+    By the same framework, or on the same GPU.
+    """
+    (gpu, _, framework), (own_gpu, _, own_framework) = kind(other), kind(job)
+    return kind(other) != kind(job) and (gpu == own_gpu or framework == own_framework)
 
 
 def sources_of_kind(keys: Iterable[str], job: Job) -> list[str]:

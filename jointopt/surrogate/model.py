@@ -65,7 +65,7 @@ class Surrogate:
     widths: Widths = field(default_factory=Widths)
     card: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
-    new_groups: NewGroups | None = None  # where a few runs of one source are all that it learned from
+    new_groups: tuple[NewGroups, ...] = ()  # of each source of which it learned from a few runs
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
 
     def predict(
@@ -92,22 +92,19 @@ class Surrogate:
         if (many := self.own_of(source)) is not None:
             process = many.process(self.kernel, known, residual)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
+        if (new := self.new_groups_of(source)) is not None:
+            known, residual = _few_repeats(known, residual)
         posterior = condition(self.kernel, known, residual)
-        new = self.new_groups if self.new_groups is not None and self.new_groups.teaches_of(source) else None
         return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
 
-    def representative(self, source: str, of_user: bool = False) -> str:
-        """The source whose many runs stand for ``source``: itself, else one of its software, GPU and GPUs per node.
+    def new_groups_of(self, source: str) -> NewGroups | None:
+        """How far the few runs of a source, else of its kin, count for groups without runs; None where none taught."""
+        taught = [one for one in self.new_groups if one.teaches_of(source)]
+        return next((one for one in taught if source in one.sources), taught[0] if taught else None)
 
-        Tables of one cluster name it differently, or not at all. ``of_user``: the surrogate was trained on clusters of
-        its user's, so that remembered runs count too where there are not many. ``source`` itself where there is none.
-        """
-        keys = [own.source for own in self.own]
-        if of_user:  # those with most runs first
-            remembered, counts = np.unique(self.support.source, return_counts=True)
-            keys += remembered[np.argsort(-counts, kind="stable")].tolist()
-        alike = [key for key in keys if key.split("|")[-3:] == source.split("|")[-3:]]
-        return source if source in keys else (alike or [source])[0]
+    def remembers(self, source: str) -> bool:
+        """Whether it remembers runs that are evidence of that source."""
+        return bool(len(_kin(self.support, source)))
 
     def own_of(self, source: str) -> OwnRuns | None:
         """Learned from many runs of that source; None where there were few."""
@@ -165,11 +162,12 @@ class Conditioned:
             return self.own.time(self.posterior.mean(runs), runs)
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
-        return self._weighed(self.posterior.mean(runs), runs)
+        return self.parts(runs)[0] * self.posterior.mean(runs)
 
-    def _weighed(self, mean: Floats, runs: Runs) -> Floats:
-        """The part of the ``mean`` (n,) of the process that counts."""
-        return mean if self.new_groups is None else self.new_groups.weighed(mean, runs, self.known)
+    def parts(self, runs: Runs) -> tuple[Floats, Floats]:
+        """`NewGroups.parts` of ``runs``: ones where there is no such."""
+        alike = np.ones(len(runs)), np.ones(len(runs))
+        return alike if self.new_groups is None else self.new_groups.parts(runs, self.known)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
@@ -185,7 +183,8 @@ class Conditioned:
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         if self.new_groups is not None:  # groups may differ where features do not
-            mean, half_width = self._weighed(mean, runs), half_width * self.new_groups.factors(runs, self.known)
+            part, wider = self.parts(runs)
+            mean, half_width = part * mean, wider * half_width
         return mean, half_width, inside
 
     def new(self, runs: Runs) -> tuple[Floats, Floats] | None:
@@ -220,10 +219,12 @@ class Conditioned:
             half_width = widths.difference_after * np.sqrt(own)
         else:
             half_width = self.widths(runs) * widths.difference * own
-        mean = self.mean(runs) - self.mean(against)
-        if self.new_groups is not None:  # what does not count of the process may be true all the same
-            half_width = half_width + np.abs(self.posterior.mean(runs) - self.posterior.mean(against) - mean)
-        return mean, np.asarray(half_width)
+        if self.new_groups is None:
+            return self.mean(runs) - self.mean(against), np.asarray(half_width)
+        whole, other = self.posterior.mean(runs), self.posterior.mean(against)
+        mean = self.parts(runs)[0] * whole - self.parts(against)[0] * other
+        # what does not count of the process may be true all the same
+        return mean, np.asarray(half_width + np.abs(whole - other - mean))
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

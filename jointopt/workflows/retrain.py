@@ -66,8 +66,8 @@ def retrain(
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     card["own"] = {own.source: own.to_text() for own in surrogate.own}
-    few = [] if surrogate.new_groups is None else [surrogate.new_groups.to_text()]
-    card |= {"groups_without_runs": few[0]} if few else {}
+    few = [new.to_text() for new in surrogate.new_groups]
+    card |= {"groups_without_runs": few} if few else {}
     if classes := scores.attrs.get("recipe_classes"):
         card["recipe_classes"] = classes
     card["rebuild"] += " --for-others" * for_others
