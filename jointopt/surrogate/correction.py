@@ -260,6 +260,18 @@ class Correction:
         return self._settled[0].mean(runs)
 
     @property
+    def has_new_groups(self) -> bool:
+        """Whether a few runs may count in part for groups of which none is known."""
+        return self.surrogate.new_groups_of(self.source) is not None
+
+    def counted_in_part(self, runs: Runs) -> tuple[str, ...]:
+        """A sentence where a few runs count in part for the first of ``runs``, of whose group none is known."""
+        conditioned = self._settled[0]
+        if conditioned.new_groups is None or conditioned.parts(runs.take(np.zeros(1, np.int64)))[0][0] == 1.0:
+            return ()
+        return (conditioned.new_groups.sentence,)
+
+    @property
     def _measured_clocks(self) -> MeasuredClocks:
         return TOP_ONLY if self.own is None else self.own.measured_clocks
 

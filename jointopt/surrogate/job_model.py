@@ -27,7 +27,7 @@ from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
-from jointopt.surrogate.kin import answering, of_kind, remembered, source_here
+from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
@@ -100,7 +100,7 @@ class JobModel:
         if not len(own) and not len(near):
             return self
         place = of_surrogate(self.name)
-        counts = {place: len(own), counted_in_part(place): len(near)}
+        counts = {place: len(own), in_part(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
         job = of_learned_class(self.job, surrogate.class_of(source))  # `Correction` prices by it
@@ -117,7 +117,7 @@ class JobModel:
         parts = [runs.evidence(job, self.source) for runs in measurements]
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]
         evidence = Evidence.joined(parts).beside(kin)
-        of_kin = {counted_in_part(place): count for part in kin for place, count in part.counts.items()}
+        of_kin = {in_part(place): count for part in kin for place, count in part.counts.items()}
         return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin))
 
     @functools.cached_property
@@ -220,11 +220,11 @@ class JobModel:
         """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by.
 
         ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
-        they look like; none without.
+        they look like, and `counted_in_part`; none without.
         """
         correction = self._correction
         if correction is None or (own := correction.own) is None:
-            return tuple(filter(None, [class_words(self.evidence)]))
+            return (*filter(None, [class_words(self.evidence)]), *self.counted_in_part(layouts))
         from jointopt.surrogate.own_words import learned_sentence
 
         first, one = np.zeros(1, np.int64), _rows(layouts, slice(1))
@@ -234,6 +234,14 @@ class JobModel:
         by_clock = correction.log_clock_response(self.job, one, clocks)
         factor = float(correction.log_factor(runs)[0])
         return (learned_sentence(own, factor, by_clock, runs),)
+
+    def counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
+        """A sentence where a few runs count in part, since none of them is of the group of the first of ``layouts``."""
+        if self._correction is None or not self._correction.has_new_groups:
+            return ()
+        physics = CostModel(self._moved, _rows(layouts, slice(1)))
+        top = uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz)
+        return self._correction.counted_in_part(self._runs(physics, top, np.zeros(1, np.int64)))
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
@@ -370,11 +378,6 @@ def _measurements(
 def of_surrogate(name: str) -> str:
     """Where runs are from that a surrogate remembers, in `Evidence.counts`."""
     return f"the surrogate {name}"
-
-
-def counted_in_part(place: str) -> str:
-    """Where runs are from, in `Evidence.counts`, that count in part: of kin."""
-    return f"{place} (on other GPUs or nodes, or of other software: counted in part)"
 
 
 def _warn_of_left_aside(surrogate: Surrogate, name: str, source: str) -> None:

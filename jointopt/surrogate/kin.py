@@ -88,3 +88,8 @@ def at_hand(evidence: Evidence, before: str, after: str) -> Evidence:
         return evidence
     names = as_one(np.unique(evidence.runs.source).tolist(), [before], after)
     return replace(evidence, runs=replace(evidence.runs, source=renamed(evidence.runs.source, names)))
+
+
+def in_part(place: str) -> str:
+    """Where runs are from, in `Evidence.counts`, that count in part, as of kin."""
+    return f"{place} (on other GPUs or nodes, or of other software: counted in part)"

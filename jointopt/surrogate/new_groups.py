@@ -52,6 +52,16 @@ class NewGroups:
         known_group = _of_known_group(runs, known)
         return np.where(known_group, 1.0, self.weight), np.where(known_group, 1.0, self.wider)
 
+    @property
+    def sentence(self) -> str:
+        """Words on a plan of whose group no run is known, where the process counts in part."""
+        unknown = "no run of this model with this batch, sequence length and number of GPUs is known"
+        part = (
+            f"process counted by {self.weight:g}" if self.weight else "process not counted, the physics alone predicts"
+        )
+        whole, left = (f"{100.0 * self.errors[name]:.1f} %" for name in ("process", "time"))
+        return f"Own runs: {part}, since {unknown} (of such groups left out {left} off, by the whole of it {whole})."
+
     def to_text(self) -> str:
         """A line: the weight, and median errors on what was left out with the whole process and with that of it."""
         e, origin = {name: f"{100.0 * error:.1f}" for name, error in self.errors.items()}, Source.parse(self.sources[0])

@@ -22,7 +22,8 @@ from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import counted_in_part, of_surrogate
+from jointopt.surrogate.job_model import of_surrogate
+from jointopt.surrogate.kin import in_part
 from jointopt.workflows.stored_proposals import STORAGE
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
@@ -108,10 +109,7 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
     job = _job(document["job_file"], source) if "job_file" in document else None
     surrogate = str(document.get("surrogate") or "")
     known = of_surrogate(surrogate)
-    at_hand = set(document.get("informed_by") or ()) <= {
-        known,
-        counted_in_part(known),
-    }  # others are not kept with plans
+    at_hand = set(document.get("informed_by") or ()) <= {known, in_part(known)}  # others are not kept with plans
     return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate if at_hand else "")
 
 

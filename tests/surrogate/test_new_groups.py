@@ -11,13 +11,17 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
+from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.held_out import HeldOut
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.new_groups import NewGroups, judge_new_groups
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
+from jointopt.workflows.explain import explain
+from jointopt.workflows.propose import propose
 
 LAB, OTHER = "lab|megatron-lm|a100-sxm4-80gb|8", "lab|nemo|h100-sxm5-80gb|8"
 JUDGED = NewGroups((LAB,), 0.5, 2.0, {"physics": 0.112, "process": 0.121, "time": 0.098}, 6)
@@ -197,3 +201,21 @@ def test_plans_of_a_job_have_that_part_where_none_of_its_runs_is_known(
     plans = runs(groups, model.source, seed=3)
     known = model.surrogate.conditioned(model.source, True, model.evidence.known)
     np.testing.assert_allclose(known.mean(plans), part * known.posterior.mean(plans))
+
+
+def test_explain_and_propose_state_that_the_process_counts_in_part(tmp_path: Path) -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    source = f"lab|{job.training.framework.name}|{job.cluster.gpu.id}|{job.cluster.gpus_per_node}"
+    known = replace(runs("aabbccdd", source), sensitivity=np.full((8, len(CONSTANTS)), 0.1))
+    kernel = default_kernel(len(CONSTANTS))
+    some = replace(surrogate(replace(JUDGED, sources=(source,))), kernel=kernel, support=known)
+    save(some, tmp_path / "half")
+    model = JobModel.of(job, str(tmp_path / "half"))
+    sentence = "Own runs: process counted by 0.5, since no run of this model with this batch"
+    explained, proposed = explain(model, "dp=4 tp=2"), propose(model, trials=0)
+    (line,) = explained.learned
+    assert line.startswith(sentence)
+    assert proposed.learned == (line,)
+    assert all(sentence in " ".join(one.text().split()) for one in (explained, proposed))
+    assert replace(JUDGED, weight=0.0).sentence.startswith("Own runs: process not counted, the physics alone predicts")
+    assert "12.1 %" in line
