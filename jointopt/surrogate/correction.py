@@ -143,7 +143,7 @@ class Correction:
         return self._priced.under(as_it_is if self._response is None else self._response.on, power) or self._priced
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
-        return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
+        return self.surrogate.conditioned(self.source, self.fitted, evidence.known, evidence.bounds)
 
     def _slower_network(self, along: float) -> float:
         """The step of `NETWORKS` on which plans are to be priced; ``along``: what runs show along a straight line."""

@@ -16,6 +16,7 @@ from jointopt.physics.describe import moved
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.lower_bounds import is_lower_bound
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
 from jointopt.surrogate.power_scale import PowerScale, power_scale, scale_at_limit
@@ -40,13 +41,15 @@ class Evidence:
     """Measured runs of one source; ``counts``: how many timed runs come from where.
 
     ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have
-    a measured time. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is of its own rows.
+    a measured time, or a lower bound of it. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is
+    of its own rows.
     """
 
     runs: Runs | None = None  # with a measured time
     residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
     priced: tuple[Priced, ...] = ()
     timed: Bools = field(default_factory=lambda: np.empty(0, bool))
+    bounded: Bools = field(default_factory=lambda: np.empty(0, bool))  # (n,): of which runs the time is a lower bound
     log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
     static_share: Floats = field(default_factory=lambda: np.empty(0))  # of the predicted power, as the ratio
     static_w: float = 0.0  # of a GPU of the source
@@ -56,13 +59,15 @@ class Evidence:
     @classmethod
     def of(cls, table: pd.DataFrame, priced: Priced, name: str) -> Evidence:
         """The evidence of the priced rows of ``table``, all of one source."""
-        ratio = log_time_ratio(table, priced)
+        bounded = is_lower_bound(table)[priced.rows]
+        time_s = table["iteration_time_s"].to_numpy(float)[priced.rows]
+        ratio = np.where(bounded, priced.residual(time_s), log_time_ratio(table, priced))
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
         gpu = known_gpu(table["gpu"].to_numpy()[priced.rows[0]]) if len(priced.rows) else None
         static_w = gpu.power.static_w if gpu and gpu.power else 0.0
         return cls(
             runs=priced.runs.take(timed) if len(timed) else None, residual=ratio[timed],
-            priced=(priced,), timed=np.isfinite(ratio),
+            priced=(priced,), timed=np.isfinite(ratio), bounded=bounded[timed],
             log_power_ratio=power_log_ratio(table, priced), memory=memory_evidence(table, priced),
             static_share=static_w / priced.physics["avg_power_w"], static_w=static_w,
             counts={name: len(timed)} if len(timed) else {},
@@ -77,6 +82,7 @@ class Evidence:
             residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
             priced=tuple(priced for part in parts for priced in part.priced),
             timed=np.concatenate([np.empty(0, bool), *(part.timed for part in parts)]),
+            bounded=np.concatenate([np.empty(0, bool), *(part.bounds for part in parts)]),
             log_power_ratio=np.concatenate([np.empty(0), *(part.log_power_ratio for part in parts)]),
             static_share=np.concatenate([np.empty(0), *(part.static_share for part in parts)]),
             static_w=max((part.static_w for part in parts), default=0.0),
@@ -122,10 +128,13 @@ class Evidence:
         )  # fmt: skip
 
     def some(self, most: int) -> Evidence:
-        """At most so many of the timed runs, drawn at random, and nothing but these; all that are remembered."""
-        if self.runs is None or len(self.runs) <= most or np.count_nonzero(self.timed) != len(self.runs):
+        """At most so many of the runs that ended, drawn at random, and nothing but these; all that are remembered."""
+        if self.runs is None or np.count_nonzero(self.timed) != len(self.runs):
             return self  # runs that a surrogate remembers have no rows to draw
-        drawn = np.sort(np.random.default_rng(0).permutation(len(self.runs))[:most]).astype(np.int64)
+        ended = np.flatnonzero(~self.bounds).astype(np.int64)
+        if len(self.runs) == len(ended) <= most or not len(ended):
+            return self if len(ended) else Evidence()
+        drawn = ended[np.sort(np.random.default_rng(0).permutation(len(ended))[:most])]
         rows, ends = np.flatnonzero(self.timed)[drawn], np.cumsum([0, *(len(part.rows) for part in self.priced)])
         priced = (
             p.take(rows[(rows >= a) & (rows < b)] - a) for p, a, b in zip(self.priced, ends, ends[1:], strict=False)
@@ -136,7 +145,13 @@ class Evidence:
     def beside(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
         every = Evidence.joined([self, *kin])
-        return replace(self, runs=every.runs, residual=every.residual, priced=every.priced, timed=every.timed)
+        of_runs = {name: getattr(every, name) for name in ("runs", "residual", "priced", "timed", "bounded")}
+        return replace(self, **of_runs)
+
+    @property
+    def bounds(self) -> Bools:
+        """Of which runs the time is a lower bound, (n,)."""
+        return self.bounded if len(self.bounded) else np.zeros(len(self.residual), bool)
 
     @functools.cached_property
     def power(self) -> PowerScale:
@@ -178,9 +193,14 @@ def _log_ratio(before: Sequence[Priced], after: Sequence[Priced], name: str) -> 
     return np.asarray(np.log(first / second))
 
 
+def learned_from(table: pd.DataFrame) -> Bools:
+    """Rows (n,) of a table, as `with_results` reads it, that ended well, out of memory, or early with a lower bound."""
+    return np.asarray(np.isin(table["status"].to_numpy(str), LEARNED_FROM) | is_lower_bound(table))
+
+
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:
-    """Evidence of the priced rows of ``table`` that ended well or out of memory, by the key of their source."""
-    learned = np.isin(table["status"].to_numpy(str)[priced.rows], LEARNED_FROM)
+    """Evidence of the priced rows of ``table`` that are `learned_from`, by the key of their source."""
+    learned = learned_from(table)[priced.rows]
     found = {}
     for key in np.unique(priced.runs.source[learned]):
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)

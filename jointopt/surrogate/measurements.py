@@ -24,11 +24,11 @@ from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
-    LEARNED_FROM,
     Evidence,
     evidence_by_source,
     is_kin,
     kind,
+    learned_from,
     log_time_ratio,
     relabelled,
 )
@@ -122,14 +122,14 @@ class Measurements:
         return Measurements(self.table[rows].reset_index(drop=True), (), self.name)
 
     def on(self, gpu_id: str) -> Measurements:
-        """The runs on that GPU that ended well or out of memory."""
+        """The runs on that GPU that are `learned_from`."""
         from jointopt.spec.catalog.gpus import gpu_id as id_of
 
         if "gpu" not in self.table:
             return self.take(np.zeros(len(self.table), bool))
         names = self.table["gpu"].dropna().unique()
         same = self.table["gpu"].isin([name for name in names if id_of(name) == gpu_id])
-        return self.take(same & self.table["status"].isin(LEARNED_FROM))
+        return self.take(same & learned_from(self.table))
 
     def evidence(self, job: Job, source: str) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
@@ -164,8 +164,7 @@ class Measurements:
             return Evidence()
         there = Source.parse(source)
         priced = price_workloads(self.table, works, job.cluster)
-        learned = np.isin(self.table["status"].to_numpy(str)[priced.rows], LEARNED_FROM)
-        priced = priced.take(np.flatnonzero(learned).astype(np.int64))
+        priced = priced.take(np.flatnonzero(learned_from(self.table)[priced.rows]).astype(np.int64))
         keys = [str(source_of(work.job, there.origin, there.framework)) for work in priced.works]
         priced = replace(priced, runs=replace(priced.runs, source=np.array(keys, str)[priced.work]))
         return Evidence.of(self.table, priced, self.name)

@@ -13,11 +13,13 @@ from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import TableError
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
+from jointopt.core.units import Z_90
 from jointopt.physics.describe import CATEGORY
-from jointopt.surrogate.dataset import Priced, price, timed_runs
-from jointopt.surrogate.evidence import power_log_ratio
+from jointopt.surrogate.dataset import Priced, price, timed_runs, with_results
+from jointopt.surrogate.evidence import as_it_is, power_log_ratio
 from jointopt.surrogate.held_out import FOLDS, HeldOut, group_folds, joined, measured_split, predict_pairs, predict_rows
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
+from jointopt.surrogate.lower_bounds import beyond, is_lower_bound, telling
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, judge_new_groups, size_groups
 from jointopt.surrogate.new_sources import NewSource
@@ -26,7 +28,7 @@ from jointopt.surrogate.own_runs import LEAST_RUNS
 from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
-from jointopt.surrogate.residual_gp import Kernel, Runs, learn
+from jointopt.surrogate.residual_gp import Kernel, Runs, learn, together
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.scores import Scores, score_table, with_calibrated_widths
 from jointopt.surrogate.trees import Trees
@@ -280,7 +282,8 @@ def train(
 
     ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
     `Use` of each source (``use``), `OwnRuns` (``own``), recipe classes by source (``recipe_classes``), and of the runs
-    the `fingerprints` (``learned_rows``). TableError where fewer than 20 are left, or one source without a ``base``.
+    the `fingerprints` (``learned_rows``); how many were ended early and how many of their bounds count
+    (``lower_bounds``). TableError where fewer than 20 are left, or one source without a ``base``.
     """
     alone = base is not None and _origins(timed_runs(table)).nunique() == 1
     data = training_set(table, OWN_BROKEN if alone else BROKEN)
@@ -297,16 +300,54 @@ def train(
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with one_blas_thread:
         if len(names) < 2 and base is not None:
-            return _of_one_source(data, base, seed)
+            surrogate, judged = _of_one_source(data, base, seed)
+            return _remembering(surrogate, table, judged)
         surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
         scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
         own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
     surrogate = with_calibrated_widths(surrogate, scores)
     surrogate = replace(surrogate, new_groups=() if for_others else _of_few(data, scores, surrogate.widths))
-    table = score_table(scores, surrogate.widths)
+    judged = score_table(scores, surrogate.widths)
     found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
-    table.attrs |= _attributes(data, found, own)
-    return with_own(surrogate, own), table
+    judged.attrs |= _attributes(data, found, own)
+    surrogate = with_own(surrogate, own)
+    return (surrogate, judged) if for_others else _remembering(surrogate, table, judged)
+
+
+def _remembering(surrogate: Surrogate, table: pd.DataFrame, judged: pd.DataFrame) -> tuple[Surrogate, pd.DataFrame]:
+    """`with_lower_bounds`, whose counts are an attribute of what was ``judged``."""
+    with one_blas_thread:
+        found, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)
+    return found, judged
+
+
+def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrogate, tuple[int, int]]:
+    """The surrogate that remembers runs of ``table`` that were ended early too; how many there are, and say something.
+
+    Each as what is expected beyond its bound by the process of its source. Kernels, trees and held-out errors are of
+    runs that ended alone: what is filled in is no truth to judge by.
+    """
+    clean = with_results(table)
+    ended = clean[is_lower_bound(clean)].reset_index(drop=True)
+    if ended.empty:
+        return surrogate, (0, 0)
+    try:
+        priced = price(ended)
+    except TableError:
+        return surrogate, (len(ended), 0)
+    parts, filled = [surrogate.support], [surrogate.residual]
+    for source in np.unique(priced.runs.source).tolist():
+        some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))
+        if (own := surrogate.own_of(source)) is not None:
+            change = as_it_is if own.response is None else own.response.response.on
+            some = some.under(change, own.measured_power)
+        mean, half_width, _ = surrogate.conditioned(source, bool(some.fitted[0])).predict(some.runs)
+        bounds = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows]), mean, half_width / Z_90
+        kept = np.flatnonzero(telling(*bounds)).astype(np.int64)
+        parts.append(some.runs.take(kept))
+        filled.append(np.clip(beyond(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
+    support, residual = together(parts), np.concatenate(filled)
+    return replace(surrogate, support=support, residual=residual), (len(ended), len(support) - len(surrogate.support))
 
 
 def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:

@@ -144,7 +144,8 @@ def _learned(plans: Priced, evidence: Mapping[str, Evidence], surrogate: Surroga
     from jointopt.surrogate.other_jobs import from_other_jobs
 
     power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
-    known = Measured(some.runs, some.residual, *power)
+    ended = np.flatnonzero(~some.bounds).astype(np.int64)
+    known = Measured(some.runs, some.residual, *power).take(ended)
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
 
