@@ -49,12 +49,12 @@ class Evidence:
     residual: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / physics) of it, (n,)
     priced: tuple[Priced, ...] = ()
     timed: Bools = field(default_factory=lambda: np.empty(0, bool))
-    bounded: Bools = field(default_factory=lambda: np.empty(0, bool))  # (n,): of which runs the time is a lower bound
     log_power_ratio: Floats = field(default_factory=lambda: np.empty(0))
     static_share: Floats = field(default_factory=lambda: np.empty(0))  # of the predicted power, as the ratio
     static_w: float = 0.0  # of a GPU of the source
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
     counts: Mapping[str, int] = field(default_factory=dict)
+    bounded: Bools = field(default_factory=lambda: np.empty(0, bool))  # (n,): of which runs the time is a lower bound
 
     @classmethod
     def of(cls, table: pd.DataFrame, priced: Priced, name: str) -> Evidence:
