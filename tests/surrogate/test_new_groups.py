@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.held_out import HeldOut
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import NewGroups, judge_new_groups
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.scores import Scores
+from jointopt.surrogate.training import _of_few
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose
 
@@ -219,3 +222,15 @@ def test_explain_and_propose_state_that_the_process_counts_in_part(tmp_path: Pat
     assert all(sentence in " ".join(one.text().split()) for one in (explained, proposed))
     assert replace(JUDGED, weight=0.0).sentence.startswith("Own runs: process not counted, the physics alone predicts")
     assert "12.1 %" in line
+
+
+def test_each_source_of_few_runs_is_judged_at_the_width_that_intervals_have() -> None:
+    both = together([runs("abcde"), runs("abcde", OTHER)])
+    held = [HeldOut(np.full(5, 0.1), np.full(5, mean), np.full(5, 0.02), np.arange(5) + at, 4)
+            for mean, at in ((0.1, 0), (0.3, 5))]  # fmt: skip
+    scores = [Scores(name, 0.1, *[None] * 6, by_size=one) for name, one in zip(("lab", "hub"), held, strict=True)]
+    nothing = Scores("many runs", 0.1, *[None] * 6)
+    data = SimpleNamespace(known=SimpleNamespace(runs=both))
+    found = _of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
+    assert [(one.sources, one.weight) for one in found] == [((LAB,), 1.0), ((OTHER,), 0.5)]
+    assert found[1].wider == pytest.approx(1.25 * 2.015 / 1.645, rel=1e-3)  # 0.05 off at 0.04

@@ -1,5 +1,7 @@
 """A plan means, and is predicted, the same by every verb, with blanks and with runs that are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +17,9 @@ from jointopt.spec.defaults import canonical
 from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.campaign.candidates import searched
+from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
 from tests.surrogate.test_job_model import measured_runs
 
 GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb", "v100-sxm2-16gb", "gh200-96gb")
@@ -138,3 +143,16 @@ def test_runs_on_another_gpu_narrow_intervals_of_every_verb(few_runs):
         low, high = found.intervals["iteration_time_s"]
         widths.append(high / low)
     assert widths[1] < widths[0]
+
+
+def test_a_tune_starts_from_what_a_few_runs_of_its_cluster_say(few_runs):
+    model = JobModel.of(ALIKE, few_runs[1])
+    candidates = searched(model)
+    earlier = beside_surrogate(Earlier(), model, candidates)
+    layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
+    found = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
+    expected = candidates.predicted["iteration_time_s"] * np.exp(earlier.log_factor_on("iteration_time_s"))
+    np.testing.assert_allclose(expected, found["iteration_time_s"], rtol=1e-9)
+    assert earlier.first.startswith("groups left out of the surrogate are 2")  # 1 - 1 / 1.3 is 23 %
+    newer = replace(earlier, first="", log_factor=np.zeros(candidates.size))
+    assert beside_surrogate(newer, model, candidates) is newer
