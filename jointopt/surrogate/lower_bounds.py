@@ -24,7 +24,7 @@ def is_lower_bound(table: pd.DataFrame) -> Bools:
 
 
 def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """What normals of ``mean`` and ``deviation`` (n,) are expected to be, given that they are above ``bound`` (n,).
+    """Expected values (n,) of normals of ``mean`` and ``deviation`` (n,), given that they are above ``bound`` (n,).
 
     The mean of a truncated normal, by which Schmee and Hahn (1979, A simple method for regression analysis with
     censored data, equation 3) fill in what tests that were ended early would have shown.

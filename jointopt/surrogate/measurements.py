@@ -173,7 +173,7 @@ class Measurements:
         """Whether all rows are on the job's kind of cluster, by how they spell it."""
         related = related_to({job.cluster.gpu.id}, job.cluster.gpus_per_node, job.training.framework)
         spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
-        return all(related(kind_of(row)) for row in spelled.to_dict("records"))
+        return all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist())
 
     def of_kind(self, job: Job) -> list[Workload]:
         """The workloads on the job's kind of cluster; TableError where no row has one."""

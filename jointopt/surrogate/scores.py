@@ -1,4 +1,4 @@
-"""What a surrogate is worth on each source's runs that it has not seen, as a table, and the widths that follow."""
+"""Errors of a surrogate on each source's runs that it has not seen, as a table, and the widths that follow."""
 
 from __future__ import annotations
 
