@@ -89,12 +89,13 @@ class Proposal(Result):
     joint: Joint | None = None  # what it buys over two steps; None where energies are not known
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
     best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
+    learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
         front, reference = (plan_entries(with_rates(self.job, plans)) for plans in (self.front, self.reference))
-        return pick(self, "job=job.name seed surrogate informed_by assumed seconds") | {
+        return pick(self, "job=job.name seed surrogate informed_by learned assumed seconds") | {
             "job_file": job_mapping(self.job),
             "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
             "searched": self.searched,
@@ -324,7 +325,7 @@ def _summary(proposal: Proposal) -> list[str]:
     width = max((len(f"{count:,}") for _, count in shown), default=0)
     lines += ["Dropped, by the first rule broken:"] if shown else []
     lines += paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
-    lines += basis_lines(proposal.assumed, proposal.informed_by)
+    lines += [*basis_lines(proposal.assumed, proposal.informed_by), *paragraphs(proposal.learned)]
     if proposal.storage and proposal.study_name:
         lines += study_lines(proposal.study_name, proposal.storage)
         lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")

@@ -143,7 +143,7 @@ class Correction:
         return self._priced.under(as_it_is if self._response is None else self._response.on, power) or self._priced
 
     def _conditioned(self, evidence: Evidence) -> Conditioned:
-        return self.surrogate.conditioned(self.source, self.fitted, evidence.known)
+        return self.surrogate.conditioned(self.source, self.fitted, evidence.known, evidence.bounds)
 
     def _slower_network(self, along: float) -> float:
         """The step of `NETWORKS` on which plans are to be priced; ``along``: what runs show along a straight line."""
@@ -252,11 +252,24 @@ class Correction:
     def moves_time(self) -> bool:
         """Whether the predicted time of any plan changes."""
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
+        known = known or self.surrogate.remembers(self.source)
         return known or self.surrogate.moves_unseen_sources
 
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
         return self._settled[0].mean(runs)
+
+    @property
+    def has_new_groups(self) -> bool:
+        """Whether a few runs may count in part for groups of which none is known."""
+        return self.surrogate.new_groups_of(self.source) is not None
+
+    def counted_in_part(self, runs: Runs) -> tuple[str, ...]:
+        """A sentence where a few runs count in part for the first of ``runs``, of whose group none is known."""
+        conditioned = self._settled[0]
+        if conditioned.new_groups is None or conditioned.parts(runs.take(np.zeros(1, np.int64)))[0][0] == 1.0:
+            return ()
+        return (conditioned.new_groups.sentence,)
 
     @property
     def _measured_clocks(self) -> MeasuredClocks:

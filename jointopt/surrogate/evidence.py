@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats
@@ -15,6 +16,7 @@ from jointopt.physics.describe import moved
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.lower_bounds import is_lower_bound
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
 from jointopt.surrogate.power_scale import PowerScale, power_scale, scale_at_limit
@@ -39,7 +41,8 @@ class Evidence:
     """Measured runs of one source; ``counts``: how many timed runs come from where.
 
     ``priced``: all runs as the physics prices them, where they can be priced anew; ``timed``: which of their rows have
-    a measured time. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is of its own rows.
+    a measured time, or a lower bound of it. ``runs`` may hold such of sources that are its kin, ``log_power_ratio`` is
+    of its own rows.
     """
 
     runs: Runs | None = None  # with a measured time
@@ -51,17 +54,20 @@ class Evidence:
     static_w: float = 0.0  # of a GPU of the source
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)
     counts: Mapping[str, int] = field(default_factory=dict)
+    bounded: Bools = field(default_factory=lambda: np.empty(0, bool))  # (n,): of which runs the time is a lower bound
 
     @classmethod
     def of(cls, table: pd.DataFrame, priced: Priced, name: str) -> Evidence:
         """The evidence of the priced rows of ``table``, all of one source."""
-        ratio = log_time_ratio(table, priced)
+        bounded = is_lower_bound(table)[priced.rows]
+        time_s = table["iteration_time_s"].to_numpy(float)[priced.rows]
+        ratio = np.where(bounded, priced.residual(time_s), log_time_ratio(table, priced))
         timed = np.flatnonzero(np.isfinite(ratio)).astype(np.int64)
         gpu = known_gpu(table["gpu"].to_numpy()[priced.rows[0]]) if len(priced.rows) else None
         static_w = gpu.power.static_w if gpu and gpu.power else 0.0
         return cls(
             runs=priced.runs.take(timed) if len(timed) else None, residual=ratio[timed],
-            priced=(priced,), timed=np.isfinite(ratio),
+            priced=(priced,), timed=np.isfinite(ratio), bounded=bounded[timed],
             log_power_ratio=power_log_ratio(table, priced), memory=memory_evidence(table, priced),
             static_share=static_w / priced.physics["avg_power_w"], static_w=static_w,
             counts={name: len(timed)} if len(timed) else {},
@@ -76,6 +82,7 @@ class Evidence:
             residual=np.concatenate([np.empty(0), *(part.residual for part in parts)]),
             priced=tuple(priced for part in parts for priced in part.priced),
             timed=np.concatenate([np.empty(0, bool), *(part.timed for part in parts)]),
+            bounded=np.concatenate([np.empty(0, bool), *(part.bounds for part in parts)]),
             log_power_ratio=np.concatenate([np.empty(0), *(part.log_power_ratio for part in parts)]),
             static_share=np.concatenate([np.empty(0), *(part.static_share for part in parts)]),
             static_w=max((part.static_w for part in parts), default=0.0),
@@ -99,7 +106,8 @@ class Evidence:
         """
         if self.runs is None or self.timed.sum() != len(self.runs):
             return None
-        again = tuple(priced.under(change, power) for priced in self.priced)
+        own = len(self._own_priced)  # a limit in W of these says nothing of their kin on other GPUs
+        again = tuple(priced.under(change, power if i < own else None) for i, priced in enumerate(self.priced))
         time_s, power_w = (_log_ratio(self.priced, again, name) for name in ("iteration_time_s", "avg_power_w"))
         return replace(
             self, runs=together([priced.runs for priced in again]).take(np.flatnonzero(self.timed)), priced=again,
@@ -120,10 +128,13 @@ class Evidence:
         )  # fmt: skip
 
     def some(self, most: int) -> Evidence:
-        """At most so many of the timed runs, drawn at random, and nothing but these; all that are remembered."""
-        if self.runs is None or len(self.runs) <= most or np.count_nonzero(self.timed) != len(self.runs):
+        """At most so many of the runs that ended, drawn at random, and nothing but these; all that are remembered."""
+        if self.runs is None or np.count_nonzero(self.timed) != len(self.runs):
             return self  # runs that a surrogate remembers have no rows to draw
-        drawn = np.sort(np.random.default_rng(0).permutation(len(self.runs))[:most]).astype(np.int64)
+        ended = np.flatnonzero(~self.bounds).astype(np.int64)
+        if len(self.runs) == len(ended) <= most or not len(ended):
+            return self if len(ended) else Evidence()
+        drawn = ended[np.sort(np.random.default_rng(0).permutation(len(ended))[:most])]
         rows, ends = np.flatnonzero(self.timed)[drawn], np.cumsum([0, *(len(part.rows) for part in self.priced)])
         priced = (
             p.take(rows[(rows >= a) & (rows < b)] - a) for p, a, b in zip(self.priced, ends, ends[1:], strict=False)
@@ -131,17 +142,16 @@ class Evidence:
         kept = tuple(part for part in priced if len(part.rows))
         return Evidence(self.runs.take(drawn), self.residual[drawn], kept, np.ones(len(drawn), bool))
 
-    def of_source(self, before: str, after: str) -> Evidence:
-        """This evidence, its runs of source ``before`` as those of ``after``."""
-        if self.runs is None or before == after:
-            return self
-        renamed = np.where(self.runs.source == before, after, self.runs.source)
-        return replace(self, runs=replace(self.runs, source=renamed))
-
     def beside(self, kin: Iterable[Evidence]) -> Evidence:
         """This evidence with the timed runs of others, of sources that may be off by the same."""
         every = Evidence.joined([self, *kin])
-        return replace(self, runs=every.runs, residual=every.residual, priced=every.priced, timed=every.timed)
+        of_runs = {name: getattr(every, name) for name in ("runs", "residual", "priced", "timed", "bounded")}
+        return replace(self, **of_runs)
+
+    @property
+    def bounds(self) -> Bools:
+        """Of which runs the time is a lower bound, (n,)."""
+        return self.bounded if len(self.bounded) else np.zeros(len(self.residual), bool)
 
     @functools.cached_property
     def power(self) -> PowerScale:
@@ -151,14 +161,22 @@ class Evidence:
     @functools.cached_property
     def power_limit_w(self) -> float | None:
         """The highest limit in W that runs were measured under; None where nothing is known of their power."""
-        return max((part.limit_w for part in self.priced), default=None) if self.power.log_sd is not None else None
+        if self.power.log_sd is None:
+            return None
+        return max((part.limit_w for part in self._own_priced), default=None)
+
+    @property
+    def _own_priced(self) -> tuple[Priced, ...]:
+        """Of ``priced`` the first parts, those of the source itself: others are of its kin."""
+        starts = np.cumsum([0, *(len(part.rows) for part in self.priced)])
+        return tuple(part for part, at in zip(self.priced, starts, strict=False) if at < len(self.log_power_ratio))
 
     def under_measured_power(self) -> Evidence:
         """This evidence with runs under lower limits than the highest priced at the clocks that measured power leaves.
 
         By the power of those under the highest, as `jointopt.physics.drawn.Drawn` has it of plans.
         """
-        limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self.priced)])
+        limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self._own_priced)])
         if len(limits_w) != len(self.log_power_ratio) or not len(limits_w) or (limits_w == limits_w.max()).all():
             return self
         scale = scale_at_limit(self.log_power_ratio, self.static_share, self.static_w, limits_w)
@@ -175,9 +193,14 @@ def _log_ratio(before: Sequence[Priced], after: Sequence[Priced], name: str) -> 
     return np.asarray(np.log(first / second))
 
 
+def learned_from(table: pd.DataFrame) -> Bools:
+    """Rows (n,) of a table, as `with_results` reads it, that ended well, out of memory, or early with a lower bound."""
+    return np.asarray(np.isin(table["status"].to_numpy(str), LEARNED_FROM) | is_lower_bound(table))
+
+
 def evidence_by_source(table: pd.DataFrame, priced: Priced, name: str) -> dict[str, Evidence]:
-    """Evidence of the priced rows of ``table`` that ended well or out of memory, by the key of their source."""
-    learned = np.isin(table["status"].to_numpy(str)[priced.rows], LEARNED_FROM)
+    """Evidence of the priced rows of ``table`` that are `learned_from`, by the key of their source."""
+    learned = learned_from(table)[priced.rows]
     found = {}
     for key in np.unique(priced.runs.source[learned]):
         rows = np.flatnonzero(learned & (priced.runs.source == key)).astype(np.int64)
@@ -193,6 +216,12 @@ def with_kin(evidence: Mapping[str, Evidence], source: str) -> Evidence:
     return evidence.get(source, Evidence()).beside(others)
 
 
+def renamed(keys: npt.NDArray[np.str_], names: Mapping[str, str]) -> npt.NDArray[np.str_]:
+    """Keys (n,) of sources, those that ``names`` has by other names."""
+    found, of = np.unique(keys, return_inverse=True)
+    return np.array([names.get(key, key) for key in found.tolist()], dtype=str)[of]
+
+
 def relabelled(runs: Runs, source: str) -> Runs:
     """``runs`` as those of ``source``."""
     return replace(runs, source=np.full(len(runs), source))
@@ -202,6 +231,15 @@ def kind(job: Job) -> tuple[str, int, str]:
     """GPU, GPUs per node and framework profile (blank for one that is not fitted), which runs of one kind share."""
     profile, cluster = job.training.framework, job.cluster
     return cluster.gpu.id, cluster.gpus_per_node, profile.name if profile.fitted else ""
+
+
+def is_kin(other: Job, job: Job) -> bool:
+    """Whether runs of another job, on another kind of cluster, may be off by some of what those of a job are.
+
+    By the same framework, or on the same GPU.
+    """
+    (gpu, _, framework), (own_gpu, _, own_framework) = kind(other), kind(job)
+    return kind(other) != kind(job) and (gpu == own_gpu or framework == own_framework)
 
 
 def sources_of_kind(keys: Iterable[str], job: Job) -> list[str]:

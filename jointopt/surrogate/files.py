@@ -72,9 +72,8 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         "own": own,
         "sha256": {name: _sha256(folder / name) for name in written},
     }
-    if (new := surrogate.new_groups) is not None:
-        of_new = {"weight": new.weight, "wider": new.wider, "errors": dict(new.errors), "judged": new.judged}
-        model["new_groups"] = of_new
+    if surrogate.new_groups:
+        model["new_groups"] = [dataclasses.asdict(one) for one in surrogate.new_groups]
     text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
     (folder / CARD).write_text(text + "\n", encoding="utf-8")
 
@@ -135,13 +134,26 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
     )  # fmt: skip
 
 
-def _new_groups(sources: np.ndarray[Any, Any], values: Mapping[str, Any] | None) -> NewGroups | None:
-    """How far the runs of ``sources`` count for groups of which none is known; None: as far as for others."""
-    if values is None:
-        return None
+def _new_groups(
+    sources: np.ndarray[Any, Any], values: Mapping[str, Any] | list[Mapping[str, Any]] | None
+) -> tuple[NewGroups, ...]:
+    """How far few runs count for groups of which none is known; ``sources`` of all that are remembered.
+
+    A version that judged those of one origin alone wrote no list and no sources: it was all of them.
+    """
+    known = set(sources.tolist())
+    if isinstance(values, Mapping):
+        values = [{**values, "sources": sorted(known)}]
+    found = tuple(map(_new_groups_of, values or ()))
+    if any(not set(one.sources) <= known for one in found):
+        raise ValueError("groups without runs are of a source that it does not remember")
+    return found
+
+
+def _new_groups_of(values: Mapping[str, Any]) -> NewGroups:
     errors = {name: float(values["errors"][name]) for name in ("physics", "process", "time")}
     numbers = float(values["weight"]), float(values["wider"]), errors, int(values["judged"])
-    found = NewGroups(tuple(np.unique(sources).tolist()), *numbers)
+    found = NewGroups(tuple(map(str, values["sources"])), *numbers)
     of_errors = np.isfinite(list(errors.values())).all() and min(errors.values()) >= 0.0 and found.judged > 0
     if not (found.sources and found.weight in WEIGHTS and 1.0 <= found.wider <= _MOST_WIDER and of_errors):
         raise ValueError("weight, width or errors of groups without runs are none that retrain writes")

@@ -24,9 +24,10 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.power_limits import without_limits
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
-from jointopt.surrogate.evidence import Evidence, relabelled, sources_of_kind
+from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
+from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
 _CHUNK = 20_000  # layouts that are corrected in one pass
-HERE = "this job||none|0"  # the source that the job's own runs share: that of no other runs
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,26 @@ class JobModel:
         model = model.fit_evidence(*_measurements(measured, storage, job, plans))
         if surrogate in surrogate_names():
             return model
-        if model.source != HERE:
-            of_learned_class(model.job, learned.class_of(model.source))  # `Correction` prices by it
-            return replace(model, evidence=_with_own(model.evidence, learned, surrogate, model.source))
-        if model.evidence.runs:
-            _warn_of_left_aside(learned, surrogate, model.job)
-            return model
-        return _with_own_runs(learned, surrogate, model)
+        return model.of_user()
+
+    def of_user(self) -> JobModel:
+        """The model with what its surrogate, one of the user's own, learned from runs on such a cluster."""
+        if self.surrogate is None:
+            return self
+        before, measured = self.surrogate, self.evidence.runs is not None
+        surrogate, source = answering(before, self.source, self.job, measured)
+        if measured and before.own_of(source) is None:
+            _warn_of_left_aside(answering(before, self.source, self.job, False)[0], self.name, source)
+            return self
+        own, near = remembered(surrogate, source)
+        if not len(own) and not len(near):
+            return self
+        place = of_surrogate(self.name)
+        counts = {place: len(own), in_part(place): len(near)}
+        counts = {name: count for name, count in counts.items() if count}
+        evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
+        job = of_learned_class(self.job, surrogate.class_of(source))  # `Correction` prices by it
+        return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
@@ -102,13 +115,17 @@ class JobModel:
             return self
         job = of_one_class(self.job, set().union(*(runs.recipe_classes(self.job) for runs in measurements)))
         parts = [runs.evidence(job, self.source) for runs in measurements]
-        return replace(self, job=job, evidence=Evidence.joined(parts))
+        kin = [runs.kin_evidence(job, self.source) for runs in measurements]
+        evidence = Evidence.joined(parts).beside(kin)
+        of_kin = {in_part(place): count for part in kin for place, count in part.counts.items()}
+        return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin))
 
     @functools.cached_property
     def source(self) -> str:
-        """Key of the source that the job's runs are of: one with many runs learned from, else that of no other."""
+        """Key of the source that the job's runs are of: one with many runs learned from, else its own."""
+        here = source_here(self.job)
         own = [] if self.surrogate is None else [own.source for own in self.surrogate.own]
-        return next(iter(sources_of_kind(own, self.job)), HERE)
+        return next(iter(of_kind(own, here, self.job)), here)
 
     @functools.cached_property
     def memory(self) -> MemoryPosterior:
@@ -203,11 +220,11 @@ class JobModel:
         """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by.
 
         ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
-        they look like; none without.
+        they look like, and `counted_in_part`; none without.
         """
         correction = self._correction
         if correction is None or (own := correction.own) is None:
-            return tuple(filter(None, [class_words(self.evidence)]))
+            return (*filter(None, [class_words(self.evidence)]), *self.counted_in_part(layouts))
         from jointopt.surrogate.own_words import learned_sentence
 
         first, one = np.zeros(1, np.int64), _rows(layouts, slice(1))
@@ -217,6 +234,14 @@ class JobModel:
         by_clock = correction.log_clock_response(self.job, one, clocks)
         factor = float(correction.log_factor(runs)[0])
         return (learned_sentence(own, factor, by_clock, runs),)
+
+    def counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
+        """A sentence where a few runs count in part, since none of them is of the group of the first of ``layouts``."""
+        if self._correction is None or not self._correction.has_new_groups:
+            return ()
+        physics = CostModel(self._moved, _rows(layouts, slice(1)))
+        top = uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz)
+        return self._correction.counted_in_part(self._runs(physics, top, np.zeros(1, np.int64)))
 
     def intervals(self, columns: Columns) -> Columns:
         """Plans and results of `cost_model` plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
@@ -350,48 +375,15 @@ def _measurements(
     return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
-def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel:
-    """The model with the timed runs that a surrogate of the user's own was trained on, by the class of these.
-
-    A shipped one was trained on clusters of others, and sharing across those made held-out errors worse (vtrain 10 % to
-    27 % with bigscience's runs).
-    """
-    keys, at = _remembered(surrogate, model.job)
-    if not len(at):
-        return model
-    classes = {surrogate.class_of(key) for key in keys}
-    job = of_learned_class(model.job, classes.pop() if len(classes) == 1 else None)
-    runs, counts = relabelled(surrogate.support.take(at), HERE), {of_surrogate(name): len(at)}
-    evidence = replace(model.evidence, runs=runs, residual=surrogate.residual[at], counts=counts)
-    new = surrogate.new_groups and replace(surrogate.new_groups, sources=(HERE,))
-    return replace(model, job=job, evidence=evidence, surrogate=replace(surrogate, new_groups=new))
-
-
 def of_surrogate(name: str) -> str:
     """Where runs are from that a surrogate remembers, in `Evidence.counts`."""
     return f"the surrogate {name}"
 
 
-def _remembered(surrogate: Surrogate, job: Job) -> tuple[list[str], Ints]:
-    """Sources of the job's kind of cluster that a surrogate remembers runs of, and the positions of these."""
-    keys = sources_of_kind(np.unique(surrogate.support.source).tolist(), job)
-    return keys, np.flatnonzero(np.isin(surrogate.support.source, keys)).astype(np.int64)
-
-
-def _warn_of_left_aside(surrogate: Surrogate, name: str, job: Job) -> None:
-    """Log that few runs of a surrogate count for nothing beside measured ones.
-
-    It keeps their features and no rows, so that they cannot be priced anew: together with them, measured runs could not
-    be either, on a network far from the assumed one (`Correction.by`), and runs that both have would count twice.
-    """
-    if count := len(_remembered(surrogate, job)[1]):
+def _warn_of_left_aside(surrogate: Surrogate, name: str, source: str) -> None:
+    """Log that few runs of a surrogate count for nothing beside measured ones (`answering`)."""
+    if count := len(remembered(surrogate, source)[0]):
         _log.warning(
             "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
             "ones; `jointopt retrain` on both together uses both.", name, f"{count:,}",
         )  # fmt: skip
-
-
-def _with_own(evidence: Evidence, surrogate: Surrogate, name: str, source: str) -> Evidence:
-    """The evidence with the count of the runs that the surrogate itself remembers of that source."""
-    count = int((surrogate.support.source == source).sum())
-    return replace(evidence, counts={of_surrogate(name): count, **evidence.counts})

@@ -16,13 +16,22 @@ from jointopt.core.schema import Floats
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
+from jointopt.runs.kinds import kind_of, related_to
 from jointopt.runs.table import checked_results, doubtful_precision
 from jointopt.runs.unused import A_RESULT, left_out_lines, silent, unread_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
-from jointopt.surrogate.dataset import Priced, price_workloads, with_results
-from jointopt.surrogate.evidence import LEARNED_FROM, Evidence, evidence_by_source, kind, log_time_ratio, relabelled
+from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
+from jointopt.surrogate.evidence import (
+    Evidence,
+    evidence_by_source,
+    is_kin,
+    kind,
+    learned_from,
+    log_time_ratio,
+    relabelled,
+)
 from jointopt.surrogate.precision_doubt import precision_lines
 
 if TYPE_CHECKING:
@@ -38,6 +47,7 @@ SAMPLED, MOST_WORKLOADS = 800, 10
 MOST_FOR_TABLE = 20_000  # stored runs that a table is predicted from
 GIVEN = "the measured runs given"
 DOUBTED, REFUSED = 5.0, 50.0  # median measured over predicted time of a source, or its inverse
+_KIND = ("gpu", "gpus_per_node", "framework")
 _QUESTION = "is iteration_time_s in seconds, and of one iteration?"
 
 
@@ -112,14 +122,14 @@ class Measurements:
         return Measurements(self.table[rows].reset_index(drop=True), (), self.name)
 
     def on(self, gpu_id: str) -> Measurements:
-        """The runs on that GPU that ended well or out of memory."""
+        """The runs on that GPU that are `learned_from`."""
         from jointopt.spec.catalog.gpus import gpu_id as id_of
 
         if "gpu" not in self.table:
             return self.take(np.zeros(len(self.table), bool))
         names = self.table["gpu"].dropna().unique()
         same = self.table["gpu"].isin([name for name in names if id_of(name) == gpu_id])
-        return self.take(same & self.table["status"].isin(LEARNED_FROM))
+        return self.take(same & learned_from(self.table))
 
     def evidence(self, job: Job, source: str) -> Evidence:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
@@ -141,6 +151,29 @@ class Measurements:
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=relabelled(priced.runs, source))
         return Evidence.of(here.table, priced, self.name)
+
+    def kin_evidence(self, job: Job, source: str) -> Evidence:
+        """Evidence of runs by the job's framework on other GPUs or nodes, or of other software on its GPU.
+
+        As kin of ``source``, whatever origin the table states: the runs were given for the job.
+        """
+        if self._are_of(job):  # as stored runs are
+            return Evidence()
+        works = [work.of_class(job.training.recipe_class) for work in self.workloads[0] if is_kin(work.job, job)]
+        if not works:
+            return Evidence()
+        there = Source.parse(source)
+        priced = price_workloads(self.table, works, job.cluster)
+        priced = priced.take(np.flatnonzero(learned_from(self.table)[priced.rows]).astype(np.int64))
+        keys = [str(source_of(work.job, there.origin, there.framework)) for work in priced.works]
+        priced = replace(priced, runs=replace(priced.runs, source=np.array(keys, str)[priced.work]))
+        return Evidence.of(self.table, priced, self.name)
+
+    def _are_of(self, job: Job) -> bool:
+        """Whether all rows are on the job's kind of cluster, by how they spell it."""
+        related = related_to({job.cluster.gpu.id}, job.cluster.gpus_per_node, job.training.framework)
+        spelled = self.table.reindex(columns=_KIND).drop_duplicates().astype(object).fillna("")
+        return all(related(kind_of(dict(zip(_KIND, row, strict=True)))) for row in spelled.to_numpy().tolist())
 
     def of_kind(self, job: Job) -> list[Workload]:
         """The workloads on the job's kind of cluster; TableError where no row has one."""
@@ -187,11 +220,12 @@ class Measurements:
         return left_out_lines(self.table, reasons)
 
     def warn_of_others(self, job: Job) -> None:
-        """Log, once, that rows say nothing of a job since they ran on another kind of cluster."""
-        others = [] if self.table.empty else [work for work in self.workloads[0] if kind(work.job) != kind(job)]
+        """Log, once, that rows say nothing of a job, since they ran by other software on other GPUs."""
+        works = [] if self.table.empty else self.workloads[0]
+        others = [work for work in works if kind(work.job) != kind(job) and not is_kin(work.job, job)]
         if not others:
             return
-        of = f"framework, GPU and node size of the job, {_kind_words(job)}"
+        of = f"framework or GPU of the job, {_kind_words(job)}"
         line = unlike_line(others, len(self.table), of)
         if line not in self._logged:
             _log.warning("%s", line)

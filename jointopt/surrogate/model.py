@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.known_rows import Fingerprints
+from jointopt.surrogate.lower_bounds import beyond, telling
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
 from jointopt.surrogate.own_runs import OwnRuns
@@ -27,6 +29,7 @@ FEW_AND_MANY = (3, 20)
 # Power of how far a run lies beyond the bounds of a new source, by which these bind less: they double at 12 %. By a
 # power of 2 to 4 intervals after two runs hold 65 to 68 % of the least source (generic profile), by 6 71 %.
 BEYOND = 6
+SAME_LAYOUT = 1e-6  # by which keys of one layout differ, as rounding has it
 MOST_REPEATS = 6  # as many runs of one plan as any recorded source has; more are the iterations of one run
 
 
@@ -65,7 +68,7 @@ class Surrogate:
     widths: Widths = field(default_factory=Widths)
     card: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
-    new_groups: NewGroups | None = None  # where a few runs of one source are all that it learned from
+    new_groups: tuple[NewGroups, ...] = ()  # of each source of which it learned from a few runs
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
 
     def predict(
@@ -78,11 +81,16 @@ class Surrogate:
         """The same that remembers no runs."""
         return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0))
 
-    def conditioned(self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None) -> Conditioned:
+    def conditioned(
+        self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None, bounded: Bools | None = None
+    ) -> Conditioned:
         """The correction of one source, after supporting runs and those at hand, its own and those of its kin.
 
-        ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals.
+        ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals, lower bounds
+        of these where ``bounded`` (n,).
         """
+        if measured is not None and bounded is not None and bounded.any():
+            return self._with_bounds(source, fitted, measured, bounded)
         rows = _kin(self.support, source)
         known, residual = self.support.take(rows), self.residual[rows]
         if measured is not None:
@@ -92,22 +100,38 @@ class Surrogate:
         if (many := self.own_of(source)) is not None:
             process = many.process(self.kernel, known, residual)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
+        if (new := self.new_groups_of(source)) is not None:
+            known, residual = _few_repeats(known, residual)
         posterior = condition(self.kernel, known, residual)
-        new = self.new_groups if self.new_groups is not None and self.new_groups.teaches_of(source) else None
         return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
 
-    def representative(self, source: str, of_user: bool = False) -> str:
-        """The source whose many runs stand for ``source``: itself, else one of its software, GPU and GPUs per node.
+    def _with_bounds(self, source: str, fitted: bool, measured: tuple[Runs, Floats], bounded: Bools) -> Conditioned:
+        """As `conditioned`: each bound that says something counts as what is expected beyond it by all other runs.
 
-        Tables of one cluster name it differently, or not at all. ``of_user``: the surrogate was trained on clusters of
-        its user's, so that remembered runs count too where there are not many. ``source`` itself where there is none.
+        Once, by the runs that ended: repeated, what a run is expected to have taken would rest on itself.
         """
-        keys = [own.source for own in self.own]
-        if of_user:  # those with most runs first
-            remembered, counts = np.unique(self.support.source, return_counts=True)
-            keys += remembered[np.argsort(-counts, kind="stable")].tolist()
-        alike = [key for key in keys if key.split("|")[-3:] == source.split("|")[-3:]]
-        return source if source in keys else (alike or [source])[0]
+        runs, residual = measured
+        at, ended = (np.flatnonzero(which).astype(np.int64) for which in (bounded, ~bounded))
+        own = at[_kin(runs.take(at), source)]
+        alone = self.conditioned(source, fitted, (runs.take(ended), residual[ended]) if len(ended) else None)
+        if not len(own):
+            return alone
+        mean, half_width, _ = alone.predict(runs.take(own))
+        bounds = residual[own], mean, half_width / Z_90
+        kept = telling(*bounds)
+        counted, rows = np.concatenate([residual[ended], beyond(*bounds)[kept]]), np.concatenate([ended, own[kept]])
+        found = self.conditioned(source, fitted, (runs.take(rows), counted)) if kept.any() else alone
+        of_source = own[runs.source[own] == source]
+        return replace(found, least=(runs.take(of_source).keys(CLOCK), residual[of_source]))
+
+    def new_groups_of(self, source: str) -> NewGroups | None:
+        """How far the few runs of a source, else of its kin, count for groups without runs; None where none taught."""
+        taught = [one for one in self.new_groups if one.teaches_of(source)]
+        return next((one for one in taught if source in one.sources), taught[0] if taught else None)
+
+    def remembers(self, source: str) -> bool:
+        """Whether it remembers runs that are evidence of that source."""
+        return bool(len(_kin(self.support, source)))
 
     def own_of(self, source: str) -> OwnRuns | None:
         """Learned from many runs of that source; None where there were few."""
@@ -158,18 +182,33 @@ class Conditioned:
     movable: bool  # all that is known can be priced anew
     own: OwnRuns | None = None  # where many runs of the source were learned from
     new_groups: NewGroups | None = None  # where a few were
+    # keys of layouts whose runs were ended early, and log(time / physics) that each took at least
+    least: tuple[npt.NDArray[np.complex128], Floats] | None = None
 
     def mean(self, runs: Runs) -> Floats:
         """The mean of `predict` alone, (n,)."""
+        return self._not_below(self._mean(runs), runs)
+
+    def _not_below(self, mean: Floats, runs: Runs) -> Floats:
+        """The ``mean`` (n,), of a layout that was run and ended early not below what it took at least."""
+        if self.least is None:
+            return mean
+        keys = runs.keys(CLOCK)
+        for key, bound in zip(*self.least, strict=True):
+            mean = np.where(np.abs(keys - key) < SAME_LAYOUT, np.maximum(mean, bound), mean)
+        return mean
+
+    def _mean(self, runs: Runs) -> Floats:
         if self.own is not None:
             return self.own.time(self.posterior.mean(runs), runs)
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
-        return self._weighed(self.posterior.mean(runs), runs)
+        return self.parts(runs)[0] * self.posterior.mean(runs)
 
-    def _weighed(self, mean: Floats, runs: Runs) -> Floats:
-        """The part of the ``mean`` (n,) of the process that counts."""
-        return mean if self.new_groups is None else self.new_groups.weighed(mean, runs, self.known)
+    def parts(self, runs: Runs) -> tuple[Floats, Floats]:
+        """`NewGroups.parts` of ``runs``: ones where there is no such."""
+        alike = np.ones(len(runs)), np.ones(len(runs))
+        return alike if self.new_groups is None else self.new_groups.parts(runs, self.known)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
@@ -185,8 +224,9 @@ class Conditioned:
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         if self.new_groups is not None:  # groups may differ where features do not
-            mean, half_width = self._weighed(mean, runs), half_width * self.new_groups.factors(runs, self.known)
-        return mean, half_width, inside
+            part, wider = self.parts(runs)
+            mean, half_width = part * mean, wider * half_width
+        return self._not_below(mean, runs), half_width, inside
 
     def new(self, runs: Runs) -> tuple[Floats, Floats] | None:
         """90 % half-widths below and above, (n,) each, where no run of the source is known; None where some are."""
@@ -220,10 +260,13 @@ class Conditioned:
             half_width = widths.difference_after * np.sqrt(own)
         else:
             half_width = self.widths(runs) * widths.difference * own
-        mean = self.mean(runs) - self.mean(against)
-        if self.new_groups is not None:  # what does not count of the process may be true all the same
-            half_width = half_width + np.abs(self.posterior.mean(runs) - self.posterior.mean(against) - mean)
-        return mean, np.asarray(half_width)
+        if self.new_groups is None:
+            return self.mean(runs) - self.mean(against), np.asarray(half_width)
+        whole, other = self.posterior.mean(runs), self.posterior.mean(against)
+        first, second = self.parts(runs)[0] * whole, self.parts(against)[0] * other
+        mean = self._not_below(first, runs) - self._not_below(second, against)
+        # what does not count of the process may be true all the same
+        return mean, np.asarray(half_width + np.abs(whole - other - mean))
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

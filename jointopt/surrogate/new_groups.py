@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.surrogate.own_folds import held_half_width
 from jointopt.surrogate.residual_gp import Runs, kinship
 
@@ -42,13 +42,25 @@ class NewGroups:
         """Whether the runs say something of that source."""
         return bool((kinship(np.array(self.sources), np.array([source])) > 0.0).any())
 
-    def weighed(self, mean: Floats, runs: Runs, known: Runs) -> Floats:
-        """The part that counts of the ``mean`` (n,) of the process: all where a run of the group is ``known``."""
-        return mean if self.weight == 1.0 else mean * np.where(_of_known_group(runs, known), 1.0, self.weight)
+    def parts(self, runs: Runs, known: Runs) -> tuple[Floats, Floats]:
+        """(The part that counts of the process's mean, factor on its half-widths), (n,) each, of ``runs``.
 
-    def factors(self, runs: Runs, known: Runs) -> Floats:
-        """Factors (n,) on half-widths: ``wider`` where no run of the group is ``known``."""
-        return np.ones(len(runs)) if self.wider == 1.0 else np.where(_of_known_group(runs, known), 1.0, self.wider)
+        All of it, and 1, where a run of the group is ``known``.
+        """
+        if (self.weight, self.wider) == (1.0, 1.0):
+            return np.ones(len(runs)), np.ones(len(runs))
+        known_group = _of_known_group(runs, known)
+        return np.where(known_group, 1.0, self.weight), np.where(known_group, 1.0, self.wider)
+
+    @property
+    def sentence(self) -> str:
+        """Words on a plan of whose group no run is known, where the process counts in part."""
+        unknown = "no run of this model with this batch, sequence length and number of GPUs is known"
+        part = (
+            f"process counted by {self.weight:g}" if self.weight else "process not counted, the physics alone predicts"
+        )
+        whole, left = (f"{100.0 * self.errors[name]:.1f} %" for name in ("process", "time"))
+        return f"Own runs: {part}, since {unknown} (of such groups left out {left} off, by the whole of it {whole})."
 
     def to_text(self) -> str:
         """A line: the weight, and median errors on what was left out with the whole process and with that of it."""
@@ -68,6 +80,11 @@ def _of_known_group(runs: Runs, known: Runs) -> Bools:
     return np.fromiter((tuple(sizes) in groups for sizes in _sizes(runs).tolist()), np.bool_, len(runs))
 
 
+def size_groups(runs: Runs) -> Ints:
+    """Numbers (n,) of the groups of ``runs``: those of one number agree in sizes, by which a group is known again."""
+    return np.unique(_sizes(runs), axis=0, return_inverse=True)[1].reshape(-1)
+
+
 def _sizes(runs: Runs) -> Floats:
     """Hidden size, layers, sequence length, GPUs and batch (n, 5), as rounded logarithms."""
     batch = runs.matrix(("log2_micro_batches", "log2_micro_batch_size", "log2_dp")).sum(axis=1)
@@ -80,7 +97,8 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     The weight is the largest with which their median error is no worse than that of the physics: 1 wherever the process
     helps, and no smaller one because chance favours it. Fewer than `LEAST_GROUPS` choose none.
     """
-    count = len(np.unique(runs.group[held.rows]))
+    some = runs.take(held.rows)
+    count = len(np.unique(size_groups(some)))
     error = {weight: replace(held, mean=weight * held.mean).median_error for weight in WEIGHTS}
     weight = next(w for w in WEIGHTS if error[w] <= error[0.0]) if count >= LEAST_GROUPS else 1.0
     mean, wider = weight * held.mean, 1.0
@@ -88,5 +106,5 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
         wider = max(held_half_width((mean - held.truth) / held.half_width, count), 1.0)
     errors = {"physics": error[0.0], "process": error[1.0], "time": error[weight]}
     errors = {name: round(value, 6) for name, value in errors.items()}
-    found = NewGroups(tuple(np.unique(runs.source).tolist()), weight, wider, errors, count)
+    found = NewGroups(tuple(np.unique(some.source).tolist()), weight, wider, errors, count)
     return found, replace(held, mean=mean, half_width=wider * held.half_width)

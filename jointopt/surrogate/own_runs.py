@@ -31,7 +31,7 @@ from jointopt.surrogate.own_folds import (
     units_left_out,
 )
 from jointopt.surrogate.own_kernel import learn_alone
-from jointopt.surrogate.own_targets import OwnTarget, limit_cut, line_clocks
+from jointopt.surrogate.own_targets import OwnTarget, at_rest_w, limit_cut, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
 from jointopt.surrogate.residual_gp import Kernel, Runs
@@ -167,7 +167,7 @@ class OwnRuns:
 
     def power_scale(self, runs: Runs, watts: Floats) -> PowerScale:
         """`OwnTarget.line` of power for the layout of each of ``runs`` (n,), from ``watts`` at `power_clocks`."""
-        return self._of_power.line(runs, watts, self.power_clocks)
+        return self._of_power.line(runs, watts, self.power_clocks, at_rest_w(self.source))
 
     def to_text(self) -> str:
         """A line per quantity: the weight of each part, and median errors on what was left out without and with it."""

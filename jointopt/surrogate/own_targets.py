@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
+from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.own_folds import crossed
@@ -27,6 +29,7 @@ LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks 
 AGREEMENT = 0.05  # by which a peak may be below the mean, as tables are checked
 BELIEVED = 5.0  # times the physics or its inverse: a measured value beyond is of something else
 LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
+REST = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
 
 
@@ -45,11 +48,13 @@ class OwnTarget:
         """log(measured / predicted) (n,) of ``runs``, which the physics has at ``values`` (n,)."""
         return self.mix(np.log(self.scale.over(values)), runs)
 
-    def line(self, runs: Runs, values: Floats, clocks: Sequence[float]) -> PowerScale:
+    def line(self, runs: Runs, values: Floats, clocks: Sequence[float], rest_w: float = 0.0) -> PowerScale:
         """A line in the physics' power for the layout of each of ``runs`` (n,), learned at shares of the top clock.
 
         ``values`` (clocks, n): of the physics there. A line of least relative squares, so that what the search is
-        promised of energy at other clocks holds.
+        promised of energy at other clocks holds: its bounds are of work that no clock saves, and of GPUs that rest for
+        the least time, which is a bound of a longer one too as long as these draw something. So the line is nowhere
+        negative from ``rest_w`` on, which no GPU is predicted to draw less than.
         """
         found = np.stack([
             v * np.exp(self.log_ratio(_at_clock(runs, clock), v)) for v, clock in zip(values, clocks, strict=True)
@@ -61,8 +66,19 @@ class OwnTarget:
         apart = spread > (LEAST_APART * mean_of_physics) ** 2 * weight.sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = (weight * (values - mean_of_physics) * (found - mean)).sum(axis=0) / spread
-        slope = np.where(apart, np.clip(slope, LEAST_SLOPE * level, level), level)  # neither falls, nor below nothing
+        steepest = level * mean_of_physics / (mean_of_physics - rest_w)  # through nothing at rest
+        slope = np.where(apart, np.clip(slope, LEAST_SLOPE * level, steepest), level)
         return PowerScale(slope, self.scale.log_sd, mean - slope * mean_of_physics)
+
+
+def at_rest_w(source: str) -> float:
+    """Power in W that no GPU of a source is predicted to draw less than, 0 where it is not known.
+
+    `REST` of its static power, which is that of a warm one; `jointopt.physics.slack.idle_power_w` says how much less a
+    cold one draws.
+    """
+    gpu = known_gpu(Source.parse(source).gpu)
+    return REST * gpu.power.static_w if gpu is not None and gpu.power else 0.0
 
 
 def limit_overshoot(peak_w: Floats | None, limit_w: Floats | None) -> float | None:

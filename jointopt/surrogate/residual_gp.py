@@ -68,11 +68,15 @@ class Runs:
 
         By two random projections, whose sums are those of any two equal rows: to sort all columns takes seconds.
         """
+        _, first, of = np.unique(self.keys(but), return_index=True, return_inverse=True)
+        return first, of
+
+    def keys(self, but: str) -> npt.NDArray[np.complex128]:
+        """Two random projections (n,), as one number, of all but the feature ``but``."""
         key, rng = np.zeros(len(self), dtype=np.complex128), np.random.default_rng(0)
         for values in (*(self.features[name] for name in self.names if name != but), *self.sensitivity.T):
             key += values * complex(*rng.standard_normal(2))
-        _, first, of = np.unique(key, return_index=True, return_inverse=True)
-        return first, of
+        return key
 
 
 def together(parts: Sequence[Runs]) -> Runs:

@@ -13,29 +13,24 @@ from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import TableError
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
+from jointopt.core.units import Z_90
 from jointopt.physics.describe import CATEGORY
-from jointopt.surrogate.dataset import Priced, price, timed_runs
-from jointopt.surrogate.evidence import power_log_ratio
-from jointopt.surrogate.held_out import (
-    FOLDS,
-    HeldOut,
-    calibrated,
-    group_folds,
-    joined,
-    measured_split,
-    predict_pairs,
-    predict_rows,
-)
+from jointopt.surrogate.dataset import Priced, price, timed_runs, with_results
+from jointopt.surrogate.evidence import as_it_is, power_log_ratio
+from jointopt.surrogate.held_out import FOLDS, HeldOut, group_folds, joined, measured_split, predict_pairs, predict_rows
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
+from jointopt.surrogate.lower_bounds import beyond, is_lower_bound, telling
 from jointopt.surrogate.model import Surrogate, Widths
-from jointopt.surrogate.new_groups import MOST_FOLDS, judge_new_groups
-from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
+from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, judge_new_groups, size_groups
+from jointopt.surrogate.new_sources import NewSource
 from jointopt.surrogate.one_class import learned_classes
+from jointopt.surrogate.own_runs import LEAST_RUNS
 from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
-from jointopt.surrogate.residual_gp import Kernel, Runs, learn
+from jointopt.surrogate.residual_gp import Kernel, Runs, learn, together
 from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.scores import Scores, score_table, with_calibrated_widths
 from jointopt.surrogate.trees import Trees
 
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
@@ -192,10 +187,20 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
     return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
 
 
-def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str, most: int = FOLDS) -> HeldOut | None:
+def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
     """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
-    rows, known = data.of({name}), data.known.runs
-    folds = group_folds(known.group[rows], most=most)
+    return _held_out(data, surrogate, data.of({name}), data.known.runs.group, FOLDS)
+
+
+def leave_size_out(data: TrainingSet, surrogate: Surrogate, rows: Ints) -> HeldOut | None:
+    """As `leave_group_out` of few runs ``rows``, with groups by sizes, as they are known again (`NewGroups`)."""
+    return _held_out(data, surrogate, rows, size_groups(data.known.runs), MOST_FOLDS)
+
+
+def _held_out(
+    data: TrainingSet, surrogate: Surrogate, rows: Ints, group: np.ndarray[Any, Any], most: int
+) -> HeldOut | None:
+    known, folds = data.known.runs, group_folds(group[rows], most=most)
     return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
 
 
@@ -221,24 +226,6 @@ def leave_source_out(
     return joined([answer for answer in answers if answer is not None])
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Held-out errors of one source, and the held-out predictions behind them."""
-
-    source: str
-    physics: float
-    group_out: HeldOut | None
-    source_out: HeldOut | None
-    three: HeldOut | None
-    ten: HeldOut | None
-    unseen: HeldOut | None  # as source_out and three, under a framework without a profile
-    unseen_three: HeldOut | None
-    few: HeldOut | None = None  # three runs of each cluster and software, with a profile of it and without
-    unseen_few: HeldOut | None = None
-    pairs: Mapping[str, HeldOut | None] = field(default_factory=dict)  # of differences: source_out, three, and unseen
-    new: NewSource | None = None  # what it was off by where nothing of it was known
-
-
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
     """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
     scores = []
@@ -260,8 +247,21 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
         pairs = of_pairs | few_pairs
         new = _taken_for_new(data, none, unseen)
         found = (group_out, none, three, ten, unseen, unseen_three)
-        scores.append(Scores(name, physics, *found, few["few"], few["unseen_few"], pairs, new))
+        by_size = leave_size_out(data, surrogate, rows) if _is_few(data, rows) else None
+        scores.append(Scores(name, physics, *found, few["few"], few["unseen_few"], pairs, new, by_size))
     return scores
+
+
+def _is_few(data: TrainingSet, rows: Ints) -> bool:
+    """Whether ``rows`` are too few runs of any one source to learn of it alone."""
+    return bool(np.unique(data.known.runs.source[rows], return_counts=True)[1].max() < LEAST_RUNS)
+
+
+def _of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
+    """A `NewGroups` of each origin with few runs, by what surrogates without it answered for its groups left out."""
+    held = [s.by_size for s in scores if s.by_size is not None]
+    wide = [replace(h, half_width=widths.of_measured(h.known) * h.half_width) for h in held]
+    return tuple(judge_new_groups(h, data.known.runs)[0] for h in wide)
 
 
 def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | None) -> NewSource | None:
@@ -270,51 +270,6 @@ def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | 
         return None
     own, generic = (held.truth - held.mean for held in (known, unknown))
     return NewSource.of(data.known.take(known.rows), own, data.unknown.take(unknown.rows), generic)
-
-
-def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrogate:
-    """The surrogate, whose widths are 1, with those that the held-out predictions need."""
-    # By how much was known: runs of the source, a profile of its framework, neither. Profiles were fitted to recorded
-    # sources, so that a cluster of one's own lies between these under their profile and under none.
-    kinds = {
-        "measured": ("group_out",), "few": ("few", "unseen_few"),
-        "fitted": ("source_out", "unseen"), "unknown": ("unseen",),
-    }  # fmt: skip
-    held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
-    pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
-    found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
-    cluster, software = bounds_of_clusters(new), bounds_of_software(new)
-    return replace(found, widths=replace(found.widths, new_cluster=cluster, new_software=software))
-
-
-def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
-    """Median errors and coverage per source, one row each, and their means; intervals have the factors ``widths``."""
-    w = widths or Widths()
-    rows = []
-    for s in scores:
-        held = {
-            "group out": (s.group_out, w.measured), "source out": (s.source_out, w.fitted),
-            "+3 runs": _after(s.three, w), "+10 runs": _after(s.ten, w), "framework unknown": (s.unseen, w.unknown),
-            "framework unknown, +3 runs": _after(s.unseen_three, w),
-        }  # fmt: skip
-        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
-        row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
-        held |= {"differences": (s.pairs.get("source_out"), w.fitted * w.difference)}
-        if (three := s.pairs.get("three")) and w.difference_after is not None:
-            held |= {"differences, +3 runs": (three.by_root, w.difference_after)}
-        row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
-        if s.new is not None and w.new_cluster is not None and w.new_software is not None:
-            own, generic = s.new.covered(w.new_cluster, w.new_software)
-            row |= {"source out covered": own, "framework unknown covered": generic}
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
-    return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
-
-
-def _after(held: HeldOut | None, widths: Widths) -> tuple[HeldOut | None, float]:
-    """Held-out predictions after some runs of the source, and the factor on their half-widths."""
-    return held, widths.of_measured(held.known) if held else 1.0
 
 
 def train(
@@ -327,7 +282,8 @@ def train(
 
     ``attrs`` of the errors: those of every group (``groups``), every held-out run and its prediction (``rows``), the
     `Use` of each source (``use``), `OwnRuns` (``own``), recipe classes by source (``recipe_classes``), and of the runs
-    the `fingerprints` (``learned_rows``). TableError where fewer than 20 are left, or one source without a ``base``.
+    the `fingerprints` (``learned_rows``); how many were ended early and how many of their bounds count
+    (``lower_bounds``). TableError where fewer than 20 are left, or one source without a ``base``.
     """
     alone = base is not None and _origins(timed_runs(table)).nunique() == 1
     data = training_set(table, OWN_BROKEN if alone else BROKEN)
@@ -344,15 +300,54 @@ def train(
     # one thread: the same bits on every machine, and matrices of a hundred rows gain nothing from more
     with one_blas_thread:
         if len(names) < 2 and base is not None:
-            return _of_one_source(data, base, seed)
+            surrogate, judged = _of_one_source(data, base, seed)
+            return _remembering(surrogate, table, judged)
         surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
         scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
         own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
     surrogate = with_calibrated_widths(surrogate, scores)
-    table = score_table(scores, surrogate.widths)
+    surrogate = replace(surrogate, new_groups=() if for_others else _of_few(data, scores, surrogate.widths))
+    judged = score_table(scores, surrogate.widths)
     found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
-    table.attrs |= _attributes(data, found, own)
-    return with_own(surrogate, own), table
+    judged.attrs |= _attributes(data, found, own)
+    surrogate = with_own(surrogate, own)
+    return (surrogate, judged) if for_others else _remembering(surrogate, table, judged)
+
+
+def _remembering(surrogate: Surrogate, table: pd.DataFrame, judged: pd.DataFrame) -> tuple[Surrogate, pd.DataFrame]:
+    """`with_lower_bounds`, whose counts are an attribute of what was ``judged``."""
+    with one_blas_thread:
+        found, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)
+    return found, judged
+
+
+def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrogate, tuple[int, int]]:
+    """The surrogate that remembers runs of ``table`` that were ended early too; how many there are, and say something.
+
+    Each as what is expected beyond its bound by the process of its source. Kernels, trees and held-out errors are of
+    runs that ended alone: what is filled in is no truth to judge by.
+    """
+    clean = with_results(table)
+    ended = clean[is_lower_bound(clean)].reset_index(drop=True)
+    if ended.empty:
+        return surrogate, (0, 0)
+    try:
+        priced = price(ended)
+    except TableError:
+        return surrogate, (len(ended), 0)
+    parts, filled = [surrogate.support], [surrogate.residual]
+    for source in np.unique(priced.runs.source).tolist():
+        some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))
+        if (own := surrogate.own_of(source)) is not None:
+            change = as_it_is if own.response is None else own.response.response.on
+            some = some.under(change, own.measured_power)
+        mean, half_width, _ = surrogate.conditioned(source, bool(some.fitted[0])).predict(some.runs)
+        bounds = some.residual(ended["iteration_time_s"].to_numpy(float)[some.rows]), mean, half_width / Z_90
+        kept = np.flatnonzero(telling(*bounds)).astype(np.int64)
+        parts.append(some.runs.take(kept))
+        filled.append(np.clip(beyond(*bounds)[kept], -LARGEST_RESIDUAL, LARGEST_RESIDUAL))
+    support, residual = together(parts), np.concatenate(filled)
+    return replace(surrogate, support=support, residual=residual), (len(ended), len(support) - len(surrogate.support))
 
 
 def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surrogate, pd.DataFrame]:
@@ -369,9 +364,9 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
         for name, of in (("physics", "physics"), ("group out", "time")):
             row[name] = float(np.average([f.own.errors[of] for f in found], weights=counts))
         row |= {"group out covered": every.coverage}
-    elif (few := leave_group_out(data, bare, origin, MOST_FOLDS)) is not None:
+    elif (few := leave_size_out(data, bare, data.of({origin}))) is not None:
         new, few = judge_new_groups(few, data.known.runs)
-        surrogate = replace(surrogate, new_groups=new)
+        surrogate = replace(surrogate, new_groups=(new,))
         held, row = [(origin, few)], row | {"group out": few.median_error, "group out covered": few.coverage}
     table = pd.DataFrame([row, row | {"source": "mean"}])
     table.attrs |= _attributes(data, held, found)

@@ -31,6 +31,7 @@ from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.heat_names import HEAT_COLUMNS
 from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
+from jointopt.surrogate.kin import answering, at_hand
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_half_width, network_slope
@@ -202,10 +203,12 @@ def _correction(
     """
     if surrogate is None:
         return None
-    source = surrogate.representative(part.source, of_user)
-    known = with_kin(evidence, part.source).of_source(part.source, source)
-    correction = Correction(surrogate, source, part.work.job.training.framework.fitted, known)
-    of_learned_class(part.work.job, correction.recipe_class)
+    known, source, job = with_kin(evidence, part.source), part.source, part.work.job
+    if of_user:
+        surrogate, source = answering(surrogate, source, job, known.runs is not None)
+        known = at_hand(known, part.source, source)
+    correction = Correction(surrogate, source, job.training.framework.fitted, known)
+    of_learned_class(job, correction.recipe_class)
     _ = correction.by  # which conditions it
     return correction
 

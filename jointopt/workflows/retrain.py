@@ -66,16 +66,25 @@ def retrain(
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     card["own"] = {own.source: own.to_text() for own in surrogate.own}
-    few = [] if surrogate.new_groups is None else [surrogate.new_groups.to_text()]
-    card |= {"groups_without_runs": few[0]} if few else {}
+    few = [new.to_text() for new in surrogate.new_groups]
+    card |= {"groups_without_runs": few} if few else {}
     if classes := scores.attrs.get("recipe_classes"):
         card["recipe_classes"] = classes
     card["rebuild"] += " --for-others" * for_others
     _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
-    lines = (*remarks, *(use.to_text() for use in used), *(own.to_text() for own in surrogate.own), *few)
+    bounds = [_bounds_line(*given)] if (given := scores.attrs.get("lower_bounds", (0, 0)))[0] else []
+    lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
     importance = {own.source: dict(own.importance) for own in surrogate.own if own.importance}
     return Retrained(lines, scores, compared, forgotten, out, importance)
+
+
+def _bounds_line(given: int, counted: int) -> str:
+    """A line on runs that were ended early."""
+    return (
+        f"lower bounds: {counted:,} of {given:,} runs that were ended early count, as what they are expected to have "
+        "taken beyond; the others were expected to take longer anyway, or cannot be priced"
+    )
 
 
 def _check_folder(out: Path) -> None:

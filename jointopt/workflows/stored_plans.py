@@ -23,6 +23,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import of_surrogate
+from jointopt.surrogate.kin import in_part
 from jointopt.workflows.stored_proposals import STORAGE
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
@@ -107,7 +108,8 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
     plans = _columns(_frame(entries, source), source)
     job = _job(document["job_file"], source) if "job_file" in document else None
     surrogate = str(document.get("surrogate") or "")
-    at_hand = set(document.get("informed_by") or ()) <= {of_surrogate(surrogate)}  # other runs are not kept with plans
+    known = of_surrogate(surrogate)
+    at_hand = set(document.get("informed_by") or ()) <= {known, in_part(known)}  # others are not kept with plans
     return StoredPlans(source, plans, str(document.get("job") or ""), job, surrogate if at_hand else "")
 
 

@@ -49,15 +49,8 @@ from jointopt.surrogate.files import save
 from jointopt.surrogate.held_out import HeldOut, pairs, predict_pairs
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.new_sources import NewSource, factors_by_others
-from jointopt.surrogate.training import (
-    Scores,
-    TrainingSet,
-    cross_validate,
-    fit,
-    learn_kernel,
-    training_set,
-    with_calibrated_widths,
-)
+from jointopt.surrogate.scores import Scores, with_calibrated_widths
+from jointopt.surrogate.training import TrainingSet, cross_validate, fit, learn_kernel, training_set
 
 PAGE, HEADING = ROOT / "docs" / "accuracy.md", "## Leaderboard"
 NOT_FITTED = ("aleph_layouts", "fms_fsdp", "nvidia_nemo_docs")

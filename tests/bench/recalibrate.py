@@ -22,7 +22,8 @@ from threadpoolctl import threadpool_limits
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
-from jointopt.surrogate.training import TrainingSet, cross_validate, score_table, training_set, with_calibrated_widths
+from jointopt.surrogate.scores import score_table, with_calibrated_widths
+from jointopt.surrogate.training import TrainingSet, cross_validate, training_set
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = 1e-5  # of a residual: remembered runs are stored in single precision

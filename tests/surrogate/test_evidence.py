@@ -34,13 +34,6 @@ def test_parts_join_in_order_with_the_largest_static_power() -> None:
     assert (Evidence.joined([]).known, Evidence.joined([]).static_w) == (None, 0.0)
 
 
-def test_runs_of_one_source_are_renamed_and_others_stay() -> None:
-    both = Evidence.joined([evidence(2), evidence(1, "hub")]).of_source("lab", "own")
-    assert both.runs is not None
-    assert both.runs.source.tolist() == ["own", "own", "hub"]
-    assert Evidence().of_source("lab", "own").runs is None
-
-
 def test_runs_of_kin_count_for_time_alone() -> None:
     found = evidence(2, static_w=50.0).beside([evidence(3, "kin", 99.0, first=7.0)])
     assert found.residual.tolist() == [0.0, 1.0, 7.0, 8.0, 9.0]

@@ -127,11 +127,11 @@ def test_measured_runs_that_are_left_out_of_others_are_reported_once_by_every_ve
 
 
 def test_measured_runs_on_another_kind_of_cluster_are_reported_once_however_many_jobs_there_are(synthetic_runs, caplog):
-    runs = Measurements.of(synthetic_runs(rows=3).assign(framework="torchtitan"))
+    runs = Measurements.of(synthetic_runs(rows=3).assign(framework="torchtitan", gpu="h100-sxm5-80gb"))
     for job in (load_job(JOB), load_job(JOB)):
         assert explain(job, "dp=8", measured=runs).informed_by == {}
     total, named = len(runs.table), f"{job.training.framework.name} on 4 x a100-sxm4-40gb (torchtitan on "
-    line = f"{total} of {total} measured runs are of no framework, GPU and node size of the job, {named}"
+    line = f"{total} of {total} measured runs are of no framework or GPU of the job, {named}"
     assert caplog.text.count(line) == 1
 
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
+from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.job import Job
+from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.held_out import HeldOut
-from jointopt.surrogate.job_model import HERE, JobModel
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import NewGroups, judge_new_groups
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.scores import Scores
+from jointopt.surrogate.training import _of_few
+from jointopt.workflows.explain import explain
+from jointopt.workflows.propose import propose
 
 LAB, OTHER = "lab|megatron-lm|a100-sxm4-80gb|8", "lab|nemo|h100-sxm5-80gb|8"
 JUDGED = NewGroups((LAB,), 0.5, 2.0, {"physics": 0.112, "process": 0.121, "time": 0.098}, 6)
@@ -34,7 +41,7 @@ def runs(groups: str, source: str = LAB, seed: int = 0) -> Runs:
     return Runs(np.full((len(groups), 3), 0.25), features, np.full(len(groups), source), np.array(list(groups)))
 
 
-def surrogate(new_groups: NewGroups | None) -> Surrogate:
+def surrogate(*new_groups: NewGroups) -> Surrogate:
     """One that remembers eight runs of groups a to d, all 1.3 times as long as the physics says."""
     return Surrogate(
         default_kernel(3), None, FEATURES, runs("aabbccdd"), np.full(8, np.log(1.3)), new_groups=new_groups
@@ -81,7 +88,7 @@ def test_intervals_hold_what_was_left_out_at_the_weight_and_are_never_narrower()
 @pytest.mark.parametrize("source", [LAB, OTHER.replace("nemo", "megatron-lm")])
 def test_only_groups_without_runs_have_a_part_of_the_process_and_wider_intervals(source: str) -> None:
     plans = runs("axdy", source, seed=3)
-    (mean, half, _), (whole, of_whole, _) = (surrogate(new).predict(plans, True) for new in (JUDGED, None))
+    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, True) for new in ([JUDGED], []))
     assert (whole > 0.05).all()
     np.testing.assert_allclose(mean, [1.0, 0.5, 1.0, 0.5] * whole)
     np.testing.assert_allclose(half, [1.0, 2.0, 1.0, 2.0] * of_whole)
@@ -101,19 +108,19 @@ def test_only_groups_without_runs_have_a_part_of_the_process_and_wider_intervals
 def test_a_group_is_known_by_the_sizes_of_model_batch_and_cluster(change: dict[str, float], known: bool) -> None:
     plans = replace(runs("a"), group=np.array(["another name|1"]))
     plans = replace(plans, features=plans.features | {name: np.array([value]) for name, value in change.items()})
-    assert JUDGED.factors(plans, runs("aabb")) == (1.0 if known else 2.0)
+    assert np.concatenate(JUDGED.parts(plans, runs("aabb"))).tolist() == ([1.0, 1.0] if known else [0.5, 2.0])
 
 
 def test_a_measured_run_of_a_group_makes_it_known() -> None:
     given, plans = (runs("x", seed=5), np.array([0.25])), runs("xy", seed=3)
-    (mean, half, _), (whole, of_whole, _) = (surrogate(new).predict(plans, True, given) for new in (JUDGED, None))
+    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, True, given) for new in ([JUDGED], []))
     np.testing.assert_allclose(mean, [1.0, 0.5] * whole)
     np.testing.assert_allclose(half, [1.0, 2.0] * of_whole)
 
 
 def test_another_cluster_has_the_whole_of_what_its_own_runs_say() -> None:
     given, plans = (runs("x", OTHER), np.array([0.25])), runs("y", OTHER, seed=3)
-    found, whole = (surrogate(new).predict(plans, True, given) for new in (JUDGED, None))
+    found, whole = (surrogate(*new).predict(plans, True, given) for new in ([JUDGED], []))
     np.testing.assert_array_equal(found[0], whole[0])
     np.testing.assert_array_equal(found[1], whole[1])
 
@@ -122,7 +129,7 @@ def test_a_difference_between_plans_still_holds_what_the_whole_process_says_of_i
     plans, first = runs("xxx", seed=3), runs("x", seed=4)
     some = replace(surrogate(JUDGED), residual=np.linspace(-0.3, 0.3, 8))
     (mean, half), (whole, of_whole) = (
-        replace(some, new_groups=new).conditioned(LAB, True).difference(plans, first) for new in (JUDGED, None)
+        replace(some, new_groups=new).conditioned(LAB, True).difference(plans, first) for new in ((JUDGED,), ())
     )
     np.testing.assert_allclose(mean, 0.5 * whole)
     np.testing.assert_allclose(half, of_whole + 0.5 * np.abs(whole))
@@ -130,27 +137,50 @@ def test_a_difference_between_plans_still_holds_what_the_whole_process_says_of_i
 
 def test_a_weight_of_one_changes_no_digit() -> None:
     plans = runs("axdy", seed=3)
-    one, none = (surrogate(new).predict(plans, True) for new in (replace(JUDGED, weight=1.0, wider=1.0), None))
+    one, none = (surrogate(*new).predict(plans, True) for new in ([replace(JUDGED, weight=1.0, wider=1.0)], []))
     np.testing.assert_array_equal(one[0], none[0])
     np.testing.assert_array_equal(one[1], none[1])
 
 
 def test_the_weight_is_kept_with_the_surrogate_and_an_older_one_has_none(tmp_path: Path) -> None:
     save(surrogate(JUDGED), tmp_path)
-    assert load(tmp_path).new_groups == JUDGED
-    save(surrogate(None), tmp_path)
+    assert load(tmp_path).new_groups == (JUDGED,)
+    card = json.loads((tmp_path / "card.json").read_text())
+    (only,) = card["model"]["new_groups"]
+    card["model"]["new_groups"] = {name: value for name, value in only.items() if name != "sources"}
+    (tmp_path / "card.json").write_text(json.dumps(card))  # as a version wrote it that judged one origin alone
+    assert load(tmp_path).new_groups == (JUDGED,)
+    save(surrogate(), tmp_path)
     assert "new_groups" not in json.loads((tmp_path / "card.json").read_text())["model"]
-    assert load(tmp_path).new_groups is None
+    assert load(tmp_path).new_groups == ()
+
+
+def test_each_source_has_the_weight_that_its_own_groups_chose() -> None:
+    other = NewGroups((OTHER,), 0.0, 1.0, JUDGED.errors, 6)
+    some = replace(surrogate(JUDGED, other), support=together([runs("abcd"), runs("abcd", OTHER)]))
+    found = {name: some.conditioned(name, True).parts(runs("y", name))[0] for name in (LAB, OTHER)}
+    assert {name: part.tolist() for name, part in found.items()} == {LAB: [0.5], OTHER: [0.0]}
+    of_kin = some.new_groups_of(LAB.replace("a100", "h100"))
+    assert of_kin == JUDGED
+    assert some.new_groups_of("elsewhere|nemo|h100-sxm5-80gb|8") is None
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"weight": 1.5}, {"weight": -0.5}, {"weight": None}, {"wider": 0.5}, {"wider": float("inf")}, {"errors": {}}],
+    [
+        {"sources": [OTHER]},
+        {"weight": 1.5},
+        {"weight": -0.5},
+        {"weight": None},
+        {"wider": 0.5},
+        {"wider": float("inf")},
+        {"errors": {}},
+    ],
 )
 def test_a_weight_that_no_training_writes_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     save(surrogate(JUDGED), tmp_path)
     card = json.loads((tmp_path / "card.json").read_text())
-    card["model"]["new_groups"] |= change
+    card["model"]["new_groups"][0] |= change
     (tmp_path / "card.json").write_text(json.dumps(card))
     with pytest.raises(TableError, match="is damaged"):
         load(tmp_path)
@@ -168,9 +198,39 @@ def test_plans_of_a_job_have_that_part_where_none_of_its_runs_is_known(
     job: Job, tmp_path: Path, groups: str, part: float
 ) -> None:
     source = f"lab|{job.training.framework.name}|{job.cluster.gpu.id}|{job.cluster.gpus_per_node}"
-    save(replace(surrogate(JUDGED), support=runs("aabbccdd", source)), tmp_path)
+    save(replace(surrogate(replace(JUDGED, sources=(source,))), support=runs("aabbccdd", source)), tmp_path)
     model = JobModel.of(job, str(tmp_path))
     assert model.surrogate is not None
-    plans = runs(groups, HERE, seed=3)
-    known = model.surrogate.conditioned(HERE, True, model.evidence.known)
+    plans = runs(groups, model.source, seed=3)
+    known = model.surrogate.conditioned(model.source, True, model.evidence.known)
     np.testing.assert_allclose(known.mean(plans), part * known.posterior.mean(plans))
+
+
+def test_explain_and_propose_state_that_the_process_counts_in_part(tmp_path: Path) -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    source = f"lab|{job.training.framework.name}|{job.cluster.gpu.id}|{job.cluster.gpus_per_node}"
+    known = replace(runs("aabbccdd", source), sensitivity=np.full((8, len(CONSTANTS)), 0.1))
+    kernel = default_kernel(len(CONSTANTS))
+    some = replace(surrogate(replace(JUDGED, sources=(source,))), kernel=kernel, support=known)
+    save(some, tmp_path / "half")
+    model = JobModel.of(job, str(tmp_path / "half"))
+    sentence = "Own runs: process counted by 0.5, since no run of this model with this batch"
+    explained, proposed = explain(model, "dp=4 tp=2"), propose(model, trials=0)
+    (line,) = explained.learned
+    assert line.startswith(sentence)
+    assert proposed.learned == (line,)
+    assert all(sentence in " ".join(one.text().split()) for one in (explained, proposed))
+    assert replace(JUDGED, weight=0.0).sentence.startswith("Own runs: process not counted, the physics alone predicts")
+    assert "12.1 %" in line
+
+
+def test_each_source_of_few_runs_is_judged_at_the_width_that_intervals_have() -> None:
+    both = together([runs("abcde"), runs("abcde", OTHER)])
+    held = [HeldOut(np.full(5, 0.1), np.full(5, mean), np.full(5, 0.02), np.arange(5) + at, 4)
+            for mean, at in ((0.1, 0), (0.3, 5))]  # fmt: skip
+    scores = [Scores(name, 0.1, *[None] * 6, by_size=one) for name, one in zip(("lab", "hub"), held, strict=True)]
+    nothing = Scores("many runs", 0.1, *[None] * 6)
+    data = SimpleNamespace(known=SimpleNamespace(runs=both))
+    found = _of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
+    assert [(one.sources, one.weight) for one in found] == [((LAB,), 1.0), ((OTHER,), 0.5)]
+    assert found[1].wider == pytest.approx(1.25 * 2.015 / 1.645, rel=1e-3)  # 0.05 off at 0.04

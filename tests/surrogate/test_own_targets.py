@@ -16,9 +16,11 @@ import pytest
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.units import Z_90
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.heat import by_physics_alone
+from jointopt.physics.slack import idle_power_w
 from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
+from jointopt.spec.jobfile import job_from_options, shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate import own_runs
 from jointopt.surrogate.correction import load_surrogate
@@ -30,7 +32,14 @@ from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
-from jointopt.surrogate.own_targets import OwnTarget, heat_log_ratios, limit_cut, limit_overshoot, measures_heat
+from jointopt.surrogate.own_targets import (
+    OwnTarget,
+    at_rest_w,
+    heat_log_ratios,
+    limit_cut,
+    limit_overshoot,
+    measures_heat,
+)
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.training import training_set
 from jointopt.workflows.evaluate import evaluate
@@ -69,6 +78,15 @@ def test_the_line_of_peaks_and_of_the_rise_over_the_air_moves_what_the_physics_p
     assert found["peak_power_w"] == pytest.approx(1.1 * bare["peak_power_w"])
     assert found["temperature_c"] == pytest.approx(AIR_C + 0.9 * (bare["temperature_c"] - AIR_C))
     assert heat_of(learned()) == pytest.approx(bare, rel=1e-12)
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm5-80gb", "a100-sxm4-80gb", "b200-sxm-180gb"])
+def test_a_gpu_at_rest_draws_no_less_than_lines_of_power_take_it_to(gpu: str) -> None:
+    cold = job_from_options("opt-350m", gpu, 8, 256, 2048, 8, "bf16", "megatron-lm")
+    cold = replace(cold, cluster=replace(cold.cluster, inlet_temperature_c=0.0))
+    physics = CostModel(cold, parse_plan("dp=8", cold).layouts)
+    assert at_rest_w(f"lab|megatron-lm|{gpu}|8") <= idle_power_w(physics.power, physics.cooler)
+    assert at_rest_w("lab|megatron-lm|no such GPU|8") == 0.0
 
 
 def test_peaks_and_temperature_follow_mean_power_where_they_were_not_measured() -> None:

@@ -18,6 +18,7 @@ from jointopt.surrogate import own_training, training
 from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
 from jointopt.surrogate.own_training import measured
 from jointopt.surrogate.residual_gp import default_kernel
+from jointopt.surrogate.scores import Scores, score_table
 from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
@@ -28,7 +29,6 @@ from jointopt.surrogate.training import (
     fit,
     leave_group_out,
     leave_source_out,
-    score_table,
     source_weights,
     train,
     training_set,
@@ -193,8 +193,6 @@ def test_training_beats_physics_on_what_it_has_not_seen(three_sources):
 
 
 def test_scores_without_what_could_not_be_judged_are_blank():
-    from jointopt.surrogate.training import Scores
-
     table = score_table([Scores("alone", 0.2, None, None, None, None, None, None)])
     assert table["source"].tolist() == ["alone", "mean"]
     assert table["physics"].tolist() == [0.2, 0.2]

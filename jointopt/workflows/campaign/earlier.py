@@ -101,17 +101,24 @@ def earlier_runs(
 
 
 def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
-    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on many runs of the very cluster.
+    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on runs of the very cluster.
 
-    Runs of other jobs that were learned from here are newer, and go before it. Clock response and power count as
-    `JobModel.cost_model` has them.
+    Runs of other jobs that were learned from here are newer, and go before it; before a few runs of the surrogate's all
+    such go. Clock response and power count as `JobModel.cost_model` has them.
     """
-    own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
-    if earlier.first or own is None or own.errors["time"] >= own.errors["physics"]:
+    known = model.surrogate
+    if known is None or earlier.first:
+        return earlier
+    own, few = known.own_of(model.source), known.new_groups_of(model.source)
+    if own is None and earlier.log_factor is not None:
+        return earlier
+    learned, left_out = (own, "models") if own is not None else (few, "groups")
+    if learned is None or learned.errors["time"] >= learned.errors["physics"]:
         return earlier
     expected = _expected(replace(model, evidence=Evidence()), candidates)
     factors = {name: np.log(values / candidates.predicted[name]) for name, values in expected.items()}
-    why = f"models left out of the surrogate are {own.errors['physics']:.1%} -> {own.errors['time']:.1%} off"
+    errors = learned.errors
+    why = f"{left_out} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
     time = factors.pop("iteration_time_s")
     return replace(earlier, log_factor=time, log_factors=factors, others=_remembered(model), first=why)
 
@@ -144,7 +151,8 @@ def _learned(plans: Priced, evidence: Mapping[str, Evidence], surrogate: Surroga
     from jointopt.surrogate.other_jobs import from_other_jobs
 
     power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
-    known = Measured(some.runs, some.residual, *power)
+    ended = np.flatnonzero(~some.bounds).astype(np.int64)
+    known = Measured(some.runs, some.residual, *power).take(ended)
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
 

@@ -1,0 +1,43 @@
+"""Runs that were ended early, as evidence: each counts as what it is expected to have taken beyond its bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jointopt.core.schema import Bools, Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DOUBTED = 0.05  # probability of lying below its bound from which on a run's bound says something
+
+
+def is_lower_bound(table: pd.DataFrame) -> Bools:
+    """Rows (n,) of a table, as `with_results` reads it, whose iteration time is the least that it would have been.
+
+    Those of status timeout that have one: runs that were ended early, behind others.
+    """
+    ended = table["status"].to_numpy(str) == "timeout"
+    return np.asarray(ended & (table["iteration_time_s"].to_numpy(float) > 0))
+
+
+def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
+    """Expected values (n,) of normals of ``mean`` and ``deviation`` (n,), given that they are above ``bound`` (n,).
+
+    The mean of a truncated normal, by which Schmee and Hahn (1979, A simple method for regression analysis with
+    censored data, equation 3) fill in what tests that were ended early would have shown.
+    """
+    from scipy.special import log_ndtr  # here, since every command that loads a surrogate would wait for the import
+
+    z = (bound - mean) / deviation
+    hazard = np.exp(-0.5 * z**2 - 0.5 * np.log(2.0 * np.pi) - log_ndtr(-z))
+    return np.asarray(np.maximum(mean + deviation * hazard, bound))
+
+
+def telling(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
+    """Whether bounds (n,) say something: others are far below what is expected anyway, and would only seem certain."""
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr((bound - mean) / deviation) > DOUBTED)
