@@ -15,7 +15,7 @@ from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
 from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.posterior import Posterior, condition
+from jointopt.surrogate.posterior import Noise, Posterior, condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees
 
@@ -67,6 +67,7 @@ class Surrogate:
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
     new_groups: NewGroups | None = None  # where a few runs of one source are all that it learned from
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
+    noise: Mapping[str, Noise] = field(default_factory=dict)  # of `remembered` runs by source, as far as it is known
 
     def predict(
         self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None
@@ -76,25 +77,30 @@ class Surrogate:
 
     def without_runs(self) -> Surrogate:
         """The same that remembers no runs."""
-        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0))
+        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0), noise={})
 
     def conditioned(self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None) -> Conditioned:
         """The correction of one source, after supporting runs and those at hand, its own and those of its kin.
 
         ``fitted``: its framework has a profile of its own. ``measured``: runs at hand and their residuals.
         """
-        rows = _kin(self.support, source)
+        rows, noise = self.remembered(source), self.noise.get(source)
         known, residual = self.support.take(rows), self.residual[rows]
         if measured is not None:
             own = _kin(measured[0], source)
             few, seen = _few_repeats(measured[0].take(own), measured[1][own])
             known, residual = together([few, known]), np.concatenate([seen, residual])
+            noise = None if len(seen) else noise
         if (many := self.own_of(source)) is not None:
-            process = many.process(self.kernel, known, residual)
+            process = many.process(self.kernel, known, residual, noise)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
         posterior = condition(self.kernel, known, residual)
         new = self.new_groups if self.new_groups is not None and self.new_groups.teaches_of(source) else None
         return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
+
+    def remembered(self, source: str) -> Ints:
+        """Positions of the supporting runs that are evidence of that source: its own and its kin's."""
+        return _kin(self.support, source)
 
     def representative(self, source: str, of_user: bool = False) -> str:
         """The source whose many runs stand for ``source``: itself, else one of its software, GPU and GPUs per node.

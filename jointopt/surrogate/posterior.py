@@ -30,7 +30,7 @@ from jointopt.surrogate.residual_gp import (
 )
 
 DEGREES_OF_FREEDOM = 1.5
-REWEIGHTS = 8
+REWEIGHTS, LEAST_SPREAD = 8, 0.3
 # (runs, scales): of at most so many runs so many of the likeliest scales count, those chosen before on fewer runs
 SAMPLES = ((40, 10**6), (200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
@@ -54,6 +54,17 @@ SHARES = np.array([np.prod(p) for p in itertools.product(*([p for _, p in term] 
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What reweighting finds in measured runs: those that count, under which scales, and how noisy each of them is."""
+
+    rows: Ints  # (m,): positions of the runs that count
+    squares: Floats  # (scales, 5): squared multiples of the terms and of the noise
+    share: Floats  # (scales,), of sum 1
+    spread: Floats  # (scales, m): variance of each run's noise over the kernel's
+    log_evidence: float
+
+
+@dataclass(frozen=True)
 class Posterior:
     """Residuals after measured runs; without any, the prior: zero, and as wide as sources differ."""
 
@@ -65,6 +76,7 @@ class Posterior:
     inverse: Floats | None = None  # (scales, runs, runs), of the covariance of what was measured
     noise_variance: Floats | None = None  # (scales,)
     log_evidence: float = 0.0  # of what was measured, less what is the same for any kernel
+    noise: Noise | None = None  # that all of this follows from, which takes most of the time to find
 
     @property
     def log_evidence_near(self) -> float:
@@ -150,62 +162,114 @@ def _pieces(count: int, width: int, cells: int = CELLS) -> Iterator[Ints]:
     return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
-    """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
-
-    Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
-    """
+def _wider(kernel: Kernel) -> Kernel:
+    """The kernel of recorded sources as one of sources that nothing was fitted to."""
     network = zip(kernel.constants, of_network(len(kernel.constants)), strict=True)
-    kernel = replace(
+    return replace(
         kernel, lengths=tuple(LONGER * length for length in kernel.lengths),
         constants=tuple(max(value, LEAST_NETWORK) if is_network else value for value, is_network in network),
     )  # fmt: skip
+
+
+def condition(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
+    """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
+
+    Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
+    ``noise``: of the posterior after the same runs, where it was kept; nothing is then reweighted.
+    """
+    kernel = _wider(kernel)
+    if noise is not None:
+        return _again(kernel, runs, residual, noise)
     scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
     order = np.random.default_rng(0).permutation(len(runs))
     for size, count in SAMPLES if len(runs) else ():
         likeliest = np.sort(scales[np.argsort(-posterior.share, kind="stable")[:count]])
         rows = np.sort(order[:size]).astype(np.int64)
-        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs.take(rows), residual[rows])
+        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs, residual, rows)
         scales = likeliest[kept]
         if size >= len(runs):
             break
     return posterior
 
 
-def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
+def condition_alone(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
     """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
+    if noise is not None:
+        return _again(kernel, runs, residual, noise)
     if not len(runs):
         return Posterior(kernel, np.ones((1, 5)), np.ones(1))
     return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
 
 
 @one_blas_thread
+def _again(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise) -> Posterior:
+    """The posterior that had that ``noise``, to the last digit."""
+    some = runs.take(noise.rows)
+    variance = _variance(kernel, noise.squares)
+    inverse = np.linalg.inv(_with_noise(_prior(kernel, noise.squares, some), variance * noise.spread))
+    weights = (inverse @ _bounded(residual[noise.rows])[:, None])[:, :, 0]
+    noise_variance = _typical(variance, noise.spread)
+    first = kernel, noise.squares, noise.share, some
+    return Posterior(*first, weights, inverse, noise_variance, noise.log_evidence, noise)
+
+
+@one_blas_thread
 def _under(
-    kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats
+    kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats, rows: Ints | None = None
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
-    """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left."""
-    squares = np.square(multiples)
-    y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
-    prior = np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
-    noise = squares[:, 4:] * kernel.noise**2
-    spread = np.ones((len(squares), len(y)))  # variance of each run's noise over the usual
-    nu = DEGREES_OF_FREEDOM
-    for _ in range(REWEIGHTS):  # by the expected precision of Student-t noise, given each fit
-        weights, diagonal = _solved(_with_noise(prior, noise * spread), y)
-        left = noise * spread * weights  # y less its smoothed value
-        doubt = noise * spread * (1.0 - noise * spread * diagonal)
-        spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / noise) / (nu + 1.0), 0.3)
-    inverse = _inverted(_with_noise(prior, noise * spread))
+    """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left.
+
+    Only the runs at ``rows`` count, by default all.
+    """
+    rows = np.arange(len(runs), dtype=np.int64) if rows is None else rows
+    squares, runs, y = np.square(multiples), runs.take(rows), _bounded(residual[rows])
+    prior, variance = _prior(kernel, squares, runs), _variance(kernel, squares)
+    spread = _reweighted(prior, variance, y)
+    inverse = np.linalg.inv(_with_noise(prior, variance * spread))
     weights = (inverse @ y[:, None])[:, :, 0]
     likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
-    likely += 0.5 * nu * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)  # of the spreads, Gamma-distributed
+    # of the spreads, Gamma-distributed
+    likely += 0.5 * DEGREES_OF_FREEDOM * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)
     share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
-    noise_variance = 1.5 * noise[:, 0] * np.median(spread, axis=1)
     log_evidence = float(np.log(share.sum()) + likely.max())
-    found = (squares, share / share[kept].sum(), weights, inverse, noise_variance)
-    squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
-    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence)
+    found = (squares, share / share[kept].sum(), spread, weights, inverse, _typical(variance, spread))
+    squares, share, spread, weights, inverse, noise_variance = (values[kept] for values in found)
+    noise = Noise(rows, squares, share, spread, log_evidence)
+    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence, noise)
+
+
+def _bounded(residual: Floats) -> Floats:
+    return np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+
+
+def _prior(kernel: Kernel, squares: Floats, runs: Runs) -> Floats:
+    """Prior covariance (scales, n, n) of runs under each scale, without noise."""
+    return np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
+
+
+def _variance(kernel: Kernel, squares: Floats) -> Floats:
+    """Variance (scales, 1) of noise under each scale."""
+    return squares[:, 4:] * kernel.noise**2
+
+
+def _typical(variance: Floats, spread: Floats) -> Floats:
+    """Variance (scales,) of the noise of a run to come."""
+    return np.asarray(1.5 * variance[:, 0] * np.median(spread, axis=1))
+
+
+def _reweighted(prior: Floats, variance: Floats, y: Floats) -> Floats:
+    """Variance (scales, n) of each run's noise over the usual ``variance`` (scales, 1).
+
+    By the expected precision of Student-t noise, given each fit of ``y`` (n,).
+    """
+    spread, nu = np.ones((len(variance), len(y))), DEGREES_OF_FREEDOM
+    for _ in range(REWEIGHTS):
+        weights, diagonal = _solved(_with_noise(prior, variance * spread), y)
+        left = variance * spread * weights  # y less its smoothed value
+        doubt = variance * spread * (1.0 - variance * spread * diagonal)
+        spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / variance) / (nu + 1.0), LEAST_SPREAD)
+    return spread
 
 
 def _with_noise(prior: Floats, variance: Floats) -> Floats:
@@ -221,21 +285,10 @@ def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
     Of one large covariance without its inverse, in half the time.
     """
     if len(covariance) > 1:
-        inverse = _inverted(covariance)
+        inverse = np.linalg.inv(covariance)
         return (inverse @ y[:, None])[:, :, 0], np.diagonal(inverse, axis1=1, axis2=2)
-    from scipy.linalg.lapack import dpotrf, dtrtri
+    from scipy.linalg.lapack import dpotrf, dtrtri  # here: it takes as long to import as to solve ten of them
 
     with one_blas_thread:  # SciPy's own too, now that it is loaded
         root = dtrtri(dpotrf(covariance[0].T, lower=1, overwrite_a=1)[0], lower=1, overwrite_c=1)[0]
         return (root.T @ (root @ y))[None], np.einsum("ij,ij->j", root, root)[None]
-
-
-def _inverted(covariance: Floats) -> Floats:
-    """Inverses (scales, n, n) of covariances: many small ones at once, one large one by Cholesky in half the time."""
-    if len(covariance) > 1:
-        return np.asarray(np.linalg.inv(covariance))
-    from scipy.linalg.lapack import dpotrf, dpotri
-
-    with one_blas_thread:
-        lower = np.tril(dpotri(dpotrf(covariance[0], lower=1)[0], lower=1)[0])
-    return np.asarray(lower + np.tril(lower, -1).T)[None]
