@@ -19,6 +19,7 @@ import numpy.typing as npt
 from jointopt.core.blas import one_blas_thread
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.residual_gp import (
+    CACHED_CELLS,
     Kernel,
     Runs,
     contrast_variances,
@@ -36,7 +37,6 @@ SAMPLES = ((40, 10**6), (200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
-CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: three times as fast
 # Multiples of the kernel's standard deviations, and the share of sources that each is expected of. Recorded sources
 # alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted to have
 # been 37 % off by nearly one factor, and their networks ten times slower than assumed (docs/surrogate-experiments.md).
@@ -104,9 +104,7 @@ class Posterior:
         network, squares = of_network(len(self.kernel.constants)), np.square(self.kernel.constants)
         moved = squares * np.where(network, *(each[1:3] @ self.runs.sensitivity))
         out = self.kernel.source**2 * each[0].sum() + runs.sensitivity @ moved
-        new, seen = self.kernel.points(runs), self.kernel.points(self.runs)
-        for at in _pieces(len(runs), len(self.runs), CACHED_CELLS):
-            out[at] += self.kernel.smooth(new[at], seen) @ each[3]
+        out += self.kernel.smooth_sums(self.kernel.points(runs), self.kernel.points(self.runs), each[3])
         return np.asarray(out)
 
     @one_blas_thread

@@ -34,6 +34,7 @@ FEATURES = tuple(name for names in CLASSES.values() for name in names)
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
 TASKS = 8  # samples of one source
+CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: three times as fast
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,20 @@ class Runs:
         return np.column_stack([self.features.get(name, zero) for name in names])
 
     def distinct(self, but: str) -> tuple[Ints, Ints]:
-        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is, (n,).
+        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is, (n,)."""
+        return distinct([*(self.features[name] for name in self.names if name != but), *self.sensitivity.T])
 
-        By two random projections, whose sums are those of any two equal rows: to sort all columns takes seconds.
-        """
-        key, rng = np.zeros(len(self), dtype=np.complex128), np.random.default_rng(0)
-        for values in (*(self.features[name] for name in self.names if name != but), *self.sensitivity.T):
-            key += values * complex(*rng.standard_normal(2))
-        _, first, of = np.unique(key, return_index=True, return_inverse=True)
-        return first, of
+
+def distinct(columns: Sequence[Floats]) -> tuple[Ints, Ints]:
+    """Positions of rows of ``columns`` (n,) each of which no two agree in all, and which of them each row is, (n,).
+
+    By two random projections, whose sums are those of any two equal rows: to sort all columns takes seconds.
+    """
+    key, rng = np.zeros(len(columns[0]), dtype=np.complex128), np.random.default_rng(0)
+    for values in columns:
+        key += values * complex(*rng.standard_normal(2))
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    return first, of
 
 
 def together(parts: Sequence[Runs]) -> Runs:
@@ -127,6 +133,10 @@ class Kernel:
         out = alike(x, y)
         out *= self.shape**2
         return out
+
+    def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
+        """`smooth` times ``weights`` (m,), (n,), without ever holding it."""
+        return self.shape**2 * alike_sums(x, y, weights)
 
     def smooth_variance(self, x: Floats) -> Floats:
         """Prior variance (n,) of the same."""
@@ -187,6 +197,12 @@ def alike(x: Floats, y: Floats) -> Floats:
     np.minimum(out, 0.0, out=out)
     np.exp(out, out=out)
     return out
+
+
+def alike_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """`alike` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
+    size = max(CACHED_CELLS // max(len(y), 1), 1)
+    return np.concatenate([alike(x[at : at + size], y) @ weights for at in range(0, max(len(x), 1), size)])
 
 
 def apart(x: Floats, y: Floats) -> Floats:
