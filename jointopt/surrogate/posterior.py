@@ -243,6 +243,9 @@ def _bounded(residual: Floats) -> Floats:
 
 def _prior(kernel: Kernel, squares: Floats, runs: Runs) -> Floats:
     """Prior covariance (scales, n, n) of runs under each scale, without noise."""
+    if len(squares) == 1:
+        rows = scaled_terms(kernel, runs, runs, squares[0, :4])
+        return np.concatenate([rows(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)])[None]
     return np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
 
 

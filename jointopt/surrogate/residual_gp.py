@@ -65,7 +65,7 @@ class Runs:
         return np.column_stack([self.features.get(name, zero) for name in names])
 
     def distinct(self, but: str) -> tuple[Ints, Ints]:
-        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is, (n,)."""
+        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is."""
         return distinct([*(self.features[name] for name in self.names if name != but), *self.sensitivity.T])
 
 
