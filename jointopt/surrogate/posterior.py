@@ -58,7 +58,7 @@ SHARES = np.array([np.prod(p) for p in itertools.product(*([p for _, p in term] 
 
 @dataclass(frozen=True)
 class Noise:
-    """What reweighting finds in measured runs: those that count, under which scales, and how noisy each of them is."""
+    """Noise of measured runs as reweighting finds it: of those that count, under scales of some share each."""
 
     rows: Ints  # (m,): positions of the runs that count
     squares: Floats  # (scales, 5): squared multiples of the terms and of the noise
@@ -159,7 +159,7 @@ class Posterior:
 
 
 def _squared(inverse: Floats) -> Callable[[Floats], Floats]:
-    """What gives c·A·c (scales, n) of rows c (scales, n, m) for symmetric matrices A, ``inverse`` (scales, m, m).
+    """A function: c·A·c (scales, n) of rows c (scales, n, m), for symmetric matrices A, ``inverse`` (scales, m, m).
 
     Of a large one blocks beside the diagonal are taken once and count twice: 5/8 of the products.
     """
@@ -226,11 +226,11 @@ def _again(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise) -> Poster
     """The posterior that had that ``noise``, to the last digit."""
     some = runs.take(noise.rows)
     variance = _variance(kernel, noise.squares)
-    inverse = np.linalg.inv(_with_noise(_prior(kernel, noise.squares, some), variance * noise.spread))
+    covariance = _with_noise(_prior(kernel, noise.squares, some), variance * noise.spread)
+    inverse = np.asarray(np.linalg.inv(covariance), np.float64)
     weights = (inverse @ _bounded(residual[noise.rows])[:, None])[:, :, 0]
-    noise_variance = _typical(variance, noise.spread)
-    first = kernel, noise.squares, noise.share, some
-    return Posterior(*first, weights, inverse, noise_variance, noise.log_evidence, noise)
+    found = weights, inverse, _typical(variance, noise.spread)
+    return Posterior(kernel, noise.squares, noise.share, some, *found, noise.log_evidence, noise)
 
 
 @one_blas_thread
