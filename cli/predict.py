@@ -22,8 +22,9 @@ def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) ->
     num_layers and hidden_size. Those of the plan are dp, tp, pp, cp, ep, vpp, micro_batch_size, sequence_parallel,
     recompute, zero_stage, and clock_mhz or stage_clock_mhz; framework, dtype, attention and gpus_per_node help.
 
-    Every row and column of TABLE stays. Plan fields that a row leaves blank take the framework's default and are
-    named in the column `assumed`. With --pue a column of the energy at the site's meter is added, hosts included.
+    Every row and column of TABLE stays; predicted figures have seven digits. Plan fields that a row leaves blank take
+    the framework's default and are named in the column `assumed`. With --pue a column of the energy at the site's meter
+    is added, hosts included.
 
     \b
     Example:
@@ -31,11 +32,12 @@ def predict(table: Path, out: Path, pue: float | None, basis: dict[str, Any]) ->
       jointopt predict runs.csv --measured ten-runs.csv --out predicted.csv
     """
     from jointopt.runs.table import checked_results, read_table, write_table
+    from jointopt.workflows.predict import FIGURES
     from jointopt.workflows.predict import predict as predicted_table
 
     runs = read_table(table)
     for line in checked_results(runs)[1]:
         common.remark(line)
     predicted = predicted_table(runs, pue=pue, **basis)
-    write_table(predicted, out)
+    write_table(predicted, out, FIGURES)
     common.remark(f"{len(predicted):,} row{'s' * (len(predicted) != 1)} written to {out}.")

@@ -27,11 +27,14 @@ def collective_time_s(
     and for messages to one peer its channels and chunks; not fitted. Raises `UsageError` for an unknown kind.
     """
     message, size, inside = _checked(kind, message_bytes, size, local)
-    members = np.maximum(size, 2.0)
-    intra = _intra_s(kind, message, members, constants, links)
+    sent, within, time_s = (size > 1.0) & (message > 0.0), inside >= size, np.zeros(size.shape)
     across = {"all_to_all": _direct_s, "p2p": _sent_s}.get(kind, _reduced_s)
-    time = np.where(inside >= size, intra, across(kind, message, members, inside, constants, links))
-    return np.where((size > 1.0) & (message > 0.0), time, 0.0)
+    for rows, seconds in ((sent & within, _intra_s), (sent & ~within, across)):  # each at its own: half of the work
+        if rows.any():
+            at = ... if rows.all() else rows
+            members = np.maximum(size[at], 2.0)
+            time_s[at] = seconds(kind, message[at], members, inside[at], constants, links)
+    return time_s
 
 
 def link_bytes(
@@ -74,10 +77,10 @@ def _remote_share(kind: str, size: Floats, local: Floats) -> Floats:
     return 1.0 / local
 
 
-def _intra_s(kind: str, message: Floats, size: Floats, c: CollectiveConstants, links: Links) -> Floats:
+def _intra_s(kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links) -> Floats:
     """Seconds inside one domain: latency plus bytes over bus bandwidth, of the fastest of NCCL's protocols."""
     if kind == "p2p":  # an all-to-all of two, each of which sends half of twice the message
-        return _intra_s("all_to_all", 2.0 * message, np.full_like(size, 2.0), c, links)
+        return _intra_s("all_to_all", 2.0 * message, np.full_like(size, 2.0), local, c, links)
     # linear in the ring up to the sizes measured, logarithmic from there with the same slope, as trees are
     hops = np.minimum(size, FITTED_MEMBERS) - 2.0 + FITTED_MEMBERS * np.log(np.maximum(size / FITTED_MEMBERS, 1.0))
     sent = _ring_factor(kind, size) * message

@@ -44,8 +44,8 @@ class CostModel:
 
     ``constants``: by default those that the catalogue has of the job's GPU. ``peak_bytes`` (L,): `peak_memory_bytes` of
     the layouts, by default worked out where it is read. ``lazily``: a layout is priced when something reads its price,
-    which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with
-    models of other jobs, its own by default where layouts are few. ``drawn``: measured power, by which power limits
+    which a search that rules most of them out by `quick_bound` never does. ``common``: what it shares with models of
+    other jobs, its own by default where layouts are priced at once. ``drawn``: measured power, by which power limits
     then hold."""
 
     def __init__(
@@ -71,7 +71,7 @@ class CostModel:
         self.group_of = np.full(len(layouts["pp"]), -1)  # -1: not priced yet
         self.row_of = np.zeros(len(layouts["pp"]), np.int64)
         self._floors: dict[int, tuple[Floats, Floats]] = {}  # by group, see `lower_bound`
-        if common is None and not lazily and len(self.group_of) * int(layouts["pp"].max(initial=1)) <= _CELLS:
+        if common is None and not lazily and len(self.group_of) * int(layouts["pp"].max(initial=1)) <= _PRICED_CELLS:
             common = pc.Common(self.hardware, self.shapes)
         self.common = common
         if common is not None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import functools
+import gzip
 import io
 import re
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
+from jointopt.runs.csv_text import csv_texts
 from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules, in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
@@ -105,25 +107,17 @@ def refused_rows(problems: Iterable[Problem]) -> int:
     return len({problem.line for problem in problems})
 
 
-def write_table(table: pd.DataFrame, path: Path) -> None:
+def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) -> None:
     """Writes a CSV (or CSV.gz) file that `read_table` reads back, cells of nothing blank. Raises TableError.
 
-    The file is there when it is whole.
+    The file is there when it is whole. ``rounded``: columns whose floats are written to seven digits.
     """
-    packed: Literal["gzip"] | None = "gzip" if path.name.endswith(".gz") else None
+    opened = gzip.open if path.name.endswith(".gz") else open
     try:
-        with replacing(path) as part:
-            table.to_csv(part, index=False, compression=packed, lineterminator="\n", quoting=_quoting(table))
+        with replacing(path) as part, opened(part, "wt", encoding="utf-8", newline="") as file:
+            file.writelines(csv_texts(table, rounded))
     except OSError as error:
         raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
-
-
-def _quoting(table: pd.DataFrame) -> Literal[0, 2]:
-    """All text in quotes where some holds a carriage return, which Python before 3.13 writes bare."""
-    texts = (value for _, cells in table.select_dtypes(["object", "string"]).items() for value in pd.unique(cells))
-    names = map(str, table.columns)
-    returns = any("\r" in text for text in (*names, *filter(lambda value: isinstance(value, str), texts)))
-    return csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
 
 
 def _read_text(path: Path) -> str:
@@ -191,7 +185,7 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
         with warnings.catch_warnings():
             # pandas only warns where it cuts off the cells that go beyond the header
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            table = pd.read_csv(io.StringIO(text), low_memory=False, index_col=False, dtype=_TEXT)
+            table = pd.read_csv(io.BytesIO(text.encode()), low_memory=False, index_col=False, dtype=_TEXT)
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
         raise _unreadable(path, error) from error
     table.columns = table.columns.str.strip()

@@ -262,11 +262,11 @@ class SourceTexts:
     @classmethod
     def of(cls, table: pd.DataFrame) -> SourceTexts:
         """The names in the columns ``source`` and ``framework``, where there are such."""
-        blank = np.full(len(table), "")
-        columns = [table[name].to_numpy() if name in table else blank for name in ("source", "framework")]
+        blank = pd.Series("", table.index)
+        columns = [table.get(name, blank) for name in ("source", "framework")]
         codes = row_codes(columns)
         first = first_rows(codes)
-        origin, framework = (["" if pd.isna(v) else str(v) for v in column[first]] for column in columns)
+        origin, framework = (["" if pd.isna(v) else str(v) for v in column.iloc[first]] for column in columns)
         return cls(list(zip(origin, framework, strict=True)), codes)
 
     def keys(self, work: Workload) -> np.ndarray[Any, Any]:

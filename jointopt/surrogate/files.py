@@ -9,6 +9,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jointopt.surrogate.heat_names import HEAT_NAMES
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import WEIGHTS, NewGroups
+from jointopt.surrogate.noise_file import NOISE, read_noise, write_noise
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import Mix, OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
@@ -62,6 +64,7 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         np.savez_compressed(folder / LEARNED, row=np.unique(surrogate.learned_rows))
     trees = surrogate.trees and surrogate.trees.save(folder / TREES)
     own = [_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
+    write_noise(replace(surrogate, **_read_support(folder, names), noise={}), folder)
     written = sorted(path.name for path in folder.iterdir() if path.suffix in _HASHED and path.name != CARD)
     model = {
         "format": FORMAT,
@@ -227,21 +230,20 @@ def load(folder: Path) -> Surrogate:
         if (written := int(model["format"])) != FORMAT:
             raise TableError(_of_format(folder, written, card))
         _check_hashes(folder, model)
-        with zipfile.ZipFile(folder / SUPPORT) as archive:
-            _check_size(SUPPORT, sum(entry.file_size for entry in archive.infolist()))
-        with np.load(folder / SUPPORT, allow_pickle=False) as arrays:
-            support = {name: arrays[name] for name in arrays.files}
+        remembered = _read_support(folder, model["support_features"])
         surrogate = Surrogate(
             kernel=_kernel(model["kernel"]), trees=Trees.read(folder / TREES, model["booster"]),
-            feature_names=tuple(model["feature_names"]),
-            support=_support(support, model["support_features"]), residual=support["residual"].astype(np.float64),
+            feature_names=tuple(model["feature_names"]), **remembered,
             widths=_widths(model["widths"]), card=card,
             own=tuple(_own(folder, number, values) for number, values in enumerate(model["own"])),
-            new_groups=_new_groups(support["source"], model.get("new_groups")),
+            new_groups=_new_groups(remembered["support"].source, model.get("new_groups")),
             learned_rows=_learned_rows(folder) if LEARNED in model["sha256"] else None,
         )  # fmt: skip
         _check_sizes(surrogate)
         _check_values(surrogate)
+        if NOISE in model["sha256"]:
+            _check_unpacked(folder / NOISE)
+            surrogate = replace(surrogate, noise=read_noise(folder / NOISE, surrogate))
     except DAMAGED as error:
         raise TableError(
             f"The surrogate in {folder} is damaged ({_reason(error)}): copy the folder anew from where it was written, "
@@ -271,8 +273,7 @@ def _of_format(folder: Path, written: int, card: Mapping[str, Any]) -> str:
 
 def _learned_rows(folder: Path) -> Fingerprints:
     """The fingerprints in a file whose hash the card has; ValueError where they are no such numbers."""
-    with zipfile.ZipFile(folder / LEARNED) as archive:
-        _check_size(LEARNED, sum(entry.file_size for entry in archive.infolist()))
+    _check_unpacked(folder / LEARNED)
     with np.load(folder / LEARNED, allow_pickle=False) as arrays:
         rows = arrays["row"]
     if rows.dtype != np.uint64 or rows.ndim != 1:
@@ -300,6 +301,12 @@ def _check_file(path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"{path.name} is {'no file' if path.exists() else 'missing'}")
     _check_size(path.name, path.stat().st_size)
+
+
+def _check_unpacked(path: Path) -> None:
+    """ValueError where the arrays in a file are too large together."""
+    with zipfile.ZipFile(path) as archive:
+        _check_size(path.name, sum(entry.file_size for entry in archive.infolist()))
 
 
 def _check_size(name: str, count: int) -> None:
@@ -372,6 +379,14 @@ def _check_sizes(surrogate: Surrogate) -> None:
 def _kernel(values: dict[str, Any]) -> Kernel:
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
     return OwnKernel(**read) if "varying" in read else Kernel(**read)
+
+
+def _read_support(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Supporting runs with features of these ``names``, and their residuals, by what a `Surrogate` calls both."""
+    _check_unpacked(folder / SUPPORT)
+    with np.load(folder / SUPPORT, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return {"support": _support(arrays, names), "residual": arrays["residual"].astype(np.float64)}
 
 
 def _support(arrays: dict[str, Any], names: list[str]) -> Runs:

@@ -17,7 +17,7 @@ from jointopt.surrogate.lower_bounds import beyond, telling
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
 from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.posterior import Posterior, condition
+from jointopt.surrogate.posterior import Noise, Posterior, condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees
 
@@ -70,6 +70,7 @@ class Surrogate:
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
     new_groups: tuple[NewGroups, ...] = ()  # of each source of which it learned from a few runs
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
+    noise: Mapping[str, Noise] = field(default_factory=dict)  # of `remembered` runs by source, as far as it is known
 
     def predict(
         self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None
@@ -79,7 +80,7 @@ class Surrogate:
 
     def without_runs(self) -> Surrogate:
         """The same that remembers no runs."""
-        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0))
+        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0), noise={})
 
     def conditioned(
         self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None, bounded: Bools | None = None
@@ -91,19 +92,24 @@ class Surrogate:
         """
         if measured is not None and bounded is not None and bounded.any():
             return self._with_bounds(source, fitted, measured, bounded)
-        rows = _kin(self.support, source)
+        rows, noise = self.remembered(source), self.noise.get(source)
         known, residual = self.support.take(rows), self.residual[rows]
         if measured is not None:
             own = _kin(measured[0], source)
             few, seen = _few_repeats(measured[0].take(own), measured[1][own])
             known, residual = together([few, known]), np.concatenate([seen, residual])
+            noise = None if len(seen) else noise
         if (many := self.own_of(source)) is not None:
-            process = many.process(self.kernel, known, residual)
+            process = many.process(self.kernel, known, residual, noise)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
         if (new := self.new_groups_of(source)) is not None:
             known, residual = _few_repeats(known, residual)
         posterior = condition(self.kernel, known, residual)
         return Conditioned(self, source, fitted, known, residual, posterior, not len(rows), new_groups=new)
+
+    def remembered(self, source: str) -> Ints:
+        """Positions of the supporting runs that are evidence of that source: its own and its kin's."""
+        return _kin(self.support, source)
 
     def _with_bounds(self, source: str, fitted: bool, measured: tuple[Runs, Floats], bounded: Bools) -> Conditioned:
         """As `conditioned`: each bound that says something counts as what is expected beyond it by all other runs.

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.surrogate.residual_gp import CLASSES, FEATURES, Kernel, Runs, alike, apart
+from jointopt.surrogate.residual_gp import CLASSES, FEATURES, Kernel, Runs, alike, alike_sums, apart, distinct
 
 OF_MODELS = ("log2_hidden", "log2_layers", "log2_head_dim")
 SHARES = CLASSES["share"]
@@ -80,6 +80,13 @@ class OwnKernel(Kernel):
         rest *= self.shape**2
         out += rest
         return out
+
+    def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
+        """`smooth` times ``weights`` (m,), (n,): of shapes, which many plans have in common, once for each."""
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
+        first, of = distinct([*shape_a.T])
+        constants = alike_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
+        return np.asarray((constants * moved_a).sum(axis=1) + self.shape**2 * alike_sums(a, b, weights))
 
     def smooth_variance(self, x: Floats) -> Floats:
         """Prior variance (n,) of the same."""

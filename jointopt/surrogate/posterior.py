@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy.typing as npt
 from jointopt.core.blas import one_blas_thread
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.residual_gp import (
+    CACHED_CELLS,
     Kernel,
     Runs,
     contrast_variances,
@@ -30,13 +33,13 @@ from jointopt.surrogate.residual_gp import (
 )
 
 DEGREES_OF_FREEDOM = 1.5
-REWEIGHTS = 8
+REWEIGHTS, LEAST_SPREAD = 8, 0.3
 # (runs, scales): of at most so many runs so many of the likeliest scales count, those chosen before on fewer runs
 SAMPLES = ((40, 10**6), (200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
+LARGE = 256  # rows of a matrix, from which blocks of it are multiplied
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
-CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: three times as fast
 # Multiples of the kernel's standard deviations, and the share of sources that each is expected of. Recorded sources
 # alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted to have
 # been 37 % off by nearly one factor, and their networks ten times slower than assumed (docs/surrogate-experiments.md).
@@ -54,6 +57,17 @@ SHARES = np.array([np.prod(p) for p in itertools.product(*([p for _, p in term] 
 
 
 @dataclass(frozen=True)
+class Noise:
+    """Noise of measured runs as reweighting finds it: of those that count, under scales of some share each."""
+
+    rows: Ints  # (m,): positions of the runs that count
+    squares: Floats  # (scales, 5): squared multiples of the terms and of the noise
+    share: Floats  # (scales,), of sum 1
+    spread: Floats  # (scales, m): variance of each run's noise over the kernel's
+    log_evidence: float
+
+
+@dataclass(frozen=True)
 class Posterior:
     """Residuals after measured runs; without any, the prior: zero, and as wide as sources differ."""
 
@@ -65,6 +79,7 @@ class Posterior:
     inverse: Floats | None = None  # (scales, runs, runs), of the covariance of what was measured
     noise_variance: Floats | None = None  # (scales,)
     log_evidence: float = 0.0  # of what was measured, less what is the same for any kernel
+    noise: Noise | None = None  # that all of this follows from, which takes most of the time to find
 
     @property
     def log_evidence_near(self) -> float:
@@ -92,9 +107,7 @@ class Posterior:
         network, squares = of_network(len(self.kernel.constants)), np.square(self.kernel.constants)
         moved = squares * np.where(network, *(each[1:3] @ self.runs.sensitivity))
         out = self.kernel.source**2 * each[0].sum() + runs.sensitivity @ moved
-        new, seen = self.kernel.points(runs), self.kernel.points(self.runs)
-        for at in _pieces(len(runs), len(self.runs), CACHED_CELLS):
-            out[at] += self.kernel.smooth(new[at], seen) @ each[3]
+        out += self.kernel.smooth_sums(self.kernel.points(runs), self.kernel.points(self.runs), each[3])
         return np.asarray(out)
 
     @one_blas_thread
@@ -104,10 +117,10 @@ class Posterior:
         if self.runs is None or self.weights is None or self.inverse is None or self.noise_variance is None:
             noise = 2.0 * self.squares[:, 4:] * self.kernel.noise**2
             return np.zeros(len(runs)), np.sqrt(self.share @ (prior + noise))
-        mean, deviation = np.empty(len(runs)), np.empty(len(runs))
+        mean, deviation, known = np.empty(len(runs)), np.empty(len(runs)), _squared(self.inverse)
         for at, cross in self._covariances(runs, self.runs):
             means = np.einsum("cij,cj->ci", cross, self.weights)
-            left = prior[:, at] - np.einsum("cij,cij->ci", cross @ self.inverse, cross)
+            left = prior[:, at] - known(cross)
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
@@ -145,67 +158,141 @@ class Posterior:
         return deviation
 
 
+def _squared(inverse: Floats) -> Callable[[Floats], Floats]:
+    """A function: c·A·c (scales, n) of rows c (scales, n, m), for symmetric matrices A, ``inverse`` (scales, m, m).
+
+    Of a large one blocks beside the diagonal are taken once and count twice: 5/8 of the products.
+    """
+    count = inverse.shape[1]
+    size, blocks = (-(-count // 4) if count > LARGE else count), []
+    for start in range(0, count, size):
+        block = inverse[:, : start + size, start : start + size].copy()
+        block[:, :start] *= 2.0
+        blocks.append((slice(start + size), slice(start, start + size), block))
+
+    def of(cross: Floats) -> Floats:
+        parts = (np.einsum("cij,cij->ci", cross[..., up_to] @ block, cross[..., at]) for up_to, at, block in blocks)
+        return functools.reduce(operator.iadd, parts)
+
+    return of
+
+
 def _pieces(count: int, width: int, cells: int = CELLS) -> Iterator[Ints]:
     size = max(cells // width, 1)
     return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
-    """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
-
-    Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
-    """
+def _wider(kernel: Kernel) -> Kernel:
+    """The kernel of recorded sources as one of sources that nothing was fitted to."""
     network = zip(kernel.constants, of_network(len(kernel.constants)), strict=True)
-    kernel = replace(
+    return replace(
         kernel, lengths=tuple(LONGER * length for length in kernel.lengths),
         constants=tuple(max(value, LEAST_NETWORK) if is_network else value for value, is_network in network),
     )  # fmt: skip
+
+
+def condition(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
+    """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
+
+    Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
+    ``noise``: of the posterior after the same runs, where it was kept; nothing is then reweighted.
+    """
+    kernel = _wider(kernel)
+    if noise is not None:
+        return _again(kernel, runs, residual, noise)
     scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
     order = np.random.default_rng(0).permutation(len(runs))
     for size, count in SAMPLES if len(runs) else ():
         likeliest = np.sort(scales[np.argsort(-posterior.share, kind="stable")[:count]])
         rows = np.sort(order[:size]).astype(np.int64)
-        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs.take(rows), residual[rows])
+        kept, posterior = _under(kernel, SCALES[likeliest], SHARES[likeliest], runs, residual, rows)
         scales = likeliest[kept]
         if size >= len(runs):
             break
     return posterior
 
 
-def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
+def condition_alone(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
     """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
+    if noise is not None:
+        return _again(kernel, runs, residual, noise)
     if not len(runs):
         return Posterior(kernel, np.ones((1, 5)), np.ones(1))
     return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
 
 
 @one_blas_thread
+def _again(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise) -> Posterior:
+    """The posterior that had that ``noise``, to the last digit."""
+    some = runs.take(noise.rows)
+    variance = _variance(kernel, noise.squares)
+    covariance = _with_noise(_prior(kernel, noise.squares, some), variance * noise.spread)
+    inverse = np.asarray(np.linalg.inv(covariance), np.float64)
+    weights = (inverse @ _bounded(residual[noise.rows])[:, None])[:, :, 0]
+    found = weights, inverse, _typical(variance, noise.spread)
+    return Posterior(kernel, noise.squares, noise.share, some, *found, noise.log_evidence, noise)
+
+
+@one_blas_thread
 def _under(
-    kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats
+    kernel: Kernel, multiples: Floats, shares: Floats, runs: Runs, residual: Floats, rows: Ints | None = None
 ) -> tuple[npt.NDArray[np.bool_], Posterior]:
-    """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left."""
-    squares = np.square(multiples)
-    y = np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
-    prior = np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
-    noise = squares[:, 4:] * kernel.noise**2
-    spread = np.ones((len(squares), len(y)))  # variance of each run's noise over the usual
-    nu = DEGREES_OF_FREEDOM
-    for _ in range(REWEIGHTS):  # by the expected precision of Student-t noise, given each fit
-        weights, diagonal = _solved(_with_noise(prior, noise * spread), y)
-        left = noise * spread * weights  # y less its smoothed value
-        doubt = noise * spread * (1.0 - noise * spread * diagonal)
-        spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / noise) / (nu + 1.0), 0.3)
-    inverse = _inverted(_with_noise(prior, noise * spread))
+    """The posterior under ``multiples`` (scales, 5) of prior ``shares``, less those that runs rule out; who is left.
+
+    Only the runs at ``rows`` count, by default all.
+    """
+    rows = np.arange(len(runs), dtype=np.int64) if rows is None else rows
+    squares, runs, y = np.square(multiples), runs.take(rows), _bounded(residual[rows])
+    prior, variance = _prior(kernel, squares, runs), _variance(kernel, squares)
+    spread = _reweighted(prior, variance, y)
+    inverse = np.linalg.inv(_with_noise(prior, variance * spread))
     weights = (inverse @ y[:, None])[:, :, 0]
     likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
-    likely += 0.5 * nu * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)  # of the spreads, Gamma-distributed
+    # of the spreads, Gamma-distributed
+    likely += 0.5 * DEGREES_OF_FREEDOM * (1.0 - np.log(spread) - 1.0 / spread).sum(axis=1)
     share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
-    noise_variance = 1.5 * noise[:, 0] * np.median(spread, axis=1)
     log_evidence = float(np.log(share.sum()) + likely.max())
-    found = (squares, share / share[kept].sum(), weights, inverse, noise_variance)
-    squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
-    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence)
+    found = (squares, share / share[kept].sum(), spread, weights, inverse, _typical(variance, spread))
+    squares, share, spread, weights, inverse, noise_variance = (values[kept] for values in found)
+    noise = Noise(rows, squares, share, spread, log_evidence)
+    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence, noise)
+
+
+def _bounded(residual: Floats) -> Floats:
+    return np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+
+
+def _prior(kernel: Kernel, squares: Floats, runs: Runs) -> Floats:
+    """Prior covariance (scales, n, n) of runs under each scale, without noise."""
+    if len(squares) == 1:
+        rows = scaled_terms(kernel, runs, runs, squares[0, :4])
+        return np.concatenate([rows(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)])[None]
+    return np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
+
+
+def _variance(kernel: Kernel, squares: Floats) -> Floats:
+    """Variance (scales, 1) of noise under each scale."""
+    return squares[:, 4:] * kernel.noise**2
+
+
+def _typical(variance: Floats, spread: Floats) -> Floats:
+    """Variance (scales,) of the noise of a run to come."""
+    return np.asarray(1.5 * variance[:, 0] * np.median(spread, axis=1))
+
+
+def _reweighted(prior: Floats, variance: Floats, y: Floats) -> Floats:
+    """Variance (scales, n) of each run's noise over the usual ``variance`` (scales, 1).
+
+    By the expected precision of Student-t noise, given each fit of ``y`` (n,).
+    """
+    spread, nu = np.ones((len(variance), len(y))), DEGREES_OF_FREEDOM
+    for _ in range(REWEIGHTS):
+        weights, diagonal = _solved(_with_noise(prior, variance * spread), y)
+        left = variance * spread * weights  # y less its smoothed value
+        doubt = variance * spread * (1.0 - variance * spread * diagonal)
+        spread = np.maximum((nu + (left**2 + np.maximum(doubt, 0.0)) / variance) / (nu + 1.0), LEAST_SPREAD)
+    return spread
 
 
 def _with_noise(prior: Floats, variance: Floats) -> Floats:
@@ -221,21 +308,10 @@ def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
     Of one large covariance without its inverse, in half the time.
     """
     if len(covariance) > 1:
-        inverse = _inverted(covariance)
+        inverse = np.linalg.inv(covariance)
         return (inverse @ y[:, None])[:, :, 0], np.diagonal(inverse, axis1=1, axis2=2)
-    from scipy.linalg.lapack import dpotrf, dtrtri
+    from scipy.linalg.lapack import dpotrf, dtrtri  # here: it takes as long to import as to solve ten of them
 
     with one_blas_thread:  # SciPy's own too, now that it is loaded
         root = dtrtri(dpotrf(covariance[0].T, lower=1, overwrite_a=1)[0], lower=1, overwrite_c=1)[0]
         return (root.T @ (root @ y))[None], np.einsum("ij,ij->j", root, root)[None]
-
-
-def _inverted(covariance: Floats) -> Floats:
-    """Inverses (scales, n, n) of covariances: many small ones at once, one large one by Cholesky in half the time."""
-    if len(covariance) > 1:
-        return np.asarray(np.linalg.inv(covariance))
-    from scipy.linalg.lapack import dpotrf, dpotri
-
-    with one_blas_thread:
-        lower = np.tril(dpotri(dpotrf(covariance[0], lower=1)[0], lower=1)[0])
-    return np.asarray(lower + np.tril(lower, -1).T)[None]

@@ -34,6 +34,7 @@ FEATURES = tuple(name for names in CLASSES.values() for name in names)
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
 TASKS = 8  # samples of one source
+CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: three times as fast
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,32 @@ class Runs:
         return np.column_stack([self.features.get(name, zero) for name in names])
 
     def distinct(self, but: str) -> tuple[Ints, Ints]:
-        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is, (n,).
-
-        By two random projections, whose sums are those of any two equal rows: to sort all columns takes seconds.
-        """
-        _, first, of = np.unique(self.keys(but), return_index=True, return_inverse=True)
-        return first, of
+        """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is."""
+        return distinct(self._columns(but))
 
     def keys(self, but: str) -> npt.NDArray[np.complex128]:
-        """Two random projections (n,), as one number, of all but the feature ``but``."""
-        key, rng = np.zeros(len(self), dtype=np.complex128), np.random.default_rng(0)
-        for values in (*(self.features[name] for name in self.names if name != but), *self.sensitivity.T):
-            key += values * complex(*rng.standard_normal(2))
-        return key
+        """`projected` (n,) of all but the feature ``but``."""
+        return projected(self._columns(but))
+
+    def _columns(self, but: str) -> list[Floats]:
+        return [*(self.features[name] for name in self.names if name != but), *self.sensitivity.T]
+
+
+def distinct(columns: Sequence[Floats]) -> tuple[Ints, Ints]:
+    """Positions of rows of ``columns`` (n,) each of which no two agree in all, and which of them each row is, (n,)."""
+    _, first, of = np.unique(projected(columns), return_index=True, return_inverse=True)
+    return first, of
+
+
+def projected(columns: Sequence[Floats]) -> npt.NDArray[np.complex128]:
+    """Two random projections (n,) of rows of ``columns`` (n,) each, as one number: those of any two equal rows agree.
+
+    To sort all columns takes seconds.
+    """
+    key, rng = np.zeros(len(columns[0]), dtype=np.complex128), np.random.default_rng(0)
+    for values in columns:
+        key += values * complex(*rng.standard_normal(2))
+    return key
 
 
 def together(parts: Sequence[Runs]) -> Runs:
@@ -131,6 +145,10 @@ class Kernel:
         out = alike(x, y)
         out *= self.shape**2
         return out
+
+    def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
+        """`smooth` times ``weights`` (m,), (n,), without ever holding it."""
+        return self.shape**2 * alike_sums(x, y, weights)
 
     def smooth_variance(self, x: Floats) -> Floats:
         """Prior variance (n,) of the same."""
@@ -191,6 +209,12 @@ def alike(x: Floats, y: Floats) -> Floats:
     np.minimum(out, 0.0, out=out)
     np.exp(out, out=out)
     return out
+
+
+def alike_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """`alike` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
+    size = max(CACHED_CELLS // max(len(y), 1), 1)
+    return np.concatenate([alike(x[at : at + size], y) @ weights for at in range(0, max(len(x), 1), size)])
 
 
 def apart(x: Floats, y: Floats) -> Floats:

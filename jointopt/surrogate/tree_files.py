@@ -71,9 +71,9 @@ class Forest:
         if left[node] == node:
             leaves.append(float(self.leaf[node]))
             return np.array(len(leaves) - 1, self._place)
-        lower: _Places = np.negative(
-            (columns[feature[node]] < self.threshold[node]).astype(self._place)
-        )  # all bits or none
+        below = (columns[feature[node]] < self.threshold[node]).view(np.uint8)
+        lower: _Places = below.astype(self._place, copy=False)
+        np.negative(lower, out=lower)  # all bits or none
         sides = [self._places(child[node], columns, ranges, leaves) for child in (left, right)]
         lower &= sides[0] ^ sides[1]
         lower ^= sides[1]

@@ -55,6 +55,7 @@ _EARLIER = frozenset(  # what an earlier prediction of the same table may have w
     for name in (*RESULTS, *HEAT_COLUMNS.values(), "facility_energy_j")
     for end in ("", "_low", "_high")
 )
+FIGURES = _EARLIER | {*_RATES, "fit_probability"}  # of which seven digits are more than enough
 _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 

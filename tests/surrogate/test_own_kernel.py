@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
+from jointopt.surrogate import residual_gp
 from jointopt.surrogate.own_kernel import OF_MODELS, SHAPES, OwnKernel, _penalised, inputs, learn_alone, unlikelihood
 from jointopt.surrogate.posterior import condition_alone
-from jointopt.surrogate.residual_gp import FEATURES, Runs, contrast_variances, default_kernel, terms, variances
+from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs, contrast_variances, default_kernel, terms, variances
 
 SHARED = default_kernel(2)
 KERNEL = replace(OwnKernel.around(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
@@ -73,6 +74,18 @@ def test_the_gradient_of_learning_is_that_of_what_it_minimises() -> None:
         step = 1e-5 * np.eye(len(logs))[i]
         up, down = (_penalised(logs + side * step, *given)[0] for side in (1, -1))
         assert slope == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, default_kernel(2)], ids=["own", "shared"])
+@pytest.mark.parametrize("cells", [10, 250_000])
+def test_sums_over_runs_are_those_of_their_covariance(
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, cells: int
+) -> None:
+    monkeypatch.setattr(residual_gp, "CACHED_CELLS", cells)
+    new, seen, weights = drawn(7).take(np.array([0, 1, 2, 3, 3, 0])), drawn(5, 1), np.array([1.0, -2.0, 0.5, 3.0, -1.0])
+    new = replace(new, sensitivity=drawn(6, 2).sensitivity)  # of the same shapes, other constants
+    x, y = kernel.points(new), kernel.points(seen)
+    np.testing.assert_allclose(kernel.smooth_sums(x, y, weights), kernel.smooth(x, y) @ weights, rtol=1e-10)
 
 
 def test_residuals_have_the_likelihood_of_their_covariance() -> None:

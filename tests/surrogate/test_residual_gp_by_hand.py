@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.surrogate.posterior import SCALES, SHARES, Posterior, _pieces, _under, condition
+from jointopt.surrogate.posterior import LARGE, SCALES, SHARES, Posterior, _pieces, _squared, _under, condition
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -196,3 +196,12 @@ def test_constants_are_what_a_run_moves_by_per_sensitivity(known: Posterior, con
     more[:, constant] = [0.1, 0.4, 1.0]
     moved = known.mean(replace(new, sensitivity=new.sensitivity + more)) - known.mean(new)
     np.testing.assert_allclose(moved, more[:, constant] * known.constants[constant], rtol=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 3, LARGE, LARGE + 2])
+def test_squares_by_blocks_are_those_of_the_whole_matrix(count: int) -> None:
+    rng = np.random.default_rng(0)
+    half, rows = rng.standard_normal((2, count, count)), rng.standard_normal((2, 5, count))
+    inverse = half + half.transpose(0, 2, 1)
+    expected = [[row @ one @ row for row in some] for one, some in zip(inverse, rows, strict=True)]
+    np.testing.assert_allclose(_squared(inverse)(rows), expected, rtol=1e-9, atol=1e-9 * count)
