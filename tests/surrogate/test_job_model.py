@@ -99,11 +99,21 @@ def test_a_corrected_plan_still_adds_up(job: Job) -> None:
     assert found.stages[0].busy_s + found.stages[0].idle_s == pytest.approx(found.iteration_time_s)
 
 
-@pytest.mark.parametrize("cells", [{"gpu": "h100-sxm5-80gb"}, {"gpus_per_node": 8}, {"framework": "nemo"}])
-def test_runs_on_another_kind_of_cluster_are_no_evidence(job: Job, cells: dict[str, Any]) -> None:
-    evidence = JobModel.of(job, measured=measured_runs(job, 1.3, **cells)).evidence
+def test_runs_of_other_software_on_another_gpu_are_no_evidence(job: Job) -> None:
+    runs = measured_runs(job, 1.3, gpu="h100-sxm5-80gb", framework="nemo")
+    evidence = JobModel.of(job, measured=runs).evidence
     assert evidence.known is None
     assert not evidence.counts
+
+
+@pytest.mark.parametrize("cells", [{"gpu": "h100-sxm5-80gb"}, {"gpus_per_node": 8}, {"framework": "nemo"}])
+def test_runs_of_kin_are_no_evidence_of_power_and_memory(job: Job, cells: dict[str, Any]) -> None:
+    runs = measured_runs(job, 1.3, **cells, avg_power_w=250.0, peak_memory_gib=20.0)
+    evidence = JobModel.of(job, measured=runs).evidence
+    assert evidence.known is not None
+    assert evidence.power.log_sd is None
+    assert evidence.power_limit_w is None
+    assert len(evidence.memory) == 0
 
 
 def test_runs_that_ran_out_of_memory_are_no_evidence_of_time(job: Job) -> None:
