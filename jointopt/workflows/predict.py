@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
 from jointopt.physics.facility import with_site
@@ -60,6 +61,7 @@ _MOST_REASONS = 5  # that are logged one by one
 _MOST_ROWS = 65_536  # that are priced in one go: bounds the memory that features of many plans take
 
 
+@one_blas_thread  # cores are busy with batches of rows
 def predict(
     table: pd.DataFrame, surrogate: str = "none", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
