@@ -31,6 +31,7 @@ from jointopt.surrogate.trees import Trees
 CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"
 LEARNED = "learned_rows.npz"  # fingerprints of the runs that it learned from; surrogates of earlier versions have none
 _HASHED = {".json", ".npz"}
+_UNSEALED = "0" * 64
 OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they predict
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
 # a form that could not be checked, and nothing of a source's own
@@ -75,8 +76,14 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     if (new := surrogate.new_groups) is not None:
         of_new = {"weight": new.weight, "wider": new.wider, "errors": dict(new.errors), "judged": new.judged}
         model["new_groups"] = of_new
-    text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
-    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+    write_card(folder, {**surrogate.card, "model": model})
+
+
+def write_card(folder: Path, card: Mapping[str, Any]) -> None:
+    """Write a card with its own hash among those of its files: of its bytes with zeros where that hash will stand."""
+    model = card["model"] | {"sha256": card["model"]["sha256"] | {CARD: _UNSEALED}}
+    content = (json.dumps({**card, "model": model}, indent=1, sort_keys=True) + "\n").encode()
+    (folder / CARD).write_bytes(content.replace(_UNSEALED.encode(), hashlib.sha256(content).hexdigest().encode()))
 
 
 def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
@@ -210,8 +217,9 @@ def load(folder: Path) -> Surrogate:
         )
     try:
         _check_file(folder / CARD)
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        card = json.loads(content := (folder / CARD).read_bytes())
         model = card.pop("model")
+        _check_seal(content, model["sha256"] if model["format"] == FORMAT else {})
         if (written := int(model["format"])) != FORMAT:
             raise TableError(_of_format(folder, written, card))
         _check_hashes(folder, model)
@@ -240,7 +248,7 @@ def load(folder: Path) -> Surrogate:
 
 def _reason(error: Exception) -> str:
     """The fault of a damaged surrogate in some words."""
-    if isinstance(error, json.JSONDecodeError):
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"{CARD} is no JSON"
     words = str(error).split("\n")[0].strip(" .:") or type(error).__name__
     return f"{words} is missing" if isinstance(error, KeyError) else words
@@ -278,9 +286,18 @@ def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:
     if without:
         raise ValueError(f"its card has no hash of {without}")
     for name, written in model["sha256"].items():
+        if name == CARD:
+            continue
         _check_file(folder / name)
         if _sha256(folder / name) != written:
             raise ValueError(f"{name} has changed since it was written: its sha256 is not that of the card")
+
+
+def _check_seal(content: bytes, hashes: Mapping[str, str]) -> None:
+    """ValueError where a card is not what its own hash was made of; an earlier version wrote none."""
+    seal = hashes.get(CARD)
+    if seal is not None and hashlib.sha256(content.replace(seal.encode(), _UNSEALED.encode())).hexdigest() != seal:
+        raise ValueError(f"{CARD} has changed since it was written: its sha256 is not the one that it states")
 
 
 def _check_file(path: Path) -> None:

@@ -24,7 +24,7 @@ from jointopt.surrogate import own_runs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import relabelled
-from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
@@ -286,7 +286,7 @@ def test_a_card_that_no_training_wrote_is_refused(
     save(with_steps(), tmp_path / "mine")
     card = json.loads((tmp_path / "mine" / CARD).read_text())
     change(card["model"])
-    (tmp_path / "mine" / CARD).write_text(json.dumps(card))
+    write_card(tmp_path / "mine", card)
     with pytest.raises(TableError, match=why):
         load(tmp_path / "mine")
 
@@ -297,7 +297,7 @@ def test_a_card_from_before_heat_was_learned_knows_none_and_takes_the_limit_that
     save(with_steps(), tmp_path / "mine")
     card = json.loads((tmp_path / "mine" / CARD).read_text())
     del card["model"]["own"][0]["heat"], card["model"]["own"][0]["power_limit_w"]
-    (tmp_path / "mine" / CARD).write_text(json.dumps(card))
+    write_card(tmp_path / "mine", card)
     own = load(tmp_path / "mine").own[0]
     assert (own.heat, own.power_limit_w, own.measured_limit_w) == ({}, None, 700.0)
 
