@@ -106,7 +106,7 @@ def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     power = dataclasses.asdict(own.power)
     return kept | {
         "response": own.response and dataclasses.asdict(own.response), "power": power, "clocks": list(own.clocks),
-        "errors": dict(own.errors), "importance": dict(own.importance),
+        "errors": dict(own.errors), "importance": {of: dict(sizes) for of, sizes in own.importance.items()},
     }  # fmt: skip
 
 
@@ -138,8 +138,17 @@ def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
-        importance={str(name): float(size) for name, size in values["importance"].items()},
+        importance=_importance(values["importance"]),
     )  # fmt: skip
+
+
+def _importance(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Importance of features by quantity, the largest first; an earlier version had that of time alone."""
+    by = values if all(isinstance(sizes, Mapping) for sizes in values.values()) else {"time": values}
+    return {
+        str(of): {str(name): float(size) for name, size in sorted(sizes.items(), key=lambda one: -one[1])}
+        for of, sizes in by.items()
+    }
 
 
 def _new_groups(sources: np.ndarray[Any, Any], values: Mapping[str, Any] | None) -> NewGroups | None:

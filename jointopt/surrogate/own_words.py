@@ -4,19 +4,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import COLUMNS
+from jointopt.core.schema import COLUMNS, Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CATEGORY
-from jointopt.surrogate.clock_response import LearnedResponse
+from jointopt.spec.job import Job
+from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.features import heat_of, runs_of
+from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.own_runs import SENSITIVITY, Mix, OwnRuns, inputs
 from jointopt.surrogate.residual_gp import Runs
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.correction import Correction
 
 _NAMED = 3  # groups of features of a plan that are named
 _LEAST = 0.003  # of a logarithm, below which one is not
 _SHOWN = 0.0005  # of a logarithm: a digit of what is printed
 _WHOLE = 0.95  # of what trees predict that counts, below which it is stated
+
+
+def learned_sentences(correction: Correction, job: Job, layout: Columns, stage_clock_mhz: Floats) -> tuple[str, ...]:
+    """A sentence on each quantity that a cluster's own runs move, of one ``layout`` of a job at clocks (1, S) in MHz.
+
+    ``correction``: by many runs, as `OwnRuns` of them says.
+    """
+    own, first, moved = correction.own, np.zeros(1, np.int64), correction.moved(job)
+    if own is None:
+        return ()
+    physics, source = CostModel(moved, layout), correction.source
+    runs = runs_of(physics, uniform_stage_clocks(layout["pp"], physics.top_mhz), first, source)
+    by_clock = correction.log_clock_response(job, layout, stage_clock_mhz)
+    sentence = learned_sentence(own, float(correction.log_factor(runs)[0]), by_clock, runs)
+    measured = CostModel(correction.as_measured(moved), layout)
+    values = heat_of(measured, first, stage_clock_mhz) if own.heat else {}
+    values |= {"power": measured.evaluate(first, stage_clock_mhz)["avg_power_w"]}
+    return (sentence, *target_sentences(own, runs_of(measured, stage_clock_mhz, first, source), values))
+
+
+def target_sentences(own: OwnRuns, runs: Runs, values: Columns) -> tuple[str, ...]:
+    """By how much the own runs of a cluster move power, its peak and temperature of the first of ``runs``, and why.
+
+    ``values`` (n,): what the physics has of each at the clocks of the runs. One sentence for each that was learned.
+    """
+    one, found = runs.take(np.zeros(1, np.int64)), []
+    for name, target in own.targets.items():
+        log_ratio = float(target.log_ratio(one, values[name][:1])[0])
+        share = {"power": 1.0, PEAK: target.overshoot}.get(name)  # of the limit, that is not exceeded
+        most = np.inf if share is None else math.log(share * own.measured_limit_w / float(values[name][0]))
+        total = f"They move its {HEAT_NAMES.get(name, name)} by {_percent(min(log_ratio, most))} at this plan's clocks"
+        held = ", where the power limit ends it" * (log_ratio > most)
+        counts = target.mix.trees is not None and target.mix.weight
+        found.append(f"{total}{held}.{f' Of this, {_trees_words(target.mix, one)}.' if counts else ''}")
+    return tuple(found)
 
 
 def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Runs) -> str:
@@ -91,17 +135,18 @@ def _group_of(feature: str) -> str:
 def group_words(group: str, values: Mapping[str, float]) -> str:
     """A group of features in the words of a plan, by the ``values`` of its features: ``tp 8 at hidden 4,096``."""
     degree = {name.removeprefix("log2_"): f"{2.0**v:,.6g}" for name, v in values.items() if name.startswith("log2_")}
-    share = {name.removeprefix("share_"): f"{v:.0%}" for name, v in values.items() if name.startswith("share_")}
+    shares = {name.removeprefix("share_"): v for name, v in values.items() if name.startswith(("share_", CLOCK))}
+    share = {name: f"{v:.0%}" for name, v in shares.items()}
     wanted = {
         "tp": [("tp", degree), (" at hidden", degree)], "pp": [("pp", degree), (" with vpp", degree)],
         "cp": [("cp", degree)], "ep": [("ep", degree)], "dp": [("dp", degree)],
         "micro_batch_size": [("micro_batch_size", degree), (" at seq_length", degree)],
         "hidden": [("hidden", degree), (" and layers", degree)], "seq_length": [("seq_length", degree)],
         "gpus": [("gpus", degree)], "compute": [("compute", share)], "host": [("host", share)],
-        "optimizer": [("optimizer", share)],
+        "optimizer": [("optimizer", share)], "clock": [("clock", share)],
     }.get(group, [])  # fmt: skip
     words = [f"{word} {known[key]}" for word, known in wanted if (key := word.split()[-1]) in known]
-    endings = {"compute": " of the time", "host": " of the time", "optimizer": " of the time"}
+    endings = dict.fromkeys(("compute", "host", "optimizer"), " of the time") | {"clock": " of the top"}
     if words:
         return "".join(words) + endings.get(group, "")
     if group == "recompute" and group in values:

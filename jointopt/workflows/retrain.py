@@ -74,7 +74,7 @@ def retrain(
     _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
     lines = (*remarks, *(use.to_text() for use in used), *(own.to_text() for own in surrogate.own), *few)
-    importance = {own.source: dict(own.importance) for own in surrogate.own if own.importance}
+    importance = {own.source: own.importance for own in surrogate.own if own.importance}
     return Retrained(lines, scores, compared, forgotten, out, importance)
 
 
