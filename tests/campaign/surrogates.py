@@ -42,8 +42,9 @@ def good() -> Path:
     default = load_surrogate("default")
     assert default is not None
     own = OwnRuns(
-        SOURCE, default.kernel, _mix(default, 0), 1.2, PowerScale(1.1, 0.05, 3.0), _mix(default, 1), (0.6, 1.0),
-        {"time": 0.02, "process": 0.03}, "groups", heat={PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0))},
+        SOURCE, default.kernel, _mix(default, 0), 1.2, power=PowerScale(1.1, 0.05, 3.0), power_mix=_mix(default, 1),
+        clocks=(0.6, 1.0), errors={"time": 0.02, "process": 0.03}, held_out="groups",
+        heat={PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0))},
     )  # fmt: skip
     save(replace(_small(default), own=(own,)), folder)
     return folder
