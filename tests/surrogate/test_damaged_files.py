@@ -126,8 +126,11 @@ def test_a_surrogate_with_trees_of_every_quantity_is_read(folder: Path, name: st
     assert reason(folder, name) == ""
 
 
-def test_of_a_thousand_files_with_four_bytes_changed_each_is_refused_in_one_sentence(folder: Path) -> None:
-    for name in damaged(folder, four_bytes):
+@pytest.mark.parametrize("change", [four_bytes, to_the_point])
+def test_of_a_thousand_files_with_four_bytes_or_digits_changed_each_is_refused_in_one_sentence(
+    folder: Path, change: Callable[[bytes, np.random.Generator], bytes]
+) -> None:
+    for name in damaged(folder, change):
         sentence = reason(folder, name)
         assert sentence, name
         assert "\n" not in sentence
