@@ -14,10 +14,12 @@ from jointopt.physics.describe import CATEGORY
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
-from jointopt.surrogate.features import heat_of, runs_of
+from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.own_runs import SENSITIVITY, Mix, OwnRuns, inputs
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.own_targets import at_clock
+from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.residual_gp import Runs, together
 
 if TYPE_CHECKING:
     from jointopt.surrogate.correction import Correction
@@ -37,29 +39,53 @@ def learned_sentences(correction: Correction, job: Job, layout: Columns, stage_c
     if own is None:
         return ()
     physics, source = CostModel(moved, layout), correction.source
-    runs = runs_of(physics, uniform_stage_clocks(layout["pp"], physics.top_mhz), first, source)
+    top = uniform_stage_clocks(layout["pp"], physics.top_mhz)
+    runs = runs_of(physics, top, first, source)
     by_clock = correction.log_clock_response(job, layout, stage_clock_mhz)
     sentence = learned_sentence(own, float(correction.log_factor(runs)[0]), by_clock, runs)
+    if not own.targets:
+        return (sentence,)
     measured = CostModel(correction.as_measured(moved), layout)
-    values = heat_of(measured, first, stage_clock_mhz) if own.heat else {}
-    values |= {"power": measured.evaluate(first, stage_clock_mhz)["avg_power_w"]}
-    return (sentence, *target_sentences(own, runs_of(measured, stage_clock_mhz, first, source), values))
+    one = runs_of(measured, top, first, source)
+    values = _targets_of(measured, own, stage_clock_mhz)
+    return (sentence, *target_sentences(own, one, _lines(correction, own, measured, one), values))
 
 
-def target_sentences(own: OwnRuns, runs: Runs, values: Columns) -> tuple[str, ...]:
-    """By how much the own runs of a cluster move power, its peak and temperature of the first of ``runs``, and why.
+def _targets_of(physics: CostModel, own: OwnRuns, stage_clock_mhz: Floats) -> Columns:
+    """What the physics has of each of `OwnRuns.targets`, (1,), of its first layout."""
+    first = np.zeros(1, np.int64)
+    heat = heat_of(physics, first, stage_clock_mhz) if own.heat else {}
+    return heat | {"power": physics.evaluate(first, stage_clock_mhz)["avg_power_w"]}
 
-    ``values`` (n,): what the physics has of each at the clocks of the runs. One sentence for each that was learned.
+
+def _lines(correction: Correction, own: OwnRuns, physics: CostModel, one: Runs) -> dict[str, PowerScale]:
+    """The line in each of the physics' `OwnRuns.targets` by which plans of its first layout, ``one``, are predicted."""
+    clocks = [uniform_stage_clocks(physics.layouts["pp"], share * physics.top_mhz) for share in own.power_clocks]
+    values = [_targets_of(physics, own, mhz) for mhz in clocks]
+    lines = {
+        name: target.line(one, np.stack([each[name] for each in values]), own.power_clocks)
+        for name, target in own.targets.items()
+    }
+    if "power" in lines and (shares := correction.power_clocks) is not None:
+        lines["power"] = correction.power(one, watts_at(physics, np.zeros(1, np.int64), shares))
+    return lines
+
+
+def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], values: Columns) -> tuple[str, ...]:
+    """By how much the own runs of a cluster move power, its peak and temperature of a plan, and why: a sentence each.
+
+    ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which is at ``values`` (1,)
+    at the plan's clocks. Reasons of the trees are means over the clocks that lines are learned at.
     """
-    one, found = runs.take(np.zeros(1, np.int64)), []
+    found, swept = [], together([at_clock(one, share) for share in own.power_clocks])
     for name, target in own.targets.items():
-        log_ratio = float(target.log_ratio(one, values[name][:1])[0])
+        log_ratio = float(np.log(lines[name].over(values[name]))[0])
         share = {"power": 1.0, PEAK: target.overshoot}.get(name)  # of the limit, that is not exceeded
         most = np.inf if share is None else math.log(share * own.measured_limit_w / float(values[name][0]))
         total = f"They move its {HEAT_NAMES.get(name, name)} by {_percent(min(log_ratio, most))} at this plan's clocks"
-        held = ", where the power limit ends it" * (log_ratio > most)
+        held = ", where the power limit ends it" * (log_ratio > most - _SHOWN)
         counts = target.mix.trees is not None and target.mix.weight
-        found.append(f"{total}{held}.{f' Of this, {_trees_words(target.mix, one)}.' if counts else ''}")
+        found.append(f"{total}{held}.{f' Of this, {_trees_words(target.mix, swept)}.' if counts else ''}")
     return tuple(found)
 
 
@@ -74,7 +100,7 @@ def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Run
         total += f" at the top clock{_clock_words(own.response, log_factor, by_clock)}"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
-    return f"{total}. Of this, {_trees_words(own.time, runs)}."
+    return f"{total}. Of this, {_trees_words(own.time, runs.take(np.zeros(1, np.int64)))}."
 
 
 def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -> str:
@@ -86,12 +112,14 @@ def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -
 
 
 def _trees_words(mix: Mix, runs: Runs) -> str:
-    """All that trees add to the first of ``runs``: what they do to the cluster's runs in the mean, and why that here.
+    """All that trees add to a plan: what they do to the cluster's runs in the mean, and why that here.
 
-    By SHAP values, whose sum it is: by groups of features, the largest named.
+    By SHAP values, whose sum it is: by groups of features, the largest named. ``runs``: the plan, at one clock or more.
     """
-    names, added = mix.contributions(one := runs.take(np.zeros(1, np.int64)))
-    values = {name: float(column[0]) for name, column in runs.features.items()}
+    names, of_each = mix.contributions(runs)
+    added = of_each.mean(axis=0, keepdims=True)
+    several = len(runs) > 1  # whose clock is none
+    values = {name: float(column[0]) for name, column in runs.features.items() if not (several and name == CLOCK)}
     by_group = dict.fromkeys(map(_group_of, names), 0.0)
     for name, value in zip(names, added[0].tolist(), strict=False):
         by_group[_group_of(name)] += value
@@ -101,7 +129,7 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
     parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))
-    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(one, mix.names))[0])
+    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(runs, mix.names)).mean())
     beyond = f" (counted at {part:.0%}, as the plan is beyond these runs)" * (part < _WHOLE)
     return f"trees give {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
 
