@@ -74,7 +74,7 @@ def _lines(correction: Correction, own: OwnRuns, physics: CostModel, one: Runs) 
 def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], values: Columns) -> tuple[str, ...]:
     """By how much the own runs of a cluster move power, its peak and temperature of a plan, and why: a sentence each.
 
-    ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which is at ``values`` (1,)
+    ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which has ``values`` (1,)
     at the plan's clocks. Reasons of the trees are means over the clocks that lines are learned at.
     """
     found, swept = [], together([at_clock(one, share) for share in own.power_clocks])
