@@ -52,7 +52,7 @@ def learned_sentences(correction: Correction, job: Job, layout: Columns, stage_c
 
 
 def _targets_of(physics: CostModel, own: OwnRuns, stage_clock_mhz: Floats) -> Columns:
-    """What the physics has of each of `OwnRuns.targets`, (1,), of its first layout."""
+    """Each of `OwnRuns.targets` of the first layout as the physics has it, (1,)."""
     first = np.zeros(1, np.int64)
     heat = heat_of(physics, first, stage_clock_mhz) if own.heat else {}
     return heat | {"power": physics.evaluate(first, stage_clock_mhz)["avg_power_w"]}
