@@ -17,7 +17,7 @@ from jointopt.cli import common
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")
 @click.option("--force", is_flag=True, help="Replace a better surrogate too.")
 @click.option("--for-others", is_flag=True, help="For clusters not in the tables: learn nothing of single ones.")
-@click.option("--plot", type=common.PATH, help="HTML file to write: what moves the time, by the trees.")
+@click.option("--plot", type=common.PATH, help="HTML file to write: what moves time and power, by the trees.")
 def retrain(
     tables: tuple[Path, ...], storage: str | None, out: Path, seed: int, licences: tuple[str, ...], force: bool,
     for_others: bool, plot: Path | None,

@@ -34,9 +34,9 @@ def work(
 
     JOB is a job file or the name of a shipped job. No plan is evaluated twice, whichever workers and machines take
     part; plans of a worker that dies are taken over by the others, and a search that was cut off goes on when a worker
-    starts again. FUNCTION(job, plans) gets columns of plans and returns their iteration_time_s and energy_j; with
-    --launcher, plans are run for real and measured. Where FUNCTION is slow, --workers or --dask run many calls at
-    once, and repeat those of a lost worker.
+    starts again. FUNCTION(job, plans) gets columns of plans and returns their iteration_time_s, energy_j and further
+    objectives of the job, all of which are searched by; with --launcher, plans are run for real and measured. Where
+    FUNCTION is slow, --workers or --dask run many calls at once, and repeat those of a lost worker.
 
     \b
     Examples:

@@ -96,8 +96,37 @@ def test_the_curves_of_learning_go_to_ten_thousand_runs_and_are_those_of_the_rea
     readme = (STUDIES / "learning" / "README.md").read_text(encoding="utf-8")
     assert set(found["truth"]) == {"T", "S", "nanotron"}
     assert found["rows"].max() == 10_000
+    kinds = {"random runs": "random", "unseen models": "models"}
     for row in found.to_dict("records"):
-        assert f"| {row['rows']:,} | {row['physics']:.1f} | {row['trees on raw columns']:.1f} |" in readme
+        errors = " | ".join(f"{error:.1f}" for error in list(row.values())[3:])
+        assert f"| {row['truth']}, {kinds[row['left out']]} | {row['rows']:,} | {errors} |" in readme
+
+
+def test_a_learner_computed_alone_joins_the_figures_of_the_others(tmp_path: Path) -> None:
+    from jointopt.studies.learning.learn import KEYS, beside_others
+
+    every = pd.read_csv(STUDIES / "learning" / "curves.csv")
+    every.drop(columns="trees with the process").to_csv(tmp_path / "curves.csv", index=False)
+    alone = every[[*KEYS, "trees with the process"]]
+    pd.testing.assert_frame_equal(beside_others(alone, tmp_path / "curves.csv"), every)
+    assert beside_others(alone, tmp_path / "none.csv") is alone
+
+
+def test_trees_with_the_process_follow_it_where_it_is_right_and_learn_from_what_it_says_of_other_models() -> None:
+    from jointopt.studies.learning.learn import with_process
+    from jointopt.surrogate.residual_gp import Runs
+
+    hidden = np.random.default_rng(0).uniform(-0.5, 0.5, 300)  # told by the group alone, which no tree sees
+    group = np.array([f"model {i % 6}|{value}" for i, value in enumerate(hidden)])
+    known = Runs(np.zeros((300, 2)), {"log2_tp": np.arange(300.0) % 4}, np.full(300, "lab"), group)
+
+    def process(rows: np.ndarray, new: Runs) -> np.ndarray:
+        models = [{name.split("|")[0] for name in names} for names in (group[rows], new.group)]
+        assert not models[0] & models[1]
+        return np.array([float(name.split("|")[1]) for name in new.group])
+
+    answers = with_process(process, known, hidden)(known, hidden)
+    assert np.abs(answers - hidden).max() < 0.05
 
 
 def test_without_the_recorded_runs_the_study_of_learning_warns(

@@ -8,12 +8,16 @@ from importlib import resources
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from jointopt.core.facts import Source
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.figures import front_figure
+from jointopt.surrogate.heat_names import HEAT_NAMES
 
 _LETTERS = "ABCDEFGH"
+_QUANTITIES = {"time": "time", "power": "power"} | dict(HEAT_NAMES)
+_PANEL_PX = 450
 
 
 def front_plot(document: Mapping[str, Any]) -> go.Figure:
@@ -24,20 +28,26 @@ def front_plot(document: Mapping[str, Any]) -> go.Figure:
     return go.Figure(_coloured(figure, _colours()))
 
 
-def importance_plot(importance: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """A plot of how far each feature moves the time that trees predict, per source (mean size of its SHAP values)."""
-    figure = go.Figure()
-    for source, features in importance.items():
-        names = list(features)[::-1]  # the largest on top
-        percent = [100.0 * features[name] for name in names]
-        figure.add_bar(x=percent, y=names, orientation="h", name=Source.parse(source).to_text(), showlegend=True)
-    colours = _colours()
-    figure.update_layout(
-        title="What moves the time, by the trees of a cluster's own runs", xaxis_title="mean size of SHAP values, %",
-        template="plotly_white", colorway=[colours[f"--c{i}"] for i in range(8)],
-        legend={"orientation": "h", "y": -0.2},
-    )  # fmt: skip
-    return figure
+def importance_plot(importance: Mapping[str, Mapping[str, Mapping[str, float]]]) -> go.Figure:
+    """A plot of how far each feature moves what trees predict (mean size of its SHAP values), a panel per quantity.
+
+    ``importance``: of features, by source and quantity; the largest stands on top, a colour per source.
+    """
+    quantities = [of for of in _QUANTITIES if any(of in by for by in importance.values())]
+    titles = [f"What moves the {_QUANTITIES[of]}, by the trees of a cluster's own runs" for of in quantities]
+    figure, colours = make_subplots(rows=len(quantities), cols=1, subplot_titles=titles), _colours()
+    named = set[str]()
+    for number, (source, by_quantity) in enumerate(importance.items()):
+        for of, features in by_quantity.items():
+            names = list(features)[::-1]  # the largest on top
+            figure.add_bar(
+                x=[100.0 * features[name] for name in names], y=names, orientation="h", legendgroup=source,
+                name=Source.parse(source).to_text(), showlegend=source not in named,
+                marker_color=colours[f"--c{number % 8}"], row=quantities.index(of) + 1, col=1,
+            )  # fmt: skip
+            named.add(source)
+    figure.update_layout(template="plotly_white", height=_PANEL_PX * len(quantities), legend={"orientation": "h"})
+    return figure.update_xaxes(title="mean size of SHAP values, %")
 
 
 def _colours() -> dict[str, str]:

@@ -231,6 +231,7 @@ class Shared:
     failed: int
     finished: int  # of the study, by all workers
     front: Columns
+    goals: tuple[str, ...] = OBJECTIVES
 
     def text(self, storage: str) -> str:
         """The share of this worker, the ends of the front, and the command that opens the study."""
@@ -238,11 +239,16 @@ class Shared:
 
         front, size = self.front, len(self.front["energy_j"])
         failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
-        study = f"the study has {self.finished:,}, {size:,} of them on the front"
+        by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
+        study = f"the study has {self.finished:,}, {size:,} of them on the front{by}"
         lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
-        if rows := sorted({0, size // 2, size - 1}) if size else []:
+        best = {0, size // 2, size - 1} if self.goals == OBJECTIVES else self._best_in_each()
+        if rows := sorted(best) if size else []:
             lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
         return "\n".join([*lines, *study_lines(self.study_name, without_password(storage))])
+
+    def _best_in_each(self) -> set[int]:
+        return {int(self.front[name].argmin()) for name in self.goals if len(self.front[name])}
 
 
 def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:

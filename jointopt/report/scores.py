@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import wrap
@@ -110,7 +110,8 @@ class Retrained(Result):
     compared: pd.DataFrame | None
     forgotten: tuple[str, ...]  # sources that only the replaced surrogate was trained on
     out: Path
-    importance: dict[str, dict[str, float]] = field(default_factory=dict)  # of features by source, where trees count
+    # of features, by source and quantity, where trees count
+    importance: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def plot(self) -> go.Figure:
         """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""

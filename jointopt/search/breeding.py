@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.genome import CLOCK, SLACK, Genome
-from jointopt.search.pareto import evenly, front_order, objectives, stacked, take
+from jointopt.search.pareto import OBJECTIVES, evenly, front_order, non_dominated, objectives, spread, stacked, take
 
 TRIALS = 1000  # of a search that is given no number of them
 POPULATION = 40  # parents, and children of a generation
@@ -46,19 +47,19 @@ def _keys(layout: Ints, clocks: Floats) -> list[bytes]:
     return [row.tobytes() for row in rows]
 
 
-def elite(plans: Columns, size: int) -> Ints:
+def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
     """Rows of the ``size`` best plans: front after front of the feasible ones, then those least infeasible.
 
-    The last front that does not fit is thinned evenly, both ends kept.
+    The last front that does not fit is thinned evenly, the best in each goal kept.
     """
-    time_s, energy_j = objectives(plans)
+    values, of_two = stacked(plans, goals), tuple(goals) == OBJECTIVES
     left = np.flatnonzero(plans["violation"] <= 0.0)
     chosen: list[Ints] = []
     while size > 0 and len(left):
-        front = left[front_order(time_s[left], energy_j[left])]
+        front = left[front_order(*values[left].T) if of_two else non_dominated(values[left])]
         if not len(front):  # what is left has no finite objectives
             break
-        chosen.append(front[evenly(take(plans, front), size)])
+        chosen.append(front[evenly(take(plans, front), size) if of_two else spread(values[front], size)])
         size, left = size - len(chosen[-1]), np.setdiff1d(left, front)
     broken = np.flatnonzero(plans["violation"] > 0.0)
     nearest = broken[np.argsort(plans["violation"][broken], kind="stable")]

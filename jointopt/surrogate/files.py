@@ -17,23 +17,18 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
-from jointopt.surrogate.heat_names import HEAT_NAMES
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import WEIGHTS, NewGroups
 from jointopt.surrogate.noise_file import NOISE, read_noise, write_noise
-from jointopt.surrogate.own_kernel import OwnKernel
-from jointopt.surrogate.own_runs import Mix, OwnRuns
-from jointopt.surrogate.own_targets import OwnTarget
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs
+from jointopt.surrogate.own_files import OWN_TREES, entry_of_own, heat_of, number_or_none, read_kernel, read_own
+from jointopt.surrogate.residual_gp import FEATURES, Runs
 from jointopt.surrogate.trees import Trees
 
 CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"
 LEARNED = "learned_rows.npz"  # fingerprints of the runs that it learned from; surrogates of earlier versions have none
 _HASHED = {".json", ".npz"}
-OWN_TREES = "own-{}-{}.json"  # number of the source, and what of its runs they predict
+_UNSEALED = "0" * 64
 # 1 had one length per class of features, 2 no memory speed of GPUs, 3 no hashes of its files, 4 two kernels, 5 trees in
 # a form that could not be checked, and nothing of a source's own
 FORMAT = 6
@@ -63,7 +58,7 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     if surrogate.learned_rows is not None:
         np.savez_compressed(folder / LEARNED, row=np.unique(surrogate.learned_rows))
     trees = surrogate.trees and surrogate.trees.save(folder / TREES)
-    own = [_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
+    own = [entry_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
     write_noise(replace(surrogate, **_read_support(folder, names), noise={}), folder)
     written = sorted(path.name for path in folder.iterdir() if path.suffix in _HASHED and path.name != CARD)
     model = {
@@ -77,64 +72,14 @@ def save(surrogate: Surrogate, folder: Path) -> None:
     }
     if surrogate.new_groups:
         model["new_groups"] = [dataclasses.asdict(one) for one in surrogate.new_groups]
-    text = json.dumps({**surrogate.card, "model": model}, indent=1, sort_keys=True)
-    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+    write_card(folder, {**surrogate.card, "model": model})
 
 
-def _of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
-    """A card's entry on a source's own runs, whose trees are written into ``folder``."""
-    kept: dict[str, Any] = {
-        name: getattr(own, name)
-        for name in ("source", "width", "width_of_known", "held_out", "off_below", "clock_remark", "power_limit_w")
-    }
-    for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
-        kept[name] = _of_mix(mix, folder / OWN_TREES.format(number, of))
-    kept["heat"] = {
-        name: {
-            "scale": dataclasses.asdict(target.scale),
-            "mix": _of_mix(target.mix, folder / OWN_TREES.format(number, name)),
-            "overshoot": target.overshoot,
-        }
-        for name, target in own.heat.items()
-    }
-    kept["kernel"] = None if own.kernel is None else dataclasses.asdict(own.kernel)
-    power = dataclasses.asdict(own.power)
-    return kept | {
-        "response": own.response and dataclasses.asdict(own.response), "power": power, "clocks": list(own.clocks),
-        "errors": dict(own.errors), "importance": dict(own.importance),
-    }  # fmt: skip
-
-
-def _of_mix(mix: Mix, path: Path) -> dict[str, Any]:
-    """A card's entry on trees beside something else, which are written to ``path``."""
-    booster = mix.trees and mix.trees.save(path)
-    return {"weight": mix.weight, "beyond": mix.beyond, "names": list(mix.names), "booster": booster}
-
-
-def _own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
-    """The `OwnRuns` that a card describes; KeyError, TypeError or ValueError for another shape."""
-    mixes = {
-        name: _mix(folder / OWN_TREES.format(number, of), values[name])
-        for name, of in (("time", "time"), ("power_mix", "power"))
-    }
-    low, high = map(float, values["clocks"])
-    heat = {
-        name: OwnTarget(
-            _scale(target["scale"]), _mix(folder / OWN_TREES.format(number, name), target["mix"]),
-            _number_or_none(target.get("overshoot")),
-        )
-        for name, target in _heat(values).items()
-    }  # fmt: skip
-    return OwnRuns(
-        source=str(values["source"]), kernel=values["kernel"] and _kernel(values["kernel"]),
-        width=float(values["width"]), width_of_known=_number_or_none(values.get("width_of_known")),
-        power=_scale(values["power"]), clocks=(low, high), heat=heat,
-        power_limit_w=_number_or_none(values.get("power_limit_w")),
-        errors={str(name): float(error) for name, error in values["errors"].items()},
-        held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
-        off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
-        importance={str(name): float(size) for name, size in values["importance"].items()},
-    )  # fmt: skip
+def write_card(folder: Path, card: Mapping[str, Any]) -> None:
+    """Write a card with its own hash among those of its files: of its bytes with zeros where that hash will stand."""
+    model = card["model"] | {"sha256": card["model"]["sha256"] | {CARD: _UNSEALED}}
+    content = (json.dumps({**card, "model": model}, indent=1, sort_keys=True) + "\n").encode()
+    (folder / CARD).write_bytes(content.replace(_UNSEALED.encode(), hashlib.sha256(content).hexdigest().encode()))
 
 
 def _new_groups(
@@ -163,39 +108,6 @@ def _new_groups_of(values: Mapping[str, Any]) -> NewGroups:
     return found
 
 
-def _heat(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A card's peak power and temperature; none by a version that learned neither. ValueError for another quantity."""
-    heat: Mapping[str, Any] = values.get("heat", {})
-    if unknown := set(heat) - set(HEAT_NAMES):
-        raise ValueError(f"it has learned of {', '.join(sorted(unknown))}, expected {' or '.join(HEAT_NAMES)}")
-    return heat
-
-
-def _scale(values: Mapping[str, Any]) -> PowerScale:
-    log_sd = values["log_sd"]
-    factor, offset_w = (float(values[name]) for name in ("factor", "offset_w"))
-    return PowerScale(factor, _number_or_none(log_sd), offset_w)
-
-
-def _number_or_none(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _mix(path: Path, values: dict[str, Any]) -> Mix:
-    trees = Trees.read(path, values["booster"])
-    return Mix(trees, float(values["weight"]), bool(values["beyond"]), tuple(map(str, values["names"])))
-
-
-def _response(values: Mapping[str, Any] | None) -> LearnedResponse | None:
-    """The learned clock response of a card; None where nothing was learned, or by a version that learned none."""
-    if values is None:
-        return None
-    response = ClockResponse(*(float(values["response"][name]) for name in ("compute", "memory")))
-    if not (0.0 < response.compute <= 1.0 and 0.0 <= response.memory <= 1.0):
-        raise ValueError("a share that follows the clock is not between 0 and 1")
-    return LearnedResponse(response, float(values["before"]), float(values["after"]))
-
-
 def _widths(values: Mapping[str, Any]) -> Widths:
     """A card's widths; one written before few runs and many were distinguished has the same for both."""
     return Widths(**{name: _width(width) for name, width in {"few": values["measured"], **values}.items()})
@@ -206,7 +118,7 @@ def _width(value: Any) -> Any:
     if isinstance(value, list):
         below, above = map(float, value)
         return below, above
-    return _number_or_none(value)
+    return number_or_none(value)
 
 
 def _sha256(path: Path) -> str:
@@ -225,17 +137,18 @@ def load(folder: Path) -> Surrogate:
         )
     try:
         _check_file(folder / CARD)
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        card = json.loads(content := (folder / CARD).read_bytes())
         model = card.pop("model")
+        _check_seal(content, model["sha256"] if model["format"] == FORMAT else {})
         if (written := int(model["format"])) != FORMAT:
             raise TableError(_of_format(folder, written, card))
         _check_hashes(folder, model)
         remembered = _read_support(folder, model["support_features"])
         surrogate = Surrogate(
-            kernel=_kernel(model["kernel"]), trees=Trees.read(folder / TREES, model["booster"]),
+            kernel=read_kernel(model["kernel"]), trees=Trees.read(folder / TREES, model["booster"]),
             feature_names=tuple(model["feature_names"]), **remembered,
             widths=_widths(model["widths"]), card=card,
-            own=tuple(_own(folder, number, values) for number, values in enumerate(model["own"])),
+            own=tuple(read_own(folder, number, values) for number, values in enumerate(model["own"])),
             new_groups=_new_groups(remembered["support"].source, model.get("new_groups")),
             learned_rows=_learned_rows(folder) if LEARNED in model["sha256"] else None,
         )  # fmt: skip
@@ -254,7 +167,7 @@ def load(folder: Path) -> Surrogate:
 
 def _reason(error: Exception) -> str:
     """The fault of a damaged surrogate in some words."""
-    if isinstance(error, json.JSONDecodeError):
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"{CARD} is no JSON"
     words = str(error).split("\n")[0].strip(" .:") or type(error).__name__
     return f"{words} is missing" if isinstance(error, KeyError) else words
@@ -285,15 +198,24 @@ def _check_hashes(folder: Path, model: Mapping[str, Any]) -> None:
     """ValueError where a file that the surrogate reads has no hash in the card, or one has changed."""
     read = [SUPPORT, *([TREES] if model["booster"] is not None else [])]
     for number, own in enumerate(model["own"]):
-        mixes = {"time": own["time"], "power": own["power_mix"]} | {n: t["mix"] for n, t in _heat(own).items()}
+        mixes = {"time": own["time"], "power": own["power_mix"]} | {n: t["mix"] for n, t in heat_of(own).items()}
         read += [OWN_TREES.format(number, of) for of, mix in mixes.items() if mix["booster"] is not None]
     without = next((name for name in read if name not in model["sha256"]), None)
     if without:
         raise ValueError(f"its card has no hash of {without}")
     for name, written in model["sha256"].items():
+        if name == CARD:
+            continue
         _check_file(folder / name)
         if _sha256(folder / name) != written:
             raise ValueError(f"{name} has changed since it was written: its sha256 is not that of the card")
+
+
+def _check_seal(content: bytes, hashes: Mapping[str, str]) -> None:
+    """ValueError where a card is not what its own hash was made of; an earlier version wrote none."""
+    seal = hashes.get(CARD)
+    if seal is not None and hashlib.sha256(content.replace(seal.encode(), _UNSEALED.encode())).hexdigest() != seal:
+        raise ValueError(f"{CARD} has changed since it was written: its sha256 is not the one that it states")
 
 
 def _check_file(path: Path) -> None:
@@ -374,11 +296,6 @@ def _check_sizes(surrogate: Surrogate) -> None:
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")
-
-
-def _kernel(values: dict[str, Any]) -> Kernel:
-    read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
-    return OwnKernel(**read) if "varying" in read else Kernel(**read)
 
 
 def _read_support(folder: Path, names: list[str]) -> dict[str, Any]:

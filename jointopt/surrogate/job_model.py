@@ -217,23 +217,19 @@ class JobModel:
         return out
 
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
-        """A sentence on what many runs of the cluster move the time of the first of ``layouts`` by.
+        """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
 
         ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
         they look like, and `counted_in_part`; none without.
         """
         correction = self._correction
-        if correction is None or (own := correction.own) is None:
+        if correction is None or correction.own is None:
             return (*filter(None, [class_words(self.evidence)]), *self.counted_in_part(layouts))
-        from jointopt.surrogate.own_words import learned_sentence
+        from jointopt.surrogate.own_words import learned_sentences
 
-        first, one = np.zeros(1, np.int64), _rows(layouts, slice(1))
-        physics = CostModel(self._moved, one)
-        runs = self._runs(physics, top := uniform_stage_clocks(layouts["pp"][:1], physics.top_mhz), first)
-        clocks = top if stage_clock_mhz is None else stage_clock_mhz[:1]
-        by_clock = correction.log_clock_response(self.job, one, clocks)
-        factor = float(correction.log_factor(runs)[0])
-        return (learned_sentence(own, factor, by_clock, runs),)
+        one = _rows(layouts, slice(1))
+        top = uniform_stage_clocks(one["pp"], CostModel(self._moved, one).top_mhz)
+        return learned_sentences(correction, self.job, one, top if stage_clock_mhz is None else stage_clock_mhz[:1])
 
     def counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
         """A sentence where a few runs count in part, since none of them is of the group of the first of ``layouts``."""

@@ -73,7 +73,7 @@ class Mix:
         return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
 
     def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
-        """Names of features (k,), and what each adds to log(time) by the trees, and at last what they add to all runs.
+        """Names of features (k,), and what each adds to the logarithm by the trees, at last what they add to all runs.
 
         Of (n, k + 1), whose sum is all that the trees add; the last falls where a run is unlike those learned from.
         """
@@ -81,6 +81,12 @@ class Mix:
         if self.trees is None or not self.weight:
             return names, np.zeros((len(runs), len(names) + 1))
         return names, self.weight * self.trees.contributions(inputs(runs, self.names))
+
+    def importance(self, runs: Runs) -> dict[str, float]:
+        """Mean size of what features add to the logarithm by the trees: of those that add most, the largest first."""
+        names, added = self.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
+        size = np.abs(added[:, :-1]).mean(axis=0)
+        return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class OwnRuns:
     clocks: tuple[float, float] = (1.0, 1.0)
     errors: Mapping[str, float] = field(default_factory=dict)
     held_out: str = ""  # what was left out at a time: models, groups or runs
-    importance: Mapping[str, float] = field(default_factory=dict)  # mean size of what a feature adds to log(time)
+    importance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of features by quantity, as `mixes`
     response: LearnedResponse | None = None
     off_below: float = 0.0
     clock_remark: str = ""
@@ -158,24 +164,25 @@ class OwnRuns:
         return line_clocks(self.clocks)
 
     @property
-    def _of_power(self) -> OwnTarget:
-        return OwnTarget(self.power, self.power_mix)
+    def targets(self) -> Mapping[str, OwnTarget]:
+        """Power and heat as far as they were learned, by what card and files call them."""
+        return {"power": OwnTarget(self.power, self.power_mix)} | dict(self.heat) if self.knows_power else self.heat
 
     def log_power(self, runs: Runs, watts: Floats) -> Floats:
         """log(measured / predicted) average power (n,) of ``runs``, which the physics has at ``watts`` (n,)."""
-        return self._of_power.log_ratio(runs, watts)
+        return self.targets["power"].log_ratio(runs, watts)
 
     def power_scale(self, runs: Runs, watts: Floats) -> PowerScale:
         """`OwnTarget.line` of power for the layout of each of ``runs`` (n,), from ``watts`` at `power_clocks`."""
-        return self._of_power.line(runs, watts, self.power_clocks, at_rest_w(self.source))
+        return self.targets["power"].line(runs, watts, self.power_clocks, at_rest_w(self.source))
 
     def to_text(self) -> str:
         """A line per quantity: the weight of each part, and median errors on what was left out without and with it."""
         e, on = self.errors, f" on held-out {self.held_out}"
         kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel)"
         lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'])}"]
-        for name, target in {"power": self._of_power, **{HEAT_NAMES[of]: one for of, one in self.heat.items()}}.items():
-            if name in e:
+        for of, target in self.targets.items():
+            if (name := HEAT_NAMES.get(of, of)) in e:
                 found = e[f"{name} process"], e[name], on, e[f"{name} physics"]
                 lines.append(f"{name}: {_gain(target.mix, 'scaled physics {}', *found)}")
         lines += [] if self.response is None else [self.response.to_text()]
@@ -247,10 +254,9 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
         found, more = _with_power(found, of_power, seed)
         errors |= more
     found, more = _with_heat(found, measured, seed)
-    errors |= more
-    errors = {name: round(value, 4) for name, value in errors.items()}
-    found = replace(found, errors=errors, importance=_importance(found.time, runs))
-    return found, mixed, Z_90 * found.width * deviation
+    errors = {name: round(value, 4) for name, value in (errors | more).items()}
+    importance = {of: sizes for of, mix in found.mixes.items() if (sizes := mix.importance(runs))}
+    return replace(found, errors=errors, importance=importance), mixed, Z_90 * found.width * deviation
 
 
 def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0) -> tuple[OwnRuns, Floats, Floats]:
@@ -261,12 +267,6 @@ def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0)
     error, physics = (round(median_error(log, fold), 4) for log in (process - measured.residual, -measured.residual))
     own = replace(own, errors={"physics": physics, "process": error, "time": error})
     return own, process, Z_90 * deviation
-
-
-def _importance(mix: Mix, runs: Runs) -> dict[str, float]:
-    names, added = mix.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
-    size = np.abs(added[:, :-1]).mean(axis=0)
-    return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
 
 
 def _best_process(

@@ -57,7 +57,7 @@ class OwnTarget:
         negative from ``rest_w`` on, which no GPU is predicted to draw less than.
         """
         found = np.stack([
-            v * np.exp(self.log_ratio(_at_clock(runs, clock), v)) for v, clock in zip(values, clocks, strict=True)
+            v * np.exp(self.log_ratio(at_clock(runs, clock), v)) for v, clock in zip(values, clocks, strict=True)
         ])  # fmt: skip
         weight = 1.0 / found**2
         mean_of_physics, mean = ((weight * v).sum(axis=0) / weight.sum(axis=0) for v in (values, found))
@@ -116,7 +116,8 @@ def line_clocks(clocks: tuple[float, float]) -> tuple[float, ...]:
     return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
 
 
-def _at_clock(runs: Runs, share: float) -> Runs:
+def at_clock(runs: Runs, share: float) -> Runs:
+    """The runs with a share of the top clock as their feature."""
     return replace(runs, features=dict(runs.features) | {CLOCK: np.full(len(runs), share)})
 
 

@@ -4,19 +4,89 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import COLUMNS
+from jointopt.core.schema import COLUMNS, Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CATEGORY
-from jointopt.surrogate.clock_response import LearnedResponse
+from jointopt.spec.job import Job
+from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.features import heat_of, runs_of, watts_at
+from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.own_runs import SENSITIVITY, Mix, OwnRuns, inputs
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.own_targets import at_clock
+from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.residual_gp import Runs, together
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.correction import Correction
 
 _NAMED = 3  # groups of features of a plan that are named
 _LEAST = 0.003  # of a logarithm, below which one is not
 _SHOWN = 0.0005  # of a logarithm: a digit of what is printed
 _WHOLE = 0.95  # of what trees predict that counts, below which it is stated
+
+
+def learned_sentences(correction: Correction, job: Job, layout: Columns, stage_clock_mhz: Floats) -> tuple[str, ...]:
+    """A sentence on each quantity that a cluster's own runs move, of one ``layout`` of a job at clocks (1, S) in MHz.
+
+    ``correction``: by many runs, as `OwnRuns` of them says.
+    """
+    own, first, moved = correction.own, np.zeros(1, np.int64), correction.moved(job)
+    if own is None:
+        return ()
+    physics, source = CostModel(moved, layout), correction.source
+    top = uniform_stage_clocks(layout["pp"], physics.top_mhz)
+    runs = runs_of(physics, top, first, source)
+    by_clock = correction.log_clock_response(job, layout, stage_clock_mhz)
+    sentence = learned_sentence(own, float(correction.log_factor(runs)[0]), by_clock, runs)
+    if not own.targets:
+        return (sentence,)
+    measured = CostModel(correction.as_measured(moved), layout)
+    one = runs_of(measured, top, first, source)
+    values = _targets_of(measured, own, stage_clock_mhz)
+    return (sentence, *target_sentences(own, one, _lines(correction, own, measured, one), values))
+
+
+def _targets_of(physics: CostModel, own: OwnRuns, stage_clock_mhz: Floats) -> Columns:
+    """Each of `OwnRuns.targets` of the first layout as the physics has it, (1,)."""
+    first = np.zeros(1, np.int64)
+    heat = heat_of(physics, first, stage_clock_mhz) if own.heat else {}
+    return heat | {"power": physics.evaluate(first, stage_clock_mhz)["avg_power_w"]}
+
+
+def _lines(correction: Correction, own: OwnRuns, physics: CostModel, one: Runs) -> dict[str, PowerScale]:
+    """The line in each of the physics' `OwnRuns.targets` by which plans of its first layout, ``one``, are predicted."""
+    clocks = [uniform_stage_clocks(physics.layouts["pp"], share * physics.top_mhz) for share in own.power_clocks]
+    values = [_targets_of(physics, own, mhz) for mhz in clocks]
+    lines = {
+        name: target.line(one, np.stack([each[name] for each in values]), own.power_clocks)
+        for name, target in own.targets.items()
+    }
+    if "power" in lines and (shares := correction.power_clocks) is not None:
+        lines["power"] = correction.power(one, watts_at(physics, np.zeros(1, np.int64), shares))
+    return lines
+
+
+def target_sentences(own: OwnRuns, one: Runs, lines: Mapping[str, PowerScale], values: Columns) -> tuple[str, ...]:
+    """By how much the own runs of a cluster move power, its peak and temperature of a plan, and why: a sentence each.
+
+    ``one`` (1,): its layout. ``lines``: by which each is predicted from that of the physics, which has ``values`` (1,)
+    at the plan's clocks. Reasons of the trees are means over the clocks that lines are learned at.
+    """
+    found, swept = [], together([at_clock(one, share) for share in own.power_clocks])
+    for name, target in own.targets.items():
+        log_ratio = float(np.log(lines[name].over(values[name]))[0])
+        share = {"power": 1.0, PEAK: target.overshoot}.get(name)  # of the limit, that is not exceeded
+        most = np.inf if share is None else math.log(share * own.measured_limit_w / float(values[name][0]))
+        total = f"They move its {HEAT_NAMES.get(name, name)} by {_percent(min(log_ratio, most))} at this plan's clocks"
+        held = ", where the power limit ends it" * (log_ratio > most - _SHOWN)
+        counts = target.mix.trees is not None and target.mix.weight
+        found.append(f"{total}{held}.{f' Of this, {_trees_words(target.mix, swept)}.' if counts else ''}")
+    return tuple(found)
 
 
 def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Runs) -> str:
@@ -30,7 +100,7 @@ def learned_sentence(own: OwnRuns, log_factor: float, by_clock: float, runs: Run
         total += f" at the top clock{_clock_words(own.response, log_factor, by_clock)}"
     if own.time.trees is None or not own.time.weight:
         return f"{total}."
-    return f"{total}. Of this, {_trees_words(own.time, runs)}."
+    return f"{total}. Of this, {_trees_words(own.time, runs.take(np.zeros(1, np.int64)))}."
 
 
 def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -> str:
@@ -42,12 +112,14 @@ def _clock_words(learned: LearnedResponse, log_factor: float, by_clock: float) -
 
 
 def _trees_words(mix: Mix, runs: Runs) -> str:
-    """All that trees add to the first of ``runs``: what they do to the cluster's runs in the mean, and why that here.
+    """All that trees add to a plan: what they do to the cluster's runs in the mean, and why that here.
 
-    By SHAP values, whose sum it is: by groups of features, the largest named.
+    By SHAP values, whose sum it is: by groups of features, the largest named. ``runs``: the plan, at one clock or more.
     """
-    names, added = mix.contributions(one := runs.take(np.zeros(1, np.int64)))
-    values = {name: float(column[0]) for name, column in runs.features.items()}
+    names, of_each = mix.contributions(runs)
+    added = of_each.mean(axis=0, keepdims=True)
+    several = len(runs) > 1  # whose clock is none
+    values = {name: float(column[0]) for name, column in runs.features.items() if not (several and name == CLOCK)}
     by_group = dict.fromkeys(map(_group_of, names), 0.0)
     for name, value in zip(names, added[0].tolist(), strict=False):
         by_group[_group_of(name)] += value
@@ -57,7 +129,7 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
     parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
     parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))
-    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(one, mix.names))[0])
+    part = 1.0 if mix.trees is None else float(mix.trees.range.gate(inputs(runs, mix.names)).mean())
     beyond = f" (counted at {part:.0%}, as the plan is beyond these runs)" * (part < _WHOLE)
     return f"trees give {_percent(float(added.sum()))}{beyond}{': ' * bool(parts)}{', '.join(parts)}"
 
@@ -91,17 +163,18 @@ def _group_of(feature: str) -> str:
 def group_words(group: str, values: Mapping[str, float]) -> str:
     """A group of features in the words of a plan, by the ``values`` of its features: ``tp 8 at hidden 4,096``."""
     degree = {name.removeprefix("log2_"): f"{2.0**v:,.6g}" for name, v in values.items() if name.startswith("log2_")}
-    share = {name.removeprefix("share_"): f"{v:.0%}" for name, v in values.items() if name.startswith("share_")}
+    shares = {name.removeprefix("share_"): v for name, v in values.items() if name.startswith(("share_", CLOCK))}
+    share = {name: f"{v:.0%}" for name, v in shares.items()}
     wanted = {
         "tp": [("tp", degree), (" at hidden", degree)], "pp": [("pp", degree), (" with vpp", degree)],
         "cp": [("cp", degree)], "ep": [("ep", degree)], "dp": [("dp", degree)],
         "micro_batch_size": [("micro_batch_size", degree), (" at seq_length", degree)],
         "hidden": [("hidden", degree), (" and layers", degree)], "seq_length": [("seq_length", degree)],
         "gpus": [("gpus", degree)], "compute": [("compute", share)], "host": [("host", share)],
-        "optimizer": [("optimizer", share)],
+        "optimizer": [("optimizer", share)], "clock": [("clock", share)],
     }.get(group, [])  # fmt: skip
     words = [f"{word} {known[key]}" for word, known in wanted if (key := word.split()[-1]) in known]
-    endings = {"compute": " of the time", "host": " of the time", "optimizer": " of the time"}
+    endings = dict.fromkeys(("compute", "host", "optimizer"), " of the time") | {"clock": " of the top"}
     if words:
         return "".join(words) + endings.get(group, "")
     if group == "recompute" and group in values:

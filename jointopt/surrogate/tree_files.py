@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     import xgboost
 
 _MOST_NODES = 1 << 22
+_DEEPEST = 64  # nodes of a path, which is followed by recursion; trees are trained to a depth of 6
 _LARGEST_LEAF = 2.0  # of a logarithm: trees are trained on residuals of at most 1
+_SUMS_AGREE = 1e-3  # of a node's sum of second derivatives: by how much those of its children may add up to another
+_OBJECTIVE = "reg:pseudohubererror"
 _ROWS = 16_384  # answered at a time: their columns stay in the cache
 _Columns = npt.NDArray[np.float32]  # (k, n)
 _Places = npt.NDArray[np.unsignedinteger[Any]]
 _Ranges = tuple[list[float], list[float]]  # lowest and highest value of each column
 _OF_NODES = ("left_children", "right_children", "parents", "split_indices", "split_conditions", "default_left")
+_STATISTICS = ("base_weights", "loss_changes", "sum_hessian")  # of nodes; SHAP values follow from the last
+_CATEGORIES = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
+_LARGEST_SINGLE = float(np.finfo(np.float32).max)
+_NO_PARENT = 2**31 - 1  # XGBoost's, of a root
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class Forest:
 
 def load_forest(path: Path, width: int) -> Forest:
     """The trees of a file on ``width`` features; TableError where it holds none of that shape."""
-    learner = _checked(path, width)[1]["learner"]
+    learner = _checked(path, width)["learner"]
     trees = learner["gradient_booster"]["model"]["trees"]
     first = np.cumsum([0, *(len(tree["parents"]) for tree in trees)])
     arrays = {name: np.concatenate([np.asarray(tree[name]) for tree in trees]) for name in _OF_NODES}
@@ -102,7 +109,7 @@ def load_forest(path: Path, width: int) -> Forest:
     return Forest(
         left, right, np.where(leaf, 0, arrays["split_indices"]), arrays["split_conditions"].astype(np.float32),
         np.where(leaf, arrays["split_conditions"].astype(np.float32), 0.0).astype(np.float64), first[:-1],
-        float(learner["learner_model_param"]["base_score"].strip("[]")),
+        _base_score(learner),
     )  # fmt: skip
 
 
@@ -111,30 +118,77 @@ def load_regressor(path: Path, width: int) -> xgboost.XGBRegressor:
     import xgboost
 
     regressor = xgboost.XGBRegressor()
-    regressor.load_model(bytearray(_checked(path, width)[0]))
+    regressor.load_model(bytearray(json.dumps(_as_checked(_checked(path, width))).encode()))
     return regressor
 
 
-def _checked(path: Path, width: int) -> tuple[bytes, dict[str, Any]]:
-    """A file of trees on ``width`` features as bytes and as a document; TableError where it holds no such."""
+def _as_checked(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a checked document what was checked, and nothing else: its file may have a key twice, or one unknown here.
+
+    XGBoost's parser is not Python's, and would follow what this one never saw.
+    """
+    learner, of = document["learner"], document["learner"]["learner_model_param"]
+    trees = [_tree_as_checked(tree) for tree in learner["gradient_booster"]["model"]["trees"]]
+    count, slope = len(trees), float(learner["objective"]["pseudo_huber_param"]["huber_slope"])
+    model = {
+        "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+        "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(count)},
+        "iteration_indptr": list(range(count + 1)), "tree_info": [0] * count, "trees": trees,
+    }  # fmt: skip
+    return {
+        "learner": {
+            "attributes": {}, "feature_names": [], "feature_types": [],
+            "gradient_booster": {"model": model, "name": "gbtree"},
+            "learner_model_param": {
+                "base_score": f"[{_base_score(learner)!r}]", "boost_from_average": "0", "num_class": "0",
+                "num_feature": str(int(of["num_feature"])), "num_target": "1",
+            },
+            "objective": {"name": _OBJECTIVE, "pseudo_huber_param": {"huber_slope": repr(slope)}},
+        },
+        "version": list(map(int, document["version"])),
+    }  # fmt: skip
+
+
+def _tree_as_checked(tree: Mapping[str, Any]) -> dict[str, Any]:
+    count = len(tree["parents"])
+    parameters = {name: str(int(tree["tree_param"][name])) for name in ("num_feature", "num_nodes")}
+    return (
+        {name: tree[name] for name in (*_OF_NODES, *_STATISTICS)}
+        | {name: [] for name in _CATEGORIES}
+        | {"id": int(tree["id"]), "split_type": [0] * count, "parents": [_NO_PARENT, *tree["parents"][1:]]}
+        | {"tree_param": parameters | {"num_deleted": "0", "size_leaf_vector": "1"}}
+    )
+
+
+def _checked(path: Path, width: int) -> dict[str, Any]:
+    """The document in a file of trees on ``width`` features; TableError where it holds no such."""
     try:
-        text = path.read_bytes()
-        check_trees(document := json.loads(text), width)
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        check_trees(document, width)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
         raise TableError(
             f"{path} holds no trees of {width} features ({reason}); expected a file that `jointopt retrain` wrote: "
             "retrain, or leave this surrogate out."
         ) from error
-    return text, document
+    return document
+
+
+def _base_score(learner: Mapping[str, Any]) -> float:
+    return float(learner["learner_model_param"]["base_score"].strip("[]"))
 
 
 def check_trees(document: Mapping[str, Any], width: int) -> None:
     """ValueError (KeyError, TypeError) unless a document of XGBoost's holds finite trees on so many features."""
     learner = document["learner"]
     booster = learner["gradient_booster"]
-    if not np.isfinite(float(learner["learner_model_param"]["base_score"].strip("[]"))):
-        raise ValueError("a base score that is not finite")
+    if not abs(_base_score(learner)) <= _LARGEST_LEAF:
+        raise ValueError(f"a base score that is not between -{_LARGEST_LEAF:g} and {_LARGEST_LEAF:g}")
+    objective = learner["objective"]
+    if objective["name"] != _OBJECTIVE or not 0.0 < float(objective["pseudo_huber_param"]["huber_slope"]) < np.inf:
+        raise ValueError(f"another objective than {_OBJECTIVE}")
+    if len(document["version"]) != 3 or not all(0 <= int(number) < 1000 for number in document["version"]):
+        raise ValueError("no version of XGBoost")
     if booster["name"] != "gbtree" or learner["learner_model_param"]["num_target"] != "1":
         raise ValueError("not one target of boosted trees")
     if int(learner["learner_model_param"]["num_feature"]) != width or int(learner["learner_model_param"]["num_class"]):
@@ -159,24 +213,42 @@ def _check_tree(tree: Mapping[str, Any], number: int, width: int) -> None:
         raise ValueError(f"tree {number} of another size")
     if int(parameters["num_deleted"]) or int(parameters.get("size_leaf_vector", 1)) > 1 or any(tree["split_type"]):
         raise ValueError(f"tree {number} is of another kind")
-    if any(tree[name] for name in ("categories", "categories_nodes", "categories_segments", "categories_sizes")):
+    if any(tree[name] for name in _CATEGORIES):
         raise ValueError(f"tree {number} splits by categories")
-    left, right, parents, split, conditions, default = (np.asarray(tree[name]) for name in _OF_NODES)
-    sizes = {len(np.atleast_1d(tree[name])) for name in (*_OF_NODES, "base_weights", "loss_changes", "sum_hessian")}
-    if sizes != {count} or not np.isfinite(np.asarray(conditions, float)).all():
+    sizes = {len(np.atleast_1d(tree[name])) for name in (*_OF_NODES, *_STATISTICS)}
+    numbers = np.array([tree[name] for name in ("split_conditions", *_STATISTICS)], np.float64)
+    if sizes != {count} or not (np.abs(numbers) < _LARGEST_SINGLE).all():
         raise ValueError(f"tree {number} has nodes of other numbers, or one that is not finite")
+    _check_nodes(tree, number, width)
+
+
+def _check_nodes(tree: Mapping[str, Any], number: int, width: int) -> None:
+    """ValueError unless each node is reached from the first by one path, which has an end."""
+    left, right, parents, split, conditions, default = (np.asarray(tree[name]) for name in _OF_NODES)
     if any(values.dtype.kind not in "iu" for values in (left, right, parents, split, default)):
         raise ValueError(f"tree {number} has an index that is no whole number")
-    inner = np.flatnonzero(left >= 0)
-    leaves = np.flatnonzero(left < 0)
-    children = np.concatenate([left[inner], right[inner]])
-    of = np.concatenate([inner, inner])
+    inner, leaves = np.flatnonzero(left >= 0), np.flatnonzero(left < 0)
+    children, of = np.concatenate([left[inner], right[inner]]), np.concatenate([inner, inner])
     if (np.abs(np.asarray(conditions, float)[leaves]) > _LARGEST_LEAF).any():
         raise ValueError(f"tree {number} has a leaf beyond {_LARGEST_LEAF:g}")
     # children stand behind their node, each once: so no path is endless, and every node is reached from the first
     if (left[leaves] != -1).any() or (right[leaves] != -1).any() or not (children > of).all():
         raise ValueError(f"tree {number} has a child before its node")
-    if sorted(children.tolist()) != list(range(1, count)) or (parents[children] != of).any():
+    if sorted(children.tolist()) != list(range(1, len(left))) or (parents[children] != of).any():
         raise ValueError(f"tree {number} has a node that is no child of one")
     if ((split < 0) | (split >= width)).any() or (~np.isin(default, (0, 1))).any():
         raise ValueError(f"tree {number} splits by a feature that is not there")
+    if _depth(parents.tolist()) > _DEEPEST:
+        raise ValueError(f"tree {number} is deeper than {_DEEPEST}")
+    weights = np.asarray(tree["sum_hessian"], float)
+    off = np.abs(weights[left[inner]] + weights[right[inner]] - weights[inner])
+    if not (weights > 0.0).all() or (off > _SUMS_AGREE * weights[inner]).any():
+        raise ValueError(f"tree {number} has a node whose weight is not that of its children")
+
+
+def _depth(parents: list[int]) -> int:
+    """Nodes below the root on the longest path of a tree whose nodes stand behind their ``parents``."""
+    depth = [0] * len(parents)
+    for node, parent in enumerate(parents[1:], 1):
+        depth[node] = depth[parent] + 1
+    return max(depth)

@@ -120,29 +120,41 @@ def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
     return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
-def priced_problem(job: Job | JobModel, *, once: bool = False) -> Problem:
+def priced_problem(job: Job | JobModel) -> Problem:
     """The search problem of a job: its layouts that fit in memory, priced by its model (of a job: the physics alone).
 
-    Tight plans rank behind their time and energy (`surrogate.memory.cost_of_failing`), or have those of one run
-    (``once``), and then those that are likelier not to fit are infeasible, unless there are no others.
-    Where time is all that the job is about, the GPU's power need not be known: energies are then NaN.
+    Tight plans rank behind their time and energy (`surrogate.memory.cost_of_failing`). Where time is all that the job
+    is about, the GPU's power need not be known: energies are then NaN.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
-    need_power(model.job)
-    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch())
-    layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
-    physics = model.cost_model(layouts, repeated(peak_bytes, len(layouts["pp"])))
+    physics, clocks_mhz = _priced(model)
+    return search_problem(model.job, physics, clocks_mhz, cost_of_failing(model.fit_probability(physics)))
+
+
+def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
+    """As `priced_problem` with time and energy of one run, and the same with all objectives of the job among its goals.
+
+    Tight plans that are likelier not to fit are infeasible, unless there are no others.
+    """
+    physics, clocks_mhz = _priced(model)
     fitting = model.fit_probability(physics)
-    if not once:
-        return search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
-    problem = search_problem(model.job, physics, space.clocks_mhz, np.ones(len(fitting)))
+    problem = search_problem(model.job, physics, clocks_mhz, np.ones(len(fitting)))
     shortfall = min(_EVEN, fitting.max()) - fitting
 
     def judged(index: Ints, stage_clock_mhz: Floats) -> Columns:
         plans = problem.evaluate(index, stage_clock_mhz)
         return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
 
-    return replace(problem, evaluate=judged)
+    narrow = replace(problem, evaluate=judged)
+    return narrow, with_goals(model.job, narrow, physics)
+
+
+def _priced(model: JobModel) -> tuple[CostModel, Floats]:
+    """Layouts of a job that may fit in memory, as often as it has power limits, priced by its model; and the clocks."""
+    need_power(model.job)
+    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch())
+    layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
+    return model.cost_model(layouts, repeated(peak_bytes, len(layouts["pp"]))), space.clocks_mhz
 
 
 def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:

@@ -75,7 +75,7 @@ def retrain(
     load_surrogate.cache_clear()
     bounds = [_bounds_line(*given)] if (given := scores.attrs.get("lower_bounds", (0, 0)))[0] else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
-    importance = {own.source: dict(own.importance) for own in surrogate.own if own.importance}
+    importance = {own.source: own.importance for own in surrogate.own if own.importance}
     return Retrained(lines, scores, compared, forgotten, out, importance)
 
 

@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, RunFailedError, UsageError
+from jointopt.core.errors import InfeasibleError, LauncherError, RunFailedError, UsageError
 from jointopt.core.schema import STATUSES, Columns, Floats, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed, run_all
+from jointopt.measure.launchers.rows import is_blank
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.facility import bill
 from jointopt.report.results import Shared
+from jointopt.search.breeding import POPULATION
+from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles
-from jointopt.search.pareto import OBJECTIVES, front_of
+from jointopt.search.pareto import OBJECTIVES, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.machine import Machine
+from jointopt.spec.objectives import PAID
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.functions import Answer, load_function
-from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.problem import problem_of_one_run
 from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-PHYSICS = "physics"
+PHYSICS, MEAN_POWER = "physics", "avg_power_w"
 
 
 def work(
@@ -48,14 +53,15 @@ def work(
     launcher: Launcher | str | None = None, machine: Machine | None = None, dask: str | None = None, workers: int = 0,
     **options: Any,
 ) -> Shared:  # fmt: skip
-    """Evaluate plans of ``job`` together with all other workers of the same job until there are ``trials`` of them.
+    """Evaluate plans of ``job``, by all its objectives, together with all other workers until there are ``trials``.
 
     ``evaluate`` names a function, ``module:function``: called with the job and at most ``batch`` plans (columns), it
-    returns their iteration_time_s and energy_j; None is the job's model, options as in `JobModel.of`, or real runs by
-    the ``launcher``, one or the name of one made with ``options``. ``dask``, ``workers``: as for `by_dask`, whose
+    returns their iteration_time_s, energy_j and further objectives of the job, of which mean power, carbon and costs
+    follow from these where it does not return them. None is the job's model, options as in `JobModel.of`, or real runs
+    by the ``launcher``, one or the name of one made with ``options``. ``dask``, ``workers``: as for `by_dask`, whose
     workers then call the function while this process keeps the study. A worker that is silent for ``lease_s`` seconds
     loses its plans to others. UsageError for a storage that cannot be shared, a function that is none, or both ways to
-    evaluate; InfeasibleError as `propose` does.
+    evaluate; LauncherError for an objective that is not returned; InfeasibleError as `propose` does.
     """
     from jointopt.search.studies.sharing import share, space_hash
 
@@ -65,27 +71,45 @@ def work(
     if runner is not None:
         job, evaluate = _to_run(job, runner, evaluate), f"launcher:{runner.name}"
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    job, predicted = model.job, priced_problem(model, once=True)
-    if job.goals != OBJECTIVES:
-        _log.warning("Workers search only by time and energy; `propose` searches by %s too.", ", ".join(job.goals[2:]))
-    start = exact_front_of_profiles(predicted).front
+    job, (narrow, wide) = model.job, problem_of_one_run(model)
+    start = _start(narrow, wide)
     if evaluate is None and not len(start["slack"]):
         raise InfeasibleError(f"Job {job.name!r} cannot be done: every layout {CONSTRAINED}.")
     text = dump_job(job)
     version = hashlib.sha256((text + (evaluate or "") + model.fingerprint).encode()).hexdigest()[:8]
     name = study or f"{job.name}-{version}-shared"
-    evidence = {"evidence": model.fingerprint} if model.fingerprint else {}
+    identity = {"job": text, "space": space_hash(narrow), "evaluate": evaluate or PHYSICS}
+    identity |= {"evidence": model.fingerprint} if model.fingerprint else {}
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
     with _answering(job, runner, evaluate, dask, workers) as (answer, at_once):
-        problem = predicted if answer is None else _answered(job, predicted, answer)
+        problem = wide if answer is None else _answered(job, narrow, answer, _goals(job, of_runs=runner is not None))
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
-            identity={"job": text, "space": space_hash(predicted), "evaluate": evaluate or PHYSICS} | evidence,
-            note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
+            identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
         )  # fmt: skip
     finished = len(worked.plans["slack"])
-    return Shared(name, worked.evaluated, worked.failed, finished, front_of(worked.plans))
+    front = front_of(worked.plans, problem.goals)
+    return Shared(name, worked.evaluated, worked.failed, finished, front, problem.goals)
+
+
+def _start(narrow: Problem, wide: Problem) -> Columns:
+    """Plans to begin with: the front that is predicted, by all goals as far as these can be counted."""
+    start = exact_front_of_profiles(narrow).front
+    if wide.goals == OBJECTIVES:
+        return start
+    start = wide.again(start)
+    if wide.has_levels:
+        start = merge(exact_front_of_levels(wide)[0], start, wide.goals)
+    return take(start, spread(stacked(start, wide.goals), POPULATION // 3)) if len(start["slack"]) else start
+
+
+def _goals(job: Job, *, of_runs: bool) -> tuple[str, ...]:
+    """The goals of a search whose plans something else than the job's model evaluates.
+
+    Carbon and costs, which in the model rise with time and energy, may be a function's own; runs measure none.
+    """
+    return job.goals if of_runs else (*job.goals, *(name for name in PAID if name in job.objectives))
 
 
 @contextmanager
@@ -94,7 +118,7 @@ def _answering(
 ) -> Iterator[tuple[Answer | None, int]]:
     """The function that answers for plans (None: the physics does), and for how many batches at a time."""
     if dask is None and not workers:
-        yield None if evaluate is None else _Runs(runner) if runner else load_function(evaluate), 1
+        yield None if evaluate is None else _Runs(runner, job.goals) if runner else load_function(evaluate), 1
         return
     if evaluate is None or runner is not None:
         raise UsageError("--dask and --workers share out what --evaluate MODULE:FUNCTION answers; name one.")
@@ -117,12 +141,15 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 class _Runs:
     """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: Launcher, goals: tuple[str, ...]) -> None:
+        self._launcher, self._goals = launcher, goals
         self._rows: dict[str, Mapping[str, Any]] = {}
 
     def __call__(self, job: Job, plans: Columns) -> Mapping[str, Any]:
-        """Times and energies of plans; RunFailedError for one that has none."""
+        """The goals of plans; RunFailedError for a run that failed, ValueError for one without a figure of a goal.
+
+        Mean power may be missing, as it follows from time and energy.
+        """
         records = plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"])))
         keys = [json.dumps(record, sort_keys=True, default=str) for record in records]
         new = [place for place, key in enumerate(keys) if key not in self._rows]
@@ -135,11 +162,14 @@ class _Runs:
         for row in rows:
             if row["status"] != STATUSES[0]:
                 raise RunFailedError(f"{row['status']}: {row['notes']}")
-        return {name: [row[name] for row in rows] for name in OBJECTIVES}
+        blank = {name for name in self._goals for row in rows if is_blank(row.get(name))}
+        if lacking := sorted(blank - {MEAN_POWER}):
+            raise ValueError(f"the run measured no {lacking[0]}, an objective of the job: leave it out, or measure it")
+        return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
 
 
-def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
-    """The same problem with time and energy from ``answer``, and the constraints judged by these."""
+def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...]) -> Problem:
+    """The same problem with its ``goals`` from ``answer``, and the constraints judged by these."""
     physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
     lock = threading.Lock()  # answers may be waited for by several threads
     priced = _one_by_one(lock, predicted.evaluate)
@@ -148,14 +178,25 @@ def _answered(job: Job, predicted: Problem, answer: Answer) -> Problem:
         layouts = {name: values[layout_index] for name, values in predicted.layouts.items()}
         results = answer(job, layouts | {"stage_clock_mhz": stage_clock_mhz})
         plans = priced(layout_index, stage_clock_mhz)
-        plans |= {name: _column(results, name, len(layout_index)) for name in OBJECTIVES}
-        gpu_s = plans["iteration_time_s"] * job.cluster.num_gpus
-        plans["avg_power_w"] = plans["energy_j"] / gpu_s
+        plans |= _goal_columns(job, results, goals, len(layout_index))
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
-    return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode)
+    return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)
+
+
+def _goal_columns(job: Job, results: Mapping[str, Any], goals: tuple[str, ...], count: int) -> Columns:
+    """Values of ``goals`` (n,) as ``results`` have them, and mean power; what follows from time and energy may lack.
+
+    LauncherError for another goal that they lack.
+    """
+    found = {name: _column(results, name, count) for name in OBJECTIVES}
+    time_s, energy_j = objectives(found)
+    follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
+    further = {name: follows[name] for name in goals if name in follows and name not in results}
+    further |= {name: _column(results, name, count) for name in goals if name not in further}
+    return {MEAN_POWER: follows[MEAN_POWER]} | found | further
 
 
 def _one_by_one(lock: threading.Lock, function: Callable[..., T]) -> Callable[..., T]:
@@ -170,7 +211,10 @@ def _one_by_one(lock: threading.Lock, function: Callable[..., T]) -> Callable[..
 
 def _column(results: Mapping[str, Any], name: str, count: int) -> Floats:
     if name not in results:
-        raise ValueError(f"what evaluates the plans returns no {name}")
+        raise LauncherError(
+            f"What evaluates the plans returns no {name}, an objective of the search; return a value for each plan"
+            f"{', or leave it out of the job' if name not in OBJECTIVES else ''}."
+        )
     values = np.asarray(results[name], dtype=np.float64)
     if values.shape != (count,):
         raise ValueError(f"what evaluates the plans returns {values.size} values of {name} for {count} plans")

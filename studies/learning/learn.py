@@ -3,13 +3,15 @@
 python -m jointopt.studies.learning.learn [--rows 30 100 300] [--seeds 2] [--clocks] [--table TABLE.csv] [--plot PNG]
 
 Without --table, nanotron's recorded runs are the real cluster where ../shared/data beside the repository has them.
+With --learners or --truths a part is computed; --plot keeps the other figures that the CSV beside the plot has.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +24,20 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.physics.describe import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.own_runs import LEAST_RUNS, inputs, supporting
+from jointopt.surrogate.own_folds import crossed, folds_by_model
+from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, inputs, supporting
 from jointopt.surrogate.own_training import learn_source
 from jointopt.surrogate.posterior import condition
-from jointopt.surrogate.residual_gp import Kernel, default_kernel
+from jointopt.surrogate.residual_gp import Kernel, Runs, default_kernel
 from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, training_set
 
 ROWS = (30, 100, 300, 1000, 3000, 10_000)
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "layouts_nanotron_ultrascale.csv"
 MOST_HELD_OUT = 3  # models, and of few models a third
 RAW = ("dp", "tp", "pp", "cp", "vpp", "micro_batch_size", "zero_stage", "num_gpus", "seq_length", "global_batch_size")
-LEARNERS = ("physics", "trees on raw columns", "process", "own process", "trees on residual", "both, by weight")
+OWN_PROCESS, WITH_PROCESS, BOTH = "own process", "trees with the process", "both, by weight"
+LEARNERS = ("physics", "trees on raw columns", "process", OWN_PROCESS, "trees on residual", WITH_PROCESS, BOTH)
+KEYS = ["truth", "left out", "rows"]
 
 
 @dataclass(frozen=True)
@@ -77,34 +82,67 @@ def trees(columns: Floats, target: Floats) -> Callable[[Floats], Floats]:
     )
 
 
-def answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[str, Floats]:
-    """log(measured / physics) of the runs ``at`` by every learner, from those ``fit``."""
+def answers(
+    cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel, learners: Sequence[str] = LEARNERS
+) -> dict[str, Floats]:
+    """log(measured / physics) of the runs ``at`` by each of ``learners``, from those ``fit``."""
     runs, residual = cluster.data.known.runs, cluster.data.known_residual
     fit = fit[np.abs(residual[fit]) < np.log(OWN_BROKEN)]
     new, known, y = runs.take(at), runs.take(fit), residual[fit]
     log_physics_s = cluster.log_time_s - residual
-    kept = supporting(fit)
-    process = condition(kernel, runs.take(kept), residual[kept]).mean(new)
-    names = runs.names
-    own_process, both = own_answers(cluster, fit, at, kernel) if len(fit) >= LEAST_RUNS else (process, process)
-    return {
-        "physics": np.zeros(len(at)),
-        "trees on raw columns": trees(cluster.raw[fit], cluster.log_time_s[fit])(cluster.raw[at]) - log_physics_s[at],
-        "process": process, "own process": own_process,
-        "trees on residual": trees(inputs(known, names), y)(inputs(new, names)), "both, by weight": both,
-    }  # fmt: skip
+    own = functools.cache(lambda: own_answers(cluster, fit, at, kernel))
+    every: Mapping[str, Callable[[], Floats]] = {
+        "physics": lambda: np.zeros(len(at)),
+        "trees on raw columns": lambda: (
+            trees(cluster.raw[fit], cluster.log_time_s[fit])(cluster.raw[at]) - log_physics_s[at]
+        ),
+        "process": lambda: condition(kernel, runs.take(kept := supporting(fit)), residual[kept]).mean(new),
+        "trees on residual": lambda: trees(inputs(known, runs.names), y)(inputs(new, runs.names)),
+    } | {name: lambda name=name: own()[name] for name in (OWN_PROCESS, WITH_PROCESS, BOTH)}
+    return {name: every[name]() for name in learners}
 
 
-def own_answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> tuple[Floats, Floats]:
-    """log(measured / physics) of the runs ``at`` by the cluster's own process, and by all that `retrain` writes."""
-    found = learn_source(str(cluster.data.known.runs.source[0]), cluster.data, fit, kernel)
-    new, moved = cluster.data.known.take(at), np.zeros(len(at))
-    if (response := found.own.response) is not None:
-        before, new = new, new.under(response.response.on)
+def own_answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[str, Floats]:
+    """As `answers`, by what is learned of the cluster alone; of too few runs for it, by the shared kernel."""
+    data, new, moved = cluster.data, cluster.data.known.take(at), np.zeros(len(at))
+    source = str(data.known.runs.source[0])
+    own, known, residual = OwnRuns(source), data.known.runs.take(fit), data.known_residual[fit]
+    if len(fit) >= LEAST_RUNS:
+        found = learn_source(source, data, fit, kernel)
+        own, known, residual = found.own, found.runs, found.residual
+    if own.response is not None:
+        before, new = new, new.under(own.response.response.on)
         moved = np.log(new.physics["iteration_time_s"] / before.physics["iteration_time_s"])
-    kept = supporting(np.arange(len(fit)))
-    process = found.own.process(kernel, found.runs.take(kept), found.residual[kept]).mean(new.runs)
-    return process + moved, found.own.time(process, new.runs) + moved
+    process = process_of(own, kernel, known, residual)
+    every = process(np.arange(len(known)), new.runs)
+    stacked = with_process(process, known, residual)(new.runs, every)
+    return {OWN_PROCESS: every + moved, WITH_PROCESS: stacked + moved, BOTH: own.time(every, new.runs) + moved}
+
+
+def process_of(own: OwnRuns, kernel: Kernel, known: Runs, residual: Floats) -> Callable[[Ints, Runs], Floats]:
+    """A function of rows of ``known`` and of new runs (n,): what the process says of these (n,) after those."""
+
+    def mean(rows: Ints, new: Runs) -> Floats:
+        kept = supporting(rows)
+        return own.process(kernel, known.take(kept), residual[kept]).mean(new)
+
+    return mean
+
+
+def with_process(
+    process: Callable[[Ints, Runs], Floats], known: Runs, residual: Floats
+) -> Callable[[Runs, Floats], Floats]:
+    """XGBoost one feature of which is what the process says of a run: of ``known`` ones, after those of other models.
+
+    Its answers (n,) are a function of new runs and of what the process says of these (n,) after all known ones.
+    """
+    before = crossed(folds_by_model(known)[0], lambda fit, at: process(fit, known.take(at)))
+
+    def columns(runs: Runs, means: Floats) -> Floats:
+        return np.column_stack([inputs(runs, known.names), means])
+
+    fitted = trees(columns(known, before), residual)
+    return lambda new, means: fitted(columns(new, means))
 
 
 def shared_kernel() -> Kernel:
@@ -113,7 +151,9 @@ def shared_kernel() -> Kernel:
     return default_kernel(len(CONSTANTS)) if shipped is None else shipped.kernel
 
 
-def curves(name: str, cluster: Cluster, counts: Sequence[int], seeds: int) -> pd.DataFrame:
+def curves(
+    name: str, cluster: Cluster, counts: Sequence[int], seeds: int, learners: Sequence[str] = LEARNERS
+) -> pd.DataFrame:
     """Median errors in percent: a row per truth, rows learned from and kind of runs left out.
 
     A recorded cluster has fewer runs than the largest counts need: its curves end where they run out.
@@ -124,21 +164,31 @@ def curves(name: str, cluster: Cluster, counts: Sequence[int], seeds: int) -> pd
             if len(fit) < count or not len(at):
                 continue
             truth = cluster.data.known_residual[at]
-            error = {
-                k: 100 * np.median(np.abs(np.expm1(v - truth))) for k, v in answers(cluster, fit, at, kernel).items()
-            }
+            found_by = answers(cluster, fit, at, kernel, learners)
+            error = {k: 100 * np.median(np.abs(np.expm1(v - truth))) for k, v in found_by.items()}
             found.append({"truth": name, "rows": count, "left out": kind} | error)
             print(".", end="", flush=True)
-    return pd.DataFrame(found).groupby(["truth", "left out", "rows"], as_index=False).mean()
+    return pd.DataFrame(found).groupby(KEYS, as_index=False).mean()
 
 
-def one_model_at_a_time(cluster: Cluster) -> pd.DataFrame:
+def beside_others(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The figures of ``table``, and all others that the CSV ``path`` has, in the order of clusters and learners."""
+    if not path.is_file():
+        return table
+    before = pd.read_csv(path).set_index(KEYS)
+    found = table.set_index(KEYS).combine_first(before)
+    order = list(dict.fromkeys([*before.index.get_level_values("truth"), *table["truth"]]))
+    found = found.sort_index(key=lambda keys: keys.map(order.index) if keys.name == "truth" else keys)
+    return found[[name for name in LEARNERS if name in found]].reset_index()
+
+
+def one_model_at_a_time(cluster: Cluster, learners: Sequence[str] = LEARNERS) -> pd.DataFrame:
     """Median errors in percent of a recorded cluster, each model predicted from the others."""
     kernel, every = shared_kernel(), np.arange(len(cluster))
-    found = {name: np.zeros(len(cluster)) for name in LEARNERS}
+    found = {name: np.zeros(len(cluster)) for name in learners}
     for model in np.unique(cluster.model):
         at = np.flatnonzero(cluster.model == model)
-        for name, values in answers(cluster, np.setdiff1d(every, at), at, kernel).items():
+        for name, values in answers(cluster, np.setdiff1d(every, at), at, kernel, learners).items():
             found[name][at] = values
     truth = cluster.data.known_residual
     kinds = {"all runs": every, "within twice the physics": np.flatnonzero(np.abs(truth) < np.log(2.0))}
@@ -161,7 +211,7 @@ def plot(table: pd.DataFrame, path: Path) -> None:
     for column, truth in enumerate(truths_):
         for row, kind in enumerate(kinds):
             axis, rows = axes[row, column], table[(table["truth"] == truth) & (table["left out"] == kind)]
-            for name in LEARNERS:
+            for name in (name for name in LEARNERS if name in rows):
                 axis.loglog(rows["rows"], rows[name], marker="o", markersize=4, label=name)
             axis.set(title=f"{truth}, {kind}", xlabel="runs learned from")
             axis.set_xticks(rows["rows"].unique(), [f"{n:,}" for n in rows["rows"].unique()], minor=False)
@@ -169,7 +219,7 @@ def plot(table: pd.DataFrame, path: Path) -> None:
             axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("median error of time, %")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=len(LEARNERS))
     figure.savefig(path, dpi=110)
 
 
@@ -187,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--truths", nargs="*", default=["T", "S"])
+    parser.add_argument("--learners", nargs="+", choices=LEARNERS, default=LEARNERS, metavar="LEARNER")
     parser.add_argument("--clocks", action="store_true", help="runs at clocks of all kinds, with power")
     parser.add_argument("--table", type=Path, help="measured runs of one cluster instead of nanotron's")
     parser.add_argument("--made-up-only", action="store_true", help="no recorded cluster")
@@ -199,13 +250,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with threadpool_limits(1, user_api="blas"):
         parts, each = [], None
         for name, cluster in clusters(given.truths, 2 * max(given.rows), recorded, clocks=given.clocks):
-            parts.append(curves(name, cluster, given.rows, given.seeds))
-            each = one_model_at_a_time(cluster) if name not in given.truths else None
+            parts.append(curves(name, cluster, given.rows, given.seeds, given.learners))
+            each = one_model_at_a_time(cluster, given.learners) if name not in given.truths else None
         table = pd.concat(parts, ignore_index=True)
         print("\n" + table.round(2).to_string(index=False))
         if given.plot:
+            table = beside_others(table, figures := given.plot.with_suffix(".csv"))
             plot(table, given.plot)
-            table.round(2).to_csv(given.plot.with_suffix(".csv"), index=False)
+            table.round(2).to_csv(figures, index=False)
         if each is not None:
             print(f"\neach model from the others\n{each.round(2).to_string(index=False)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -18,7 +19,7 @@ from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
@@ -41,8 +42,9 @@ def good() -> Path:
     default = load_surrogate("default")
     assert default is not None
     own = OwnRuns(
-        SOURCE, default.kernel, _mix(default, 0), 1.2, PowerScale(1.1, 0.05, 3.0), _mix(default, 1), (0.6, 1.0),
-        {"time": 0.02, "process": 0.03}, "groups", heat={PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0))},
+        SOURCE, default.kernel, _mix(default, 0), 1.2, power=PowerScale(1.1, 0.05, 3.0), power_mix=_mix(default, 1),
+        clocks=(0.6, 1.0), errors={"time": 0.02, "process": 0.03}, held_out="groups",
+        heat={PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0))},
     )  # fmt: skip
     save(replace(_small(default), own=(own,)), folder)
     return folder
@@ -67,20 +69,25 @@ def _mix(default: Surrogate, seed: int) -> Mix:
 def read(path: Path) -> object:
     """Predictions by the good surrogate with one file replaced, whose name stands in the first line.
 
-    Where it is not the card, the card has the hash of what it is replaced by, as whoever means harm would write it.
+    The card has the hash of what it is replaced by, and its own, as whoever means harm would write it.
     """
     name, _, content = path.read_bytes().partition(b"\n")
     folder = path.with_name(f"surrogate-{time.monotonic_ns()}")  # one that was loaded is remembered by its name
     shutil.copytree(good(), folder)
     try:
         (folder / name.decode()).write_bytes(content)
-        if name.decode() != CARD:
-            card = json.loads((folder / CARD).read_text())
-            card["model"]["sha256"][name.decode()] = hashlib.sha256(content).hexdigest()
-            (folder / CARD).write_text(json.dumps(card))
+        _seal_again(folder, name.decode(), content)
         return _predictions(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _seal_again(folder: Path, name: str, content: bytes) -> None:
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # a card that can have no hash
+        card = json.loads((folder / CARD).read_bytes())
+        if name != CARD:
+            card["model"]["sha256"][name] = hashlib.sha256(content).hexdigest()
+        write_card(folder, card)
 
 
 def _predictions(folder: Path) -> object:

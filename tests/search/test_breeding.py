@@ -38,6 +38,18 @@ def test_the_elite_is_the_front_then_the_next_ones_then_the_least_infeasible(pla
         np.testing.assert_array_equal(plans["energy_j"][rows[: len(front)]], front)
 
 
+def test_the_elite_by_three_goals_is_their_front_with_the_best_in_each_kept_where_it_is_thinned(plans):
+    goals = ("iteration_time_s", "energy_j", "third")
+    three = plans | {"third": np.random.default_rng(1).random(200), "violation": np.zeros(200)}
+    front = front_of(three, goals)
+    assert len(front["third"]) > 10
+    rows = elite(three, len(front["third"]), goals)
+    assert {*three["third"][rows]} == {*front["third"]}
+    few = take(three, elite(three, 6, goals))
+    assert len(few["third"]) == 6
+    assert all(few[name].min() == front[name].min() for name in goals)
+
+
 def test_local_moves_differ_in_one_gene_of_the_layout_or_in_the_clocks_profile(genome, plans):
     front, seen, rng = take(front_of(plans), np.array([0])), Seen(), np.random.default_rng(0)
     [own] = genome.encode(front)

@@ -27,7 +27,7 @@ from jointopt.surrogate.clock_response import (
     _most_below,
     learn_response,
 )
-from jointopt.surrogate.files import load, save
+from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.model import Surrogate
@@ -232,6 +232,6 @@ def test_a_share_that_follows_the_clock_more_than_whole_is_refused(folder: Path,
     save(load(folder), tmp_path / "mine")
     card = json.loads((tmp_path / "mine" / "card.json").read_text())
     card["model"]["own"][0]["response"]["response"]["compute"] = 1.5
-    (tmp_path / "mine" / "card.json").write_text(json.dumps(card))
+    write_card(tmp_path / "mine", card)
     with pytest.raises(TableError, match="a share that follows the clock is not between 0 and 1"):
         load(tmp_path / "mine")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.surrogate.files import load, save
+from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
 from jointopt.surrogate.residual_trees import ResidualBooster
@@ -77,7 +77,7 @@ def test_a_card_of_an_earlier_version_with_a_figure_that_nothing_reads_is_loaded
     card = json.loads((folder / "card.json").read_text())
     assert "memory_log_sd" not in card["model"]
     card["model"]["memory_log_sd"] = 0.18
-    (folder / "card.json").write_text(json.dumps(card))
+    write_card(folder, card)
     assert load(folder).widths == Widths(1.1, 1.2, 1.3)
 
 
@@ -175,7 +175,7 @@ def _setting(**parameters: Any) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         card = json.loads((folder / "card.json").read_text())
         card["model"]["booster"]["parameters"] |= parameters
-        (folder / "card.json").write_text(json.dumps(card))
+        write_card(folder, card)
 
     return damage
 
@@ -194,7 +194,7 @@ def _hash_again(folder: Path) -> None:
     digest = hashlib.sha256((folder / "support.npz").read_bytes()).hexdigest()
     card = json.loads((folder / "card.json").read_text())
     card["model"]["sha256"]["support.npz"] = digest
-    (folder / "card.json").write_text(json.dumps(card))
+    write_card(folder, card)
 
 
 def _bytes(name: str, content: bytes) -> Callable[[Path], object]:
@@ -217,7 +217,7 @@ def _card(**model: Any) -> Callable[[Path], object]:
     def edit(folder: Path) -> None:
         card = json.loads((folder / "card.json").read_text())
         card["model"] |= model
-        (folder / "card.json").write_text(json.dumps(card))
+        write_card(folder, card)
 
     return edit
 
@@ -225,7 +225,7 @@ def _card(**model: Any) -> Callable[[Path], object]:
 def _first_feature(folder: Path, name: object) -> None:
     card = json.loads((folder / "card.json").read_text())
     card["model"]["feature_names"][0] = name
-    (folder / "card.json").write_text(json.dumps(card))
+    write_card(folder, card)
 
 
 def _version_of_zip(folder: Path) -> None:
@@ -311,7 +311,7 @@ def test_bounds_of_new_sources_are_kept_with_a_card(surrogate: Surrogate, tmp_pa
 def test_a_file_without_a_hash_in_the_card_is_refused_by_name(folder: Path, name: str) -> None:
     card = json.loads((folder / "card.json").read_text())
     del card["model"]["sha256"][name]
-    (folder / "card.json").write_text(json.dumps(card))
+    write_card(folder, card)
     with pytest.raises(TableError, match=rf"is damaged \(its card has no hash of {name}\)"):
         load(folder)
 

@@ -15,7 +15,7 @@ from jointopt.core.schema import Floats
 from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
-from jointopt.surrogate.files import load, save
+from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.held_out import HeldOut
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate, Widths
@@ -181,7 +181,7 @@ def test_a_weight_that_no_training_writes_is_refused(tmp_path: Path, change: dic
     save(surrogate(JUDGED), tmp_path)
     card = json.loads((tmp_path / "card.json").read_text())
     card["model"]["new_groups"][0] |= change
-    (tmp_path / "card.json").write_text(json.dumps(card))
+    write_card(tmp_path, card)
     with pytest.raises(TableError, match="is damaged"):
         load(tmp_path)
 

@@ -26,7 +26,7 @@ from jointopt.surrogate import own_runs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import relabelled
-from jointopt.surrogate.files import CARD, load, save
+from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
@@ -244,6 +244,16 @@ def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on(
     assert own.heat[PEAK].scale.log_sd == pytest.approx(0.03 * 1.181, rel=0.6)
 
 
+def test_features_that_make_the_steps_of_peaks_are_the_most_important_of_their_trees() -> None:
+    own = own_of_steps()
+    importance = own.importance[PEAK]
+    assert set(list(importance)[:3]) == {"log2_tp", "log2_pp", "log2_vpp"}
+    assert list(importance.values()) == sorted(importance.values(), reverse=True)
+    names, added = own.heat[PEAK].mix.contributions(runs(120))
+    assert importance["log2_tp"] == pytest.approx(np.abs(added[:, names.index("log2_tp")]).mean(), abs=1e-4)
+    assert set(own.importance) == {of for of, mix in own.mixes.items() if mix.weight}
+
+
 @functools.cache
 def with_steps() -> Surrogate:
     own = own_of_steps()
@@ -304,7 +314,7 @@ def test_a_card_that_no_training_wrote_is_refused(
     save(with_steps(), tmp_path / "mine")
     card = json.loads((tmp_path / "mine" / CARD).read_text())
     change(card["model"])
-    (tmp_path / "mine" / CARD).write_text(json.dumps(card))
+    write_card(tmp_path / "mine", card)
     with pytest.raises(TableError, match=why):
         load(tmp_path / "mine")
 
@@ -315,9 +325,22 @@ def test_a_card_from_before_heat_was_learned_knows_none_and_takes_the_limit_that
     save(with_steps(), tmp_path / "mine")
     card = json.loads((tmp_path / "mine" / CARD).read_text())
     del card["model"]["own"][0]["heat"], card["model"]["own"][0]["power_limit_w"]
-    (tmp_path / "mine" / CARD).write_text(json.dumps(card))
+    write_card(tmp_path / "mine", card)
     own = load(tmp_path / "mine").own[0]
     assert (own.heat, own.power_limit_w, own.measured_limit_w) == ({}, None, 700.0)
+
+
+def test_importance_is_kept_by_quantity_the_largest_first_and_an_earlier_card_s_is_of_time(tmp_path: Path) -> None:
+    (own,) = with_steps().own
+    importance = {"time": {"tp": 0.1, "b": 0.3, "a": 0.2}, PEAK: {"clock": 0.05}}
+    save(replace(with_steps(), own=(replace(own, importance=importance),)), tmp_path / "mine")
+    found = load(tmp_path / "mine").own[0].importance
+    assert found == importance
+    assert list(found["time"]) == ["b", "a", "tp"]
+    card = json.loads((tmp_path / "mine" / CARD).read_text())
+    card["model"]["own"][0]["importance"] = importance["time"]
+    write_card(tmp_path / "mine", card)
+    assert load(tmp_path / "mine").own[0].importance == {"time": importance["time"]}
 
 
 def test_peaks_of_the_physics_alone_know_nothing_of_what_was_learned() -> None:

@@ -10,8 +10,11 @@ import pytest
 
 from jointopt.physics.describe import CONSTANTS, OCCUPANCY, SHARES
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
+from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.own_runs import Mix, OwnRuns, booster, inputs
-from jointopt.surrogate.own_words import _GROUPS, group_words, learned_sentence
+from jointopt.surrogate.own_targets import OwnTarget, at_clock
+from jointopt.surrogate.own_words import _GROUPS, group_words, learned_sentence, target_sentences
+from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Runs
 from jointopt.surrogate.trees import Trees
 
@@ -98,7 +101,8 @@ def test_a_learned_clock_response_is_named_with_the_factor_at_the_plan_s_clocks(
         ("recompute", {"recompute": 1.0}, "recompute selective"),
         ("micro_batch_size", {"log2_micro_batch_size": 1.0, "log2_seq_length": 13.0},
          "micro_batch_size 2 at seq_length 8,192"),
-        ("ep", {}, "ep"), ("fan_speed", {"fan_speed": 3.0}, "fan speed"),
+        ("clock", {"clock": 0.6}, "clock 60% of the top"), ("ep", {}, "ep"),
+        ("fan_speed", {"fan_speed": 3.0}, "fan speed"),
     ],
 )  # fmt: skip
 def test_a_group_of_features_is_named_in_the_words_of_a_plan(group: str, values: dict[str, float], words: str) -> None:
@@ -109,3 +113,55 @@ def test_every_feature_and_constant_is_of_one_group() -> None:
     features = [name for names in _GROUPS.values() for name in names]
     assert len(features) == len(set(features))
     assert {*CONSTANTS, *FEATURES, *(f"share_{part}" for part in SHARES), *OCCUPANCY} - {*features} == set()
+
+
+def own_heat(weight: float = 0.75) -> OwnRuns:
+    """Runs that draw 1.1 times the power, more with tp 8, whose peaks end at 1.05 of a limit of 500 W."""
+    known, columns = runs(), inputs(runs(), NAMES)
+    more = 0.15 + 0.1 * (known.features["log2_tp"] == 3)
+    mix = Mix(Trees.of(booster(columns, more, NAMES)), weight, True, NAMES)
+    heat = {PEAK: OwnTarget(PowerScale(1.3, 0.05), Mix(), 1.05), RISE: OwnTarget(PowerScale(0.9, 0.05), Mix())}
+    power = {"power": PowerScale(1.1, 0.05), "power_mix": mix, "power_limit_w": 500.0}
+    return OwnRuns(str(known.source[0]), **power, heat=heat)
+
+
+def moved(own: OwnRuns, one: Runs, power_w: float, peak_w: float) -> tuple[str, ...]:
+    """Sentences on a plan of such power and peak by the physics, of 40 K over the air."""
+    values = {"power": np.array([power_w]), PEAK: np.array([peak_w]), RISE: np.array([40.0])}
+    clocks = own.power_clocks
+    lines = {name: of.line(one, np.tile(values[name], (len(clocks), 1)), clocks) for name, of in own.targets.items()}
+    return target_sentences(own, one, lines, values)
+
+
+def test_power_its_peak_and_temperature_have_a_sentence_each_with_the_trees_reasons_where_they_count() -> None:
+    one = runs().take(np.flatnonzero(runs().features["log2_tp"] == 3)[:1])
+    power, peak, rise = moved(own_heat(), one, 300.0, 350.0)
+    share = 0.75 * own_heat().power_mix.trees.predict(inputs(one, NAMES))[0]
+    expected = f"They move its power by {1.1 * np.exp(share) - 1:+.1%} at this plan's clocks. Of this, trees give "
+    assert power.startswith(f"{expected}{np.expm1(share):+.1%}: ")
+    assert re.search(r"\+[0-9.]+% for tp 8", power)
+    assert peak == "They move its peak power by +30.0% at this plan's clocks."
+    assert rise == "They move its temperature above the air by -10.0% at this plan's clocks."
+
+
+def test_power_and_peaks_that_would_exceed_their_limit_are_moved_up_to_it() -> None:
+    power, peak, rise = moved(own_heat(0.0), runs(1), 480.0, 500.0)
+    held = "at this plan's clocks, where the power limit ends it."
+    assert power == f"They move its power by +4.2% {held}"  # 500 / 480
+    assert peak == f"They move its peak power by +5.0% {held}"
+    assert "limit" not in rise
+    assert moved(replace(own_heat(), power=PowerScale(), heat={}), runs(1), 480.0, 500.0) == ()
+
+
+def test_reasons_of_a_sweep_are_means_over_its_clocks_that_add_up_to_the_trees_share() -> None:
+    known = replace(runs(), features=dict(runs().features) | {"clock": np.linspace(0.5, 1.0, 200)})
+    names = (*NAMES, "clock")
+    target = 0.4 * (known.features["clock"] - 0.75) + 0.1 * (known.features["log2_tp"] == 3)
+    mix = Mix(Trees.of(booster(inputs(known, names), target, names)), 1.0, True, names)
+    own = OwnRuns(str(known.source[0]), power=PowerScale(1.0, 0.05), power_mix=mix, clocks=(0.6, 1.0))
+    one = known.take(np.flatnonzero(known.features["log2_tp"] == 3)[:1])
+    (power,) = moved(own, one, 300.0, 350.0)
+    swept = [mix.trees.predict(inputs(at_clock(one, share), names))[0] for share in own.power_clocks]
+    _, whole, *parts = percents(power)
+    assert whole == pytest.approx(100 * np.expm1(np.mean(swept)), abs=0.051)
+    assert 100 * np.log1p(np.array(parts) / 100).sum() == pytest.approx(100 * np.mean(swept), abs=0.2)

@@ -12,7 +12,7 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.tree_files import Forest, check_trees, load_forest, load_regressor
+from jointopt.surrogate.tree_files import Forest, _check_nodes, check_trees, load_forest, load_regressor
 from jointopt.surrogate.trees import Trees
 
 FEATURES = 4
@@ -86,6 +86,13 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a missing tree": lambda d: d["learner"]["gradient_booster"]["model"]["trees"].pop(),
     "two classes": lambda d: d["learner"]["learner_model_param"].update(num_class="2"),
     "no base score": lambda d: d["learner"]["learner_model_param"].update(base_score="[NaN]"),
+    "a base score that no training leaves": lambda d: d["learner"]["learner_model_param"].update(base_score="[2.1E0]"),
+    "another objective": lambda d: d["learner"]["objective"].update(name="binary:logistic"),
+    "no version": lambda d: d.update(version=[3]),
+    "a weight of nothing": _tree(sum_hessian=(-1, 0.0)),
+    "a weight that is not that of its children": _tree(sum_hessian=(0, 1.0)),
+    "a weight without end": _tree(sum_hessian=(-1, 1e39)),
+    "a gain that is text": _tree(loss_changes=(0, "much")),
     "a linear model": lambda d: d["learner"]["gradient_booster"].update(name="gblinear"),
 }
 
@@ -97,6 +104,30 @@ def test_what_xgboost_could_not_follow_is_refused(text: bytes, damage: str) -> N
     DAMAGE[damage](document)
     with pytest.raises((ValueError, KeyError, TypeError)):
         check_trees(document, FEATURES)
+
+
+def test_a_tree_deeper_than_any_that_training_writes_is_refused_as_its_paths_are_followed_by_recursion() -> None:
+    depth = 70
+    parents = [(at - 1) // 2 * 2 for at in range(1, 2 * depth + 1)]  # each second node is a leaf
+    inner = [at % 2 == 0 and at < 2 * depth for at in range(2 * depth + 1)]
+    tree = {
+        "left_children": [at + 1 if of else -1 for at, of in enumerate(inner)],
+        "right_children": [at + 2 if of else -1 for at, of in enumerate(inner)],
+        "parents": [2**31 - 1, *parents],
+        **{name: [0] * len(inner) for name in ("split_indices", "split_conditions", "default_left")},
+    }
+    with pytest.raises(ValueError, match="tree 3 is deeper than 64"):
+        _check_nodes(tree, 3, FEATURES)
+
+
+def test_xgboost_reads_what_was_checked_though_the_file_has_a_list_twice(text: bytes, tmp_path: Path) -> None:
+    twice = text.replace(b'"left_children":[', b'"left_children":[99999],"left_children":[')
+    expected = []
+    for content in (text, twice, b'{"learner":{},' + text[1:]):
+        (tmp_path / "trees.json").write_bytes(content)
+        expected.append(load_regressor(tmp_path / "trees.json", FEATURES).predict(POINTS))
+    np.testing.assert_array_equal(expected[0], expected[1])
+    np.testing.assert_array_equal(expected[0], expected[2])
 
 
 def test_trees_walked_here_answer_as_xgboost_does(text: bytes, tmp_path: Path) -> None:

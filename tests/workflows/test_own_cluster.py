@@ -144,11 +144,15 @@ def test_explain_names_the_features_that_trees_move_a_plan_by(folder: Path, job:
     plan = "dp=1 tp=2 pp=4 micro_batch_size=2"
     found = explain(job, plan, surrogate=str(folder))
     (own,) = load(folder).own
-    assert len(found.learned) == 1
+    assert len(found.learned) == 2
+    physics = explain(job, plan, surrogate="none")
+    by = found.avg_power_w / physics.avg_power_w - 1.0
+    assert found.learned[1].startswith(f"They move its power by {by:+.1%} at this plan's clocks.")
+    assert ("trees give " in found.learned[1]) == (own.power_mix.weight > 0)
     assert found.learned[0].startswith("The cluster's own runs move the physics' time by +")
     assert ("trees give " in found.learned[0]) == (own.time.weight > 0)
     assert found.learned[0][:40] in " ".join(found.text().split())
-    assert explain(job, plan, surrogate="none").learned == ()
+    assert physics.learned == ()
 
 
 def test_a_tune_rests_on_the_surrogate_of_its_cluster_from_the_first_run_on(folder: Path, job: Job) -> None:
@@ -221,11 +225,14 @@ def test_stored_runs_of_other_jobs_are_learned_from_where_that_orders_plans_bett
 
 def test_the_plot_of_importance_has_the_features_of_the_card_the_largest_on_top(folder: Path) -> None:
     (own,) = load(folder).own
-    written = Retrained((), pd.DataFrame(), None, (), folder, {own.source: dict(own.importance)})
-    (bars,) = written.plot().data
-    assert list(bars.y)[::-1] == list(own.importance)
-    assert list(bars.x) == sorted(bars.x)
-    assert "my cluster" in bars.name
+    written = Retrained((), pd.DataFrame(), None, (), folder, {own.source: own.importance})
+    figure = written.plot()
+    assert set(own.importance) == {of for of, mix in own.mixes.items() if mix.weight}
+    for bars, (of, features) in zip(figure.data, own.importance.items(), strict=True):
+        assert list(bars.y)[::-1] == list(features)
+        assert list(bars.x) == sorted(bars.x)
+        assert "my cluster" in bars.name
+        assert any(f"moves the {of}" in title.text for title in figure.layout.annotations)
     with pytest.raises(UsageError, match="No trees count in"):
         replace(written, importance={}).plot()
 

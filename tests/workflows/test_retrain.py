@@ -14,7 +14,7 @@ import pytest
 
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.runs.store import Store
-from jointopt.surrogate.files import load
+from jointopt.surrogate.files import load, write_card
 from jointopt.surrogate.scores import Scores, score_table
 from jointopt.workflows import retrain as retraining
 from jointopt.workflows.evaluate import evaluate
@@ -162,7 +162,7 @@ def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retr
 def test_a_surrogate_whose_card_knows_no_held_out_rows_is_loaded_and_cannot_be_compared(folder, retrained, harm):
     content = card(folder)
     del content["model"]["sha256"]["held_out.npz"]  # as an earlier version wrote it
-    (folder / "card.json").write_text(json.dumps(content), encoding="utf-8")
+    write_card(folder, content)
     harm(folder / "held_out.npz")
     assert load(folder).card["seed"] == 0
     with pytest.raises(InfeasibleError, match="not comparable"):
@@ -192,7 +192,7 @@ def test_training_again_on_the_same_and_more_rows_is_compared_row_by_row(folder,
 def test_sources_that_the_new_one_forgets_are_named(folder, trained, retrained):
     content = card(folder)
     content["data"]["vanished"] = 7
-    (folder / "card.json").write_text(json.dumps(content), encoding="utf-8")
+    write_card(folder, content)
     assert "only the one now there was trained on vanished" in retrained({}, force=True)
 
 
@@ -322,12 +322,12 @@ def test_a_surrogate_without_a_list_of_its_rows_does_not_know_them(folder, three
     (folder / "learned_rows.npz").unlink()
     content = card(folder)
     del content["model"]["sha256"]["learned_rows.npz"]
-    (folder / "card.json").write_text(json.dumps(content))
+    write_card(folder, content)
     assert evaluate(three_sources, str(folder)).learned_rows is None
     np.savez(folder / "learned_rows.npz", row=np.zeros(3))
     content["model"]["sha256"]["learned_rows.npz"] = hashlib.sha256(
         (folder / "learned_rows.npz").read_bytes()
     ).hexdigest()
-    (folder / "card.json").write_text(json.dumps(content))
+    write_card(folder, content)
     with pytest.raises(TableError, match=r"learned_rows\.npz holds no row of fingerprints"):
         load(folder)

@@ -10,10 +10,12 @@ from click.testing import CliRunner
 
 import jointopt
 from jointopt.cli.main import jointopt as command
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import LauncherError, UsageError
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.search.pareto import objectives
+from jointopt.physics.facility import bill
+from jointopt.search.pareto import front_of, non_dominated, objectives, stacked
 from jointopt.search.studies.display import plan_text
+from jointopt.search.studies.reading import read_study
 from jointopt.spec.job import Constraints
 from jointopt.workflows.functions import load_function
 from jointopt.workflows.work import work
@@ -22,6 +24,10 @@ JOB = "opt-350m-2x4-a100"
 SIMULATOR = """
 def run(job, plans):
     return {"iteration_time_s": 2.0 / plans["tp"], "energy_j": 100.0 * plans["tp"]}
+
+def many(job, plans):
+    more = {"peak_memory_gib": 40.0 / plans["pp"], "peak_power_w": 300.0 + plans["tp"], "cost": 5.0 / plans["dp"]}
+    return run(job, plans) | more
 
 def half(job, plans):
     return {"iteration_time_s": 1.0 / plans["tp"]}
@@ -63,6 +69,51 @@ def test_constraints_of_the_job_judge_what_the_function_returns(url):
     assert any(max(trial.constraints.values()) > 0 for trial in trials)
 
 
+MANY = ("iteration_time_s", "energy_j", "peak_memory_gib", "peak_power_w", "cost")
+
+
+def priced(*objectives):
+    job = jointopt.load_job(JOB)
+    return replace(job, cluster=replace(job.cluster, price_per_kwh=0.2, carbon_kg_per_kwh=0.4), objectives=objectives)
+
+
+def test_a_function_s_plans_are_searched_by_every_objective_of_the_job_that_it_returns(url):
+    found = work(priced(*MANY), url, trials=80, evaluate="a_simulator:many")
+    study = optuna.load_study(study_name=found.study_name, storage=url)
+    assert study.metric_names == ["iteration_time_s", "energy_j", "peak_memory_gib", "peak_power_w", "cost"]
+    values = np.array([t.values for t in study.trials if max(t.constraints.values()) <= 0])
+    front = stacked(found.front, MANY)
+    np.testing.assert_allclose(front[:, 4] * found.front["dp"], 5.0)  # its own costs, not those of energy
+    assert len(front) == len(non_dominated(values)) > len(front_of(found.front)["pp"])
+    np.testing.assert_array_equal(front.min(axis=0), values.min(axis=0))
+    assert "on the front of time, energy, peak memory, peak power and cost" in found.text(url)
+    plans, _ = read_study(url, found.study_name)
+    assert {plan["cost"] for plan in plans} == set(values[:, 4])
+
+
+def test_carbon_and_mean_power_that_a_function_does_not_return_follow_from_time_and_energy(url):
+    found = work(priced("iteration_time_s", "carbon_kg", "avg_power_w"), url, trials=12, evaluate="a_simulator:run")
+    plans = found.front
+    np.testing.assert_allclose(plans["avg_power_w"], plans["energy_j"] / plans["iteration_time_s"] / 8)
+    carbon = bill(priced("carbon_kg"), plans["iteration_time_s"], plans["energy_j"])["carbon_kg"]
+    np.testing.assert_allclose(plans["carbon_kg"], carbon)
+
+
+@pytest.mark.parametrize("objective", ["peak_memory_gib", "peak_power_w"])
+def test_an_objective_that_a_function_does_not_return_ends_the_worker_in_a_sentence_at_once(url, objective):
+    with pytest.raises(LauncherError, match=f"returns no {objective}, an objective of the search; return a value") as e:
+        work(priced("iteration_time_s", objective), url, trials=4, evaluate="a_simulator:run")
+    assert str(e.value).count(".") == 1
+
+
+def test_the_physics_is_searched_by_all_objectives_too_from_the_front_that_propose_counts(url):
+    job = priced("iteration_time_s", "energy_j", "peak_memory_gib")
+    found, goals = work(job, url, trials=60), job.goals
+    best = jointopt.propose(job).front
+    assert found.goals == goals
+    np.testing.assert_allclose(stacked(found.front, goals).min(axis=0), stacked(best, goals).min(axis=0), rtol=1e-6)
+
+
 def test_another_way_to_evaluate_is_another_study(url):
     job = jointopt.load_job(JOB)
     names = {work(job, url, trials=4, evaluate=e).study_name for e in (None, "a_simulator:run")}
@@ -102,6 +153,12 @@ def test_real_runs_answer_and_a_plan_that_fails_ends_no_search(url, tmp_path):
 def test_plans_are_evaluated_in_one_way(url, options, words):
     with pytest.raises(UsageError, match=words):
         work(jointopt.load_job(JOB), url, trials=4, **options)
+
+
+def test_an_objective_that_runs_do_not_measure_ends_the_worker_in_a_sentence(url):
+    job = priced("iteration_time_s", "energy_j", "peak_power_w")
+    with pytest.raises(LauncherError, match="the run measured no peak_power_w, an objective of the job: leave it out"):
+        work(job, url, trials=8, launcher="command", command=COMMAND)
 
 
 def test_a_launcher_of_listed_plans_has_no_workers(url, make_runs):

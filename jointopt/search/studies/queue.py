@@ -37,10 +37,16 @@ UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 
 
 class Queue:
-    """One worker's view of a shared study. ``lease_s``: how long a silent worker keeps its trials."""
+    """One worker's view of a shared study that minimises ``goals``.
 
-    def __init__(self, url: str, name: str, identity: Mapping[str, Any], *, lease_s: float = 60.0) -> None:
-        self.name, self.lease_s, self._url = name, lease_s, url
+    ``lease_s``: how long a silent worker keeps its trials.
+    """
+
+    def __init__(
+        self, url: str, name: str, identity: Mapping[str, Any], *, lease_s: float = 60.0,
+        goals: tuple[str, ...] = OBJECTIVES,
+    ) -> None:  # fmt: skip
+        self.name, self.lease_s, self.goals, self._url = name, lease_s, goals, url
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._storage = Storage(url)
         if self._storage.dialect not in ("sqlite", "postgresql"):
@@ -58,10 +64,10 @@ class Queue:
         try:
             study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
         except KeyError:
-            study = made_study(self._storage.rdb, self.name, OBJECTIVES)
+            study = made_study(self._storage.rdb, self.name, self.goals)
             for key, value in identity.items():
                 study.set_user_attr(key, value)
-        if not dict(identity).items() <= study.user_attrs.items():
+        if not dict(identity).items() <= study.user_attrs.items() or len(study.directions) != len(self.goals):
             raise UsageError(
                 f"The study {self.name!r} is of another search (another version of jointopt, or another way "
                 f"to evaluate); give the workers a name of their own with --study."
@@ -111,7 +117,7 @@ class Queue:
         done = 0
         with self._storage.together():
             for row, number in enumerate(numbers):
-                attributes, values = results(plans, row), objective_values(plans, row)
+                attributes, values = results(plans, row), objective_values(plans, row, self.goals)
                 done += self._end(number, TrialState.COMPLETE, attributes, constraint(plans, row), values)
         return done
 
@@ -175,4 +181,4 @@ class Queue:
     def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:
         """Sets what the dashboard shows of the study: its note, and these finished plans."""
         with self._storage.alone(self.name):
-            show(self._storage.rdb, self.name, plans, note, numbers)
+            show(self._storage.rdb, self.name, plans, note, numbers, goals=self.goals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -40,7 +41,8 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
             )
         if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
             trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-            return [_shared_plan(trial) for trial in trials if _is_feasible(trial)], attributes
+            goals = study.metric_names or OBJECTIVES
+            return [_shared_plan(trial, goals) for trial in trials if _is_feasible(trial)], attributes
         if not attributes.get(COMPLETE):
             raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
         return _proposed_plans(url, name), attributes
@@ -103,9 +105,9 @@ def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     return [_plan_of(trial) | {name: trial.user_attrs.get(name) for name in names} for trial in best.values()]
 
 
-def _shared_plan(trial: FrozenTrial) -> dict[str, Any]:
-    known = dict(zip(OBJECTIVES, trial.values, strict=True))
-    return _plan_of(trial) | known | {name: trial.user_attrs.get(name) for name in RESULTS}
+def _shared_plan(trial: FrozenTrial, goals: Sequence[str]) -> dict[str, Any]:
+    known = dict(zip(goals, trial.values, strict=True))
+    return _plan_of(trial) | {name: trial.user_attrs.get(name) for name in RESULTS} | known
 
 
 def _plan_of(trial: FrozenTrial) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jointopt.core.errors import JointOptError, LauncherError, RunFailedError
 from jointopt.core.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
-from jointopt.search.pareto import OBJECTIVES, front_of, take
+from jointopt.search.pareto import front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.queue import UNFINISHED, Queue
 from jointopt.search.studies.storage import study_errors
@@ -50,7 +50,7 @@ def share(
     start: Columns | None = None, lease_s: float = 60.0, note: str = "", progress: Progress | None = None,
     at_once: int = 1,
 ) -> Worked:  # fmt: skip
-    """Works on the shared study ``name`` until it has ``trials`` finished plans, whoever finished them.
+    """Works on the shared study ``name`` until it has ``trials`` finished plans, by all goals of the problem.
 
     ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
     front; ``at_once``: batches that are evaluated at a time, by threads. A worker that is silent for ``lease_s`` loses
@@ -59,7 +59,7 @@ def share(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
-        queue = Queue(url, name, identity, lease_s=lease_s)
+        queue = Queue(url, name, identity, lease_s=lease_s, goals=problem.goals)
         worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once)
         worker.run()
         finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
@@ -139,7 +139,7 @@ class _Worker:
     def _evaluated(self, claimed: list[FrozenTrial]) -> Columns:
         bare = self._bare(claimed)
         plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
-        for name in OBJECTIVES:
+        for name in self.problem.goals:
             if not np.isfinite(plans[name]).all():
                 raise ValueError(f"{name} is not a finite number")
         return plans
@@ -183,8 +183,9 @@ class _Worker:
         plans = self.plans([trial for trial in trials if trial.state == TrialState.COMPLETE])
         if not len(plans["slack"]):
             return self._genome.random(POPULATION, rng)
-        children = breed(self._genome, take(plans, elite(plans, POPULATION)), POPULATION, rng)
-        done, front = count / self.trials, front_of(plans)
+        goals = self.problem.goals
+        children = breed(self._genome, take(plans, elite(plans, POPULATION, goals)), POPULATION, rng)
+        done, front = count / self.trials, front_of(plans, goals)
         return half_local(self._genome, plans, front, self._seen, children, done, rng)
 
     def _running(self, genes: Columns) -> list[FrozenTrial]:
@@ -204,9 +205,9 @@ class _Worker:
         return {"layout_index": layout, "clock_index": clock, "slack": slack, "stage_clock_mhz": stages}
 
     def plans(self, finished: list[FrozenTrial]) -> Columns:
-        """The plans of these trials with objectives and violation."""
+        """The plans of these trials with goals and violation."""
         plans = self._bare(finished)
-        for number, name in enumerate(OBJECTIVES):
+        for number, name in enumerate(self.problem.goals):
             plans[name] = np.array([trial.values[number] for trial in finished], dtype=float)
         violation = [trial.system_attrs[CONSTRAINTS][0] for trial in finished]
         return plans | {"violation": np.array(violation, dtype=float)}

@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
-from jointopt.search.pareto import front_of, objectives
+from jointopt.search.pareto import front_of, objectives, stacked
 from jointopt.search.studies.queue import LEASE, Queue
 from jointopt.search.studies.sharing import _Worker, share
 from tests.fake_problem import fake_problem
@@ -210,6 +210,22 @@ def test_workers_of_another_search_are_turned_away(problem, shared_url):
 def test_a_storage_that_cannot_be_shared_is_one_sentence(problem):
     with pytest.raises(UsageError, match=r"study storage .*unable to open"):
         work(problem, "sqlite:////no/such/folder/x.db")
+
+
+def test_a_search_by_three_goals_keeps_all_of_them_and_its_front(problem, shared_url):
+    def third(layout, clocks):
+        return problem.evaluate(layout, clocks) | {"peak_memory_gib": 1.0 + layout % 7}
+
+    goals = ("iteration_time_s", "energy_j", "peak_memory_gib")
+    wide = replace(problem, evaluate=third, goals=goals)
+    done = work(wide, shared_url, 60, batch=20)
+    study, _, _ = plans_of(shared_url)
+    assert study.metric_names == list(goals)
+    np.testing.assert_array_equal([t.values for t in study.trials], stacked(done.plans, goals))
+    best = np.unique([trial.values for trial in study.best_trials], axis=0)
+    np.testing.assert_array_equal(best, np.unique(stacked(front_of(done.plans, goals), goals), axis=0))
+    with pytest.raises(UsageError, match="another search"):
+        work(problem, shared_url, 4)
 
 
 def test_more_trials_go_on_where_fewer_ended(problem, shared_url):
