@@ -73,13 +73,16 @@ def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
     return sorted(((r, len(at), at[0]) for r, at in rows.items()), key=lambda found: (-found[1], found[2]))
 
 
-def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str]) -> list[str]:
-    """One sentence for each reason why measured runs teach nothing: the ``reasons`` of rows, or no result."""
+def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bools | None = None) -> list[str]:
+    """One sentence for each reason why measured runs teach nothing: the ``reasons`` of rows, or no result.
+
+    ``refused`` (n,): rows of which another sentence says that their results are not used.
+    """
     total = f"{len(runs):,}"
     return [
         f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
         for reason, count, row in by_reason(reasons)
-    ] + silent_lines(runs)
+    ] + silent_lines(runs if refused is None else runs[~refused])
 
 
 def silent(runs: pd.DataFrame) -> Bools:
