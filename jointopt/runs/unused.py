@@ -12,6 +12,7 @@ from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
 from jointopt.runs.cells import named_attention, named_dtype, shown
 from jointopt.runs.precision import named_precision, named_recipe, with_precision
+from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ _ELSEWHERE = {
         "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration",
         "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
         "energy_j": "energy",
+        "lora_dim": "lora_rank lora_r peft_dim",
+        "lora_target_modules": "lora_targets lora_target target_modules lora_modules",
+        "attention": "attn attention_kernel attention_backend attn_implementation attention_impl",
+        "dtype": "mixed_precision compute_dtype data_type", "framework": "software library",
+        "token_dispatcher": "moe_token_dispatcher_type moe_token_dispatcher",
+        "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
@@ -62,7 +69,7 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
             load_gpu(str(name))
         except CatalogError as error:
             lines.append(f"{_rows_are(count)} kept, and never learned from: {error}")
-    return lines + _without_rate(runs) + silent_lines(runs)
+    return lines + _without_rate(runs) + silent_lines(runs) + unfinished_lines(runs)
 
 
 def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
@@ -79,10 +86,14 @@ def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bool
     ``refused`` (n,): rows of which another sentence says that their results are not used.
     """
     total = f"{len(runs):,}"
-    return [
-        f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
-        for reason, count, row in by_reason(reasons)
-    ] + silent_lines(runs if refused is None else runs[~refused])
+    return (
+        [
+            f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
+            for reason, count, row in by_reason(reasons)
+        ]
+        + silent_lines(runs if refused is None else runs[~refused])
+        + unfinished_lines(runs)
+    )
 
 
 def silent(runs: pd.DataFrame) -> Bools:
@@ -99,6 +110,23 @@ def silent_lines(runs: pd.DataFrame) -> list[str]:
     if not count:
         return []
     return [f"{count:,} {'row has' if count == 1 else 'rows have'} neither {A_RESULT}."]
+
+
+def none_ended_well(runs: pd.DataFrame) -> str:
+    """A clause with the count of each status where no run of a measurement table ended well; blank where one did."""
+    counts = runs["status"].value_counts(sort=False) if "status" in runs else {}
+    if not len(counts) or "ok" in counts:
+        return ""
+    found = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    return f"none of {len(runs):,} runs ended well ({found})"
+
+
+def unfinished_lines(runs: pd.DataFrame) -> list[str]:
+    """One sentence where no run of a measurement table ended well: what the others teach, if anything."""
+    if not (clause := none_ended_well(runs)):
+        return []
+    fits = (runs["status"] == "oom").any()
+    return [f"{clause}: they teach {'which plans fit, and nothing of time or power' if fits else 'nothing'}."]
 
 
 def _without_rate(runs: pd.DataFrame) -> list[str]:
@@ -121,8 +149,37 @@ def _rows_are(count: int) -> str:
 
 
 def unread_lines(table: pd.DataFrame) -> list[str]:
-    """One sentence for each column that nothing reads, and each of precisions or kernels with cells that mean none."""
-    return misspelt_lines(table) + _meaningless_lines(table)
+    """One sentence for each column that nothing reads, or of whose cells some mean nothing."""
+    return misspelt_lines(table) + _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table)
+
+
+def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:
+    """One sentence for each framework that no profile is of and whose name is nearly that of one."""
+    lines = []
+    for name, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
+        close = difflib.get_close_matches(str(name).strip().lower(), framework_names(), n=1, cutoff=_ALIKE)
+        if close and not recognise_framework(str(name))[1]:
+            row = int(np.flatnonzero(table["framework"] == name)[0]) + 1
+            lines.append(
+                f"{count:,} row{'s have' if count > 1 else ' has'} an unknown framework (row {row}: {name!r}), "
+                f"predicted like any other without a profile (did you mean {close[0]!r}?)."
+            )
+    return lines
+
+
+def _targets_alone(table: pd.DataFrame) -> list[str]:
+    """One sentence where rows name the layers that LoRA adapts and no rank."""
+    if "lora_target_modules" not in table:
+        return []
+    ranks = table.reindex(columns=["lora_dim"])["lora_dim"]
+    rows = np.flatnonzero(table["lora_target_modules"].notna() & ranks.isna())
+    if not len(rows):
+        return []
+    words = "row states" if len(rows) == 1 else "rows state"
+    return [
+        f"{len(rows):,} {words} lora_target_modules without lora_dim (row {rows[0] + 1}), the rank of the adapters: "
+        "all weights are taken to be trained."
+    ]
 
 
 _DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"

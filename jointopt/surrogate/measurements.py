@@ -15,9 +15,10 @@ from jointopt.core.schema import Bools, Floats
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
+from jointopt.runs.open_plans import runs_with_plans
 from jointopt.runs.table import checked_results, doubtful_precision
 from jointopt.runs.unused import A_RESULT, left_out_lines, silent, unread_lines
-from jointopt.runs.workloads import Workload, workloads
+from jointopt.runs.workloads import Workload
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, with_results
@@ -61,7 +62,7 @@ class Measurements:
         sound, sentences = checked_results(table)
         for sentence in sentences:
             _log.warning("%s: %s", name, sentence)
-        return cls(with_results(sound), tuple(sentences), name, refused=silent(sound) & ~silent(table))
+        return cls(with_results(sound, name), tuple(sentences), name, refused=silent(sound) & ~silent(table))
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
@@ -96,7 +97,7 @@ class Measurements:
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:
         """Workloads of the rows, and why each other row belongs to none; TableError where no row has one."""
-        found, reasons = workloads(self.table, self.kin)
+        found, reasons = runs_with_plans(self.table, self.kin)
         return [work.on(self.machine) for work in found], reasons
 
     @functools.cached_property

@@ -17,6 +17,7 @@ from jointopt.core.schema import Floats
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.table import doubtful_precision
+from jointopt.runs.unused import none_ended_well
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
@@ -57,9 +58,8 @@ def evaluate(
     runs = Measurements.of(table, "the table")
     table = runs.table
     if not (table["iteration_time_s"] > 0).any():
-        raise TableError(
-            f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
-        )
+        why = none_ended_well(table) or "expected at least one row"
+        raise TableError(f"The table has no measured iteration_time_s to compare with{hint}; {why}.")
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]

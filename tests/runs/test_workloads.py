@@ -450,7 +450,18 @@ def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
     blank = dict.fromkeys(SHAPE)
     found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))
     assert sorted(int(row) for work in found for row in work.rows) == [0, 2]
-    assert reasons == {1: "num_layers is blank."}
+    assert reasons[1].startswith(
+        "num_layers and hidden_size are blank, and the model 'mine' is not in the catalogue; `"
+    )
+    assert list(reasons) == [1]
+
+
+def test_an_unknown_model_without_a_shape_is_answered_with_the_nearest_names() -> None:
+    _, reasons = workloads(table({"model": "lama-3-8b", "hidden_size": None}, {}))
+    assert reasons[0].startswith(
+        "hidden_size is blank, and the model 'lama-3-8b' is not in the catalogue (did you mean"
+    )
+    assert "'llama-3-8b'" in reasons[0]
 
 
 def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:

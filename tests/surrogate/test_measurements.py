@@ -143,3 +143,23 @@ def test_stored_runs_of_which_none_can_be_used_are_no_condition_of_a_prediction(
     found = predict(runs, "default", storage="sqlite:///store.db")
     assert "Nothing can be learned from store.db: no row of the table can be predicted; row 1: recompute" in caplog.text
     pd.testing.assert_frame_equal(found, predict(runs, "default"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_measured_runs_of_which_none_ended_well_are_reported_once_by_every_verb(verb, synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3)
+    VERBS[verb](runs.assign(status="failed", iteration_time_s=np.nan), runs)
+    assert caplog.text.count(f"none of {len(runs)} runs ended well ({len(runs)} failed): they teach nothing.") == 1
+
+
+def test_refused_results_are_not_reported_a_second_time_as_missing(synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3).drop(columns="peak_memory_gib", errors="ignore")
+    predict(runs, "default", runs.assign(iteration_time_s=[-1.0, *runs["iteration_time_s"][1:]]))
+    assert "1 row with an impossible iteration_time_s (row 1: " in caplog.text
+    assert "neither a result" not in caplog.text
+
+
+def test_a_result_that_is_no_number_is_named_with_its_table(synthetic_runs):
+    runs = synthetic_runs(rows=3).assign(energy_j="much")
+    with pytest.raises(TableError, match=r"Row 1 of mine\.csv: energy_j must be a number or blank; got 'much'"):
+        Measurements.of(runs, "mine.csv")

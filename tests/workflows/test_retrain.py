@@ -332,3 +332,13 @@ def test_a_surrogate_without_a_list_of_its_rows_does_not_know_them(folder, three
     (folder / "card.json").write_text(json.dumps(content))
     with pytest.raises(TableError, match=r"learned_rows\.npz holds no row of fingerprints"):
         load(folder)
+
+
+def test_rows_are_named_with_the_table_that_they_stand_in(three_sources, tmp_path, caplog):
+    good, bad, failed = (tmp_path / f"{name}.csv" for name in ("good", "bad", "failed"))
+    three_sources.to_csv(good, index=False)
+    three_sources.head(3).assign(status="failed").to_csv(failed, index=False)
+    three_sources.head(4).assign(tp=[1, 1, 1, "x"]).to_csv(bad, index=False)
+    with pytest.raises(TableError, match=f"Row 4 of {bad}: tp must be"):
+        retrain(tables=[good, failed, bad], out=tmp_path / "out")
+    assert f"{failed}: none of 3 runs ended well (3 failed): they teach nothing." in caplog.text
