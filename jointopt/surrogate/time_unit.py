@@ -50,13 +50,13 @@ def _slower(ratio: Floats) -> Bools:
     """Runs (n,) above the first gap over those within `DOUBTED`, of one source; NaN are none."""
     order = np.sort(ratio[np.isfinite(ratio)])
     gaps = (np.diff(order) >= np.log(GAP)) & (order[1:] > np.log(DOUBTED)) & (np.abs(order[:-1]) <= np.log(DOUBTED))
-    return ratio >= order[1:][gaps][0] if gaps.any() else np.zeros(len(ratio), bool)
+    return np.asarray(ratio >= (order[1:][gaps][0] if gaps.any() else np.inf))
 
 
 def impossible(log_ratio: Floats, apart: Mapping[str, Bools]) -> Bools:
     """Runs (n,) of those `set_apart` that are beyond `REFUSED`."""
     beyond = np.abs(np.nan_to_num(log_ratio)) > np.log(REFUSED)
-    return beyond & np.logical_or.reduce([np.zeros(len(beyond), bool), *apart.values()])
+    return np.asarray(beyond & np.logical_or.reduce([np.zeros(len(beyond), bool), *apart.values()]))
 
 
 def apart_lines(

@@ -27,6 +27,7 @@ from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
+from jointopt.workflows.given import from_files
 from jointopt.workflows.predict import predict
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ _PREDICTED = "what was predicted"
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret are not significant
 
 
+@from_files
 def evaluate(
     table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,

@@ -37,7 +37,7 @@ _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointop
 
 
 def retrain(
-    *, tables: Sequence[Path] = (), storage: str | None = None, out: Path, seed: int = 0,
+    *, tables: Sequence[str | Path] | str | Path = (), storage: str | None = None, out: str | Path, seed: int = 0,
     licences: Sequence[str] = (), force: bool = False, for_others: bool = False,
 ) -> Retrained:  # fmt: skip
     """Train on tables and store, write the surrogate into ``out``, and return its held-out errors.
@@ -49,9 +49,10 @@ def retrain(
     that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
-    _check_folder(out)
+    given = [Path(path) for path in ([tables] if isinstance(tables, str | Path) else tables)]
+    _check_folder(out := Path(out))
     old = _before(out, force)
-    data, remarks = _gathered(tables, storage)
+    data, remarks = _gathered(given, storage)
     surrogate, scores = train(data, seed, load_surrogate("default"), for_others)
     judged = _judged(scores.attrs.get("rows", {}))
     compared, forgotten = None, tuple[str, ...]()
@@ -62,7 +63,7 @@ def retrain(
         if not force:
             _refuse_worse(compared, out)
     used: tuple[Use, ...] = scores.attrs.get("use", ())
-    card = _card(data, tables, scores, seed, licences, storage, out)
+    card = _card(data, given, scores, seed, licences, storage, out)
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     card["own"] = {own.source: own.to_text() for own in surrogate.own}
