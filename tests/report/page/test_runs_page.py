@@ -128,7 +128,7 @@ def test_rounds_are_marked_one_by_one_or_about_twelve_of_them(tuned: Tuned, roun
 @pytest.mark.parametrize(("launcher", "earlier", "words"), [
     ("replay", (False, True), "2 proposed plans (surrogate none), looked up in the table (a replay runs nothing)."),
     ("torchrun", (False,), "1 proposed plan (surrogate none), run by torchrun."),
-    ("replay", (True, True), "2 proposed plans (surrogate none), all measured before and not run again (--again does)."),
+    ("replay", (True, True), "2 proposed plans (surrogate none), all measured before and not run again"),
 ])  # fmt: skip
 def test_a_validate_states_whether_anything_was_run(job: Job, launcher: str, earlier: tuple[bool, ...], words: str):
     runs = tuple(one(ValidatedRun, 1, 3.0, 3.6, in_domain=True, reference=False, earlier=known) for known in earlier)
