@@ -29,7 +29,7 @@ def _shape_hint(runs: pd.DataFrame) -> str:
     names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
     if not names:
         return " (a catalogue name in the column model stands for it)"
-    return f" ({names[0]!r} in the column model is no name of `jointopt catalog models`{near_models(names[0])})"
+    return f" ({names[0]!r} in the column model is not listed by `jointopt catalog models`{near_models(names[0])})"
 
 
 def impossible(runs: pd.DataFrame) -> dict[int, str]:

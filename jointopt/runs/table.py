@@ -154,7 +154,7 @@ def _unreadable(path: Path, reason: object) -> TableError:
 def _header(text: str, path: Path) -> list[str]:
     _, first = next(_records(text, path, header=True), (0, None))
     if first is None:
-        raise _unreadable(path, "it holds blank cells alone")
+        raise _unreadable(path, "it holds only blank cells")
     header = [name.strip() for name in first]
     for mark, word in _OTHER_MARKS.items():
         if len(header) == 1 and header[0].count(mark) > 1:

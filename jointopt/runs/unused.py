@@ -63,12 +63,12 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     lines = unread_lines(runs)
     if count := int(gpus.isna().sum()):
         names = "row names" if count == 1 else "rows name"
-        lines.append(f"{count:,} {names} no GPU (column gpu): kept, and never learned from.")
+        lines.append(f"{count:,} {names} no GPU (column gpu): kept, but never learned from.")
     for name, count in gpus.value_counts(sort=False).items():
         try:
             load_gpu(str(name))
         except CatalogError as error:
-            lines.append(f"{_rows_are(count)} kept, and never learned from: {error}")
+            lines.append(f"{_rows_are(count)} kept, but never learned from: {error}")
     return lines + _without_rate(runs) + silent_lines(runs) + unfinished_lines(runs)
 
 
@@ -139,7 +139,7 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
         if gpu and dtype and dtype not in gpu.peak_tflops:
             lines.append(
                 f"{_rows_are(len(rows))} in {dtype} on {name}, of which no source states a rate: priced in a wider "
-                "precision, and called out of domain."
+                "precision, and marked out of domain."
             )
     return lines
 

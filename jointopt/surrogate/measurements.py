@@ -213,7 +213,7 @@ class Measurements:
         others = [] if self.table.empty else [work for work in self.workloads[0] if kind(work.job) != kind(job)]
         if not others:
             return
-        of = f"framework, GPU and node size of the job, {_kind_words(job)}"
+        of = f"framework, GPU or node size than the job, {_kind_words(job)}"
         line = unlike_line(others, len(self.table), of)
         if line not in self._logged:
             _log.warning("%s", line)
@@ -237,10 +237,10 @@ class Measurements:
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str) -> str:
-    """A sentence on measured runs, the rows of ``works`` of so many, that are ``of`` no such thing."""
+    """A sentence on measured runs, the rows of ``works`` of so many, that ran on another ``of`` than is predicted."""
     kinds = list(dict.fromkeys(_kind_words(work.job) for work in works))
     return (
-        f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of no {of} "
+        f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of another {of} "
         f"({', '.join(kinds[:3] + ['...'] * (len(kinds) > 3))}): nothing was learned from them."
     )
 

@@ -48,7 +48,7 @@ def test_precisions_that_the_gpu_has_no_rate_for_are_reported():
     lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
     assert lines == [
         "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
-        "and called out of domain."
+        "and marked out of domain."
     ]
 
 

@@ -132,7 +132,7 @@ def test_measured_runs_on_another_kind_of_cluster_are_reported_once_however_many
     for job in (load_job(JOB), load_job(JOB)):
         assert explain(job, "dp=8", measured=runs).informed_by == {}
     total, named = len(runs.table), f"{job.training.framework.name} on 4 x a100-sxm4-40gb (torchtitan on "
-    line = f"{total} of {total} measured runs are of no framework, GPU and node size of the job, {named}"
+    line = f"{total} of {total} measured runs are of another framework, GPU or node size than the job, {named}"
     assert caplog.text.count(line) == 1
 
 

@@ -304,7 +304,7 @@ def test_rows_that_are_measured_runs_too_are_counted_as_learned_from(trained, th
 def test_what_was_learned_from_is_stated_in_a_sentence_and_in_json(trained, three_sources):
     few = three_sources.head(7)
     found = evaluate(few, str(trained))
-    words = "7 of 7 rows are among those that predictions learned from: these errors are of fit, not of prediction."
+    words = "7 of 7 rows are among those that predictions learned from: these are training errors, not"
     assert words in " ".join(found.text().split())
     assert found.to_dict()["learned_rows"] == 7
     assert "learned from" not in evaluate(few, "none").text()
