@@ -52,6 +52,7 @@ _ELSEWHERE = {
         "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip
+_MOST_NAMED = 5  # columns, each in a sentence of its own
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 
 
@@ -69,7 +70,7 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
             load_gpu(str(name))
         except CatalogError as error:
             lines.append(f"{_rows_are(count)} kept, but never learned from: {error}")
-    return lines + _without_rate(runs) + silent_lines(runs) + unfinished_lines(runs)
+    return lines + silent_lines(runs) + unfinished_lines(runs)
 
 
 def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
@@ -114,7 +115,7 @@ def silent_lines(runs: pd.DataFrame) -> list[str]:
 
 def none_ended_well(runs: pd.DataFrame) -> str:
     """A clause with the count of each status where no run of a measurement table ended well; blank where one did."""
-    if "status" not in runs or (runs["status"] == "ok").any() or runs["status"].isna().any():
+    if runs.empty or "status" not in runs or (runs["status"] == "ok").any() or runs["status"].isna().any():
         return ""
     counts = runs["status"].value_counts(sort=False)
     found = ", ".join(f"{count:,} {name}" for name, count in counts.items())
@@ -150,7 +151,8 @@ def _rows_are(count: int) -> str:
 
 def unread_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads, or of whose cells some mean nothing."""
-    return misspelt_lines(table) + _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table)
+    of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table) + _without_rate(table)
+    return misspelt_lines(table) + of_cells
 
 
 def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:
@@ -212,14 +214,18 @@ def _meaningless_lines(table: pd.DataFrame) -> list[str]:
 def misspelt_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads and whose name is another spelling of one that is lacking.
 
-    That is a similar name, or what other programs call it. A column that is just more than is known has none.
+    That is a similar name, or what other programs call it; of many columns one for all. A column that is just more than is known has none.
     """
     lacking, known = {*COLUMNS, "clock_mhz"} - set(table.columns), {*COLUMNS, *OTHER_NAMES}
     found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in known}
-    return [
-        f"column {name} is kept, but nothing reads it (did you mean {meant!r}?)."
-        for name, meant in found.items() if meant
-    ]  # fmt: skip
+    meant = {name: column for name, column in found.items() if column}
+    if len(meant) > _MOST_NAMED:
+        first, column = next(iter(meant.items()))
+        return [
+            f"{len(meant)} columns are kept, but nothing reads them ({', '.join([*meant][:_MOST_NAMED])}, ...): did you "
+            f"mean {column!r} by {first}, and so on?"
+        ]
+    return [f"column {name} is kept, but nothing reads it (did you mean {one!r}?)." for name, one in meant.items()]
 
 
 def _meant(name: str, lacking: set[str]) -> str:

@@ -95,3 +95,12 @@ def test_words_that_mean_nothing_are_named_with_their_row(cells, words):
 ])  # fmt: skip
 def test_a_table_of_which_no_run_ended_well_is_called_that(statuses, line):
     assert unfinished_lines(pd.DataFrame({"status": statuses})) == line
+
+
+def test_no_run_at_all_is_no_run_that_failed():
+    assert unfinished_lines(pd.DataFrame({"status": []})) == []
+
+
+def test_many_columns_that_nothing_reads_are_one_sentence():
+    (line,) = misspelt_lines(pd.DataFrame([dict.fromkeys(("DP", "TP", "PP", "CP", "EP", "GPU", "MODEL"), 1)]))
+    assert line.startswith("7 columns are kept, but nothing reads them (DP, TP, PP, CP, EP, ...): did you mean 'dp' by")
