@@ -214,7 +214,8 @@ def _meaningless_lines(table: pd.DataFrame) -> list[str]:
 def misspelt_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads and whose name is another spelling of one that is lacking.
 
-    That is a similar name, or what other programs call it; of many columns one for all. A column that is just more than is known has none.
+    That is a similar name, or what other programs call it; of many columns one for all. A column that is just more than
+    is known has none.
     """
     lacking, known = {*COLUMNS, "clock_mhz"} - set(table.columns), {*COLUMNS, *OTHER_NAMES}
     found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in known}
@@ -222,8 +223,8 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     if len(meant) > _MOST_NAMED:
         first, column = next(iter(meant.items()))
         return [
-            f"{len(meant)} columns are kept, but nothing reads them ({', '.join([*meant][:_MOST_NAMED])}, ...): did you "
-            f"mean {column!r} by {first}, and so on?"
+            f"{len(meant)} columns are kept, but nothing reads them ({', '.join([*meant][:_MOST_NAMED])}, ...): "
+            f"did you mean {column!r} by {first}, and so on?"
         ]
     return [f"column {name} is kept, but nothing reads it (did you mean {one!r}?)." for name, one in meant.items()]
 
