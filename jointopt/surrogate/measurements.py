@@ -62,7 +62,8 @@ class Measurements:
         sound, sentences = checked_results(table)
         for sentence in sentences:
             _log.warning("%s: %s", name, sentence)
-        return cls(with_results(sound, name), tuple(sentences), name, refused=silent(sound) & ~silent(table))
+        called = "the table" if name == GIVEN else name
+        return cls(with_results(sound, called), tuple(sentences), name, refused=silent(sound) & ~silent(table))
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
