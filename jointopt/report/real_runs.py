@@ -130,7 +130,7 @@ class MeasuredResult(Result):
         return without_password(self.storage) if self.storage else None
 
     def how_run(self) -> str:
-        """What became of the plans, as a participle: a replay returns rows of its table, and nothing runs."""
+        """How the plans were run, as a participle: a replay returns rows of its table, and nothing runs."""
         replayed = "looked up in the table (a replay runs nothing)"
         return replayed if self.launcher == "replay" else f"run by {self.launcher}"
 
@@ -252,7 +252,7 @@ class Validated(MeasuredResult):
         return bool(self.runs) and all(run.earlier for run in self.runs)
 
     def how_run(self) -> str:
-        """What became of the plans, as a participle."""
+        """How the plans were run, as a participle."""
         return "all measured before and not run again (--again does)" if self.all_known else super().how_run()
 
     def text(self) -> str:
