@@ -123,7 +123,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
             raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}.", param_hint="--set")
         name = name.replace("-", "_")
         if name in {*click.get_current_context().params, *_TAKEN} - options.keys():
-            raise click.BadParameter(f"{name!r} is no option of a launcher.", param_hint="--set")
+            raise click.BadParameter(f"{name!r} is not an option of any launcher.", param_hint="--set")
         out[name] = _value(name, text)
     return out
 
@@ -137,7 +137,7 @@ def _value(name: str, text: str) -> Any:
         return yaml.safe_load(text) if kind is None else kind.convert(text, None, None)
     except yaml.YAMLError as error:
         raise click.BadParameter(
-            f"{text!r} for {name} is no value that YAML can read; brackets, braces and quotes come in pairs.",
+            f"{text!r} for {name} is not a value that YAML can read; brackets, braces and quotes come in pairs.",
             param_hint="--set",
         ) from error
     except click.BadParameter as error:

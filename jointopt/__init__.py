@@ -1,11 +1,14 @@
 """Joint optimisation of parallel layout and GPU clocks for training large language models.
 
-The public verbs are imported on first use, so that ``import jointopt`` stays cheap.
+The public verbs are imported on first use, so that ``import jointopt`` stays cheap. Every error that they raise on
+purpose is a `JointOptError`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from jointopt.measure.devices.stage_hook.sitecustomize import report_stage as report_stage
@@ -18,7 +21,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from jointopt.workflows.import_ import import_ as import_
     from jointopt.workflows.page import page as page
     from jointopt.workflows.polish import polish as polish
-    from jointopt.workflows.predict import predict as predict
+    from jointopt.workflows.predict_plans import predict as predict
     from jointopt.workflows.propose import propose as propose
     from jointopt.workflows.retrain import retrain as retrain
     from jointopt.workflows.scale import scale as scale
@@ -39,7 +42,7 @@ _VERBS = {
     "scale": "jointopt.workflows.scale",
     "polish": "jointopt.workflows.polish",
     "select": "jointopt.workflows.select",
-    "predict": "jointopt.workflows.predict",
+    "predict": "jointopt.workflows.predict_plans",
     "retrain": "jointopt.workflows.retrain",
     "import_": "jointopt.workflows.import_",
     "evaluate": "jointopt.workflows.evaluate",
@@ -47,7 +50,7 @@ _VERBS = {
     "validate": "jointopt.workflows.validate",
     "report_stage": "jointopt.measure.devices.stage_hook.sitecustomize",
 }
-__all__ = ["__version__", *_VERBS]
+__all__ = ["InfeasibleError", "JointOptError", "UsageError", "__version__", *_VERBS]
 
 
 def __dir__() -> list[str]:

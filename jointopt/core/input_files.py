@@ -27,7 +27,7 @@ def regular_bytes(path: Path, most: int, expected: str, error: type[UsageError] 
         if stat.S_ISDIR(mode):
             raise error(f"{path} is a directory; expected {expected}.")
         if not (stat.S_ISREG(mode) or (opened and stat.S_ISFIFO(mode))):
-            raise error(f"{path} is no regular file but a pipe, a socket or a device; expected {expected}.")
+            raise error(f"{path} is not a regular file but a pipe, a socket or a device; expected {expected}.")
         with os.fdopen(handle, "rb", closefd=False) as file:
             raw = file.read(most + 1)
     finally:

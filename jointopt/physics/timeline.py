@@ -156,7 +156,7 @@ def _walk(orders: Sequence[Sequence[Pass]], source: Source, seconds: Floats) -> 
                 at[rank] += 1
                 left -= 1
         if left == before:
-            raise PlanError(f"The pipeline schedule waits for ever; {left} passes are left, and none can start.")
+            raise PlanError(f"The pipeline schedule never ends; {left} passes are left, and none can start.")
     found = np.array(rows)
     return np.asarray(found[np.lexsort((found[:, 4], found[:, 0]))])
 

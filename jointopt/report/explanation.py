@@ -169,15 +169,32 @@ def link_lines(cluster: Cluster) -> list[str]:
     return table.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
 
 
-def phase_words(found: Mapping[str, Mapping[str, float]]) -> str:
-    """A sentence on the power of a GPU by what it does; blank where it is not known."""
+def phase_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage]) -> str:
+    """Sentences on the power of a GPU by what it does, and on how peak and limit are to be read beside it.
+
+    Blank where it is not known.
+    """
     whole = sum(phase["time_s"] for phase in found.values())
     words = [
         f"{phase['power_w']:.0f} W {_PHASES[name]} ({phase['time_s'] / whole:.0%})"
         for name, phase in found.items()
         if phase["time_s"] > 0.005 * whole
     ]
-    return f"In shares of the time a GPU draws {', '.join(words)}." if words else ""
+    return f"In shares of the time a GPU draws {', '.join(words)}.{_above_words(found, stages)}" if words else ""
+
+
+def _above_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage]) -> str:
+    """Why kernels of one kind draw more than the peak or limit on the same page; blank where they do not."""
+    most_w = max(phase["power_w"] for phase in found.values())
+    bounds = {
+        "limit": max((stage.power_limit_w or math.inf for stage in stages), default=math.inf),
+        "peak": max((stage.peak_power_w or math.inf for stage in stages), default=math.inf),
+    }
+    words = [f"the {name} of {watts:.0f} W" for name, watts in bounds.items() if round(most_w) > round(watts)]
+    if not words:
+        return ""
+    means = "is a mean" if len(words) == 1 else "are means"
+    return f" Such kernels last milliseconds; {' and '.join(words)} {means} over all kernels of a micro-batch."
 
 
 def swing_words(swing: Mapping[str, float]) -> str:
@@ -266,7 +283,7 @@ def _totals(found: Explanation) -> list[str]:
         utilization_words(job.cluster, found.utilization),
         message_words(found.messages),
         quantization_words(job, found.quantization),
-        phase_words(found.power_by_phase),
+        phase_words(found.power_by_phase, found.stages),
         swing_words(found.power_swing),
         excursion_words(found.power_excursion),
         warming_words(found.temperature_swing),

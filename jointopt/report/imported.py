@@ -107,7 +107,7 @@ class Comparison:
         ])  # fmt: skip
         out += paragraphs(f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
         out += self.beside
-        return out + paragraphs(f"Today's plan is no plan of the space: {text}" for text in self.violations)
+        return out + paragraphs(f"Today's plan is outside of the search space: {text}" for text in self.violations)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Proposal(Result):
         from jointopt.report.plot import front_plot
 
         if not np.isfinite(self.front["energy_j"]).all():
-            raise UsageError("Energies of this GPU are not known: the front is one plan, and there is no plot of it.")
+            raise UsageError("The power of this GPU is unknown: the front is a single plan, with nothing to plot.")
         return front_plot(self.to_dict())
 
     def text(self, *, show_all: bool = False, top: int | None = None, layouts: int = LAYOUTS_FOR_PEOPLE) -> str:

@@ -129,6 +129,11 @@ class MeasuredResult(Result):
 
         return without_password(self.storage) if self.storage else None
 
+    def how_run(self) -> str:
+        """How the plans were run, as a participle: a replay returns rows of its table, and nothing runs."""
+        replayed = "looked up in the table (a replay runs nothing)"
+        return replayed if self.launcher == "replay" else f"run by {self.launcher}"
+
     def report(self) -> Page:
         """The runs as one HTML page: predicted beside measured, and what was learned by round."""
         from jointopt.report.page.runs import run_page  # Jinja2 and Plotly's program
@@ -193,7 +198,7 @@ class Tuned(MeasuredResult):
     def text(self) -> str:
         """The runs in their order, * on those that no other beats, and a summary."""
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
-        first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans run by {self.launcher}"
+        first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans {self.how_run()}"
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
         legend = f"* no other run is better; Δ% is the {first} against the best; predicted was before the run."
         gain = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
@@ -241,14 +246,24 @@ class Validated(MeasuredResult):
         errors = {name: [abs(e) for run in new if math.isfinite(e := run.error(name))] for name in RESULTS}
         return {name: statistics.median(found) for name, found in errors.items() if found}
 
+    @property
+    def all_known(self) -> bool:
+        """Whether every plan had been measured before."""
+        return bool(self.runs) and all(run.earlier for run in self.runs)
+
+    def how_run(self) -> str:
+        """How the plans were run, as a participle."""
+        return "all measured before and not run again (--again does)" if self.all_known else super().how_run()
+
     def text(self) -> str:
         """The runs in the order of the proposal with the errors of their predictions, and a summary."""
         runs = self.runs
-        title = f"{self.job.name}: {len(runs)} proposed plans (surrogate {self.surrogate}), run by {self.launcher}."
+        plans = f"{len(runs)} proposed plan{'s' * (len(runs) != 1)} (surrogate {self.surrogate})"
+        title = f"{self.job.name}: {plans}, {self.how_run()}."
         legend = {
             "err: the prediction against the measurement; in: within the 90 % interval.": True,
             "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
-            "0 measured before, not run again (--again does).": any(run.earlier for run in runs),
+            "0 measured before, not run again (--again does).": any(run.earlier for run in runs) and not self.all_known,
         }
         reasons = reasons_of([pick(run, "in_domain doubts") for run in runs], self.surrogate)
         remarks = [
@@ -262,7 +277,10 @@ class Validated(MeasuredResult):
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
         own = own_reasons(reasons)
-        marks = ["=" * r.reference + "0" * r.earlier + "?" * bool(why) for r, why in zip(runs, own, strict=True)]
+        marks = [
+            "=" * r.reference + "0" * (r.earlier and not self.all_known) + "?" * bool(why)
+            for r, why in zip(runs, own, strict=True)
+        ]
         judged = {
             name: [
                 TextColumn("err\n%", table.fixed((100 * run.error(name) for run in runs), "+.0f")),

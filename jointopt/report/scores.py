@@ -94,7 +94,7 @@ class Evaluation(Result):
         if not self.learned_rows:
             return []
         of = f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from"
-        return paragraphs([f"{of}: these errors are of fit, not of prediction."])
+        return paragraphs([f"{of}: these are training errors, not errors of prediction."])
 
 
 @dataclass(frozen=True)

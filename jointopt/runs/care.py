@@ -44,7 +44,7 @@ def check(url: str) -> Checked:
         at = version(engine)
         rows, changed = _counted(engine) if at else (0, 0)
     if changed:
-        faults.append(f"{changed:,} rows are not as they were added: their hash is another")
+        faults.append(f"{changed:,} rows have changed since they were added: their hash differs")
     waiting = [file for file in spill_files(url) if file.is_file()]
     facts = [f"{rows:,} rows, version {at} of {VERSION}"]
     facts += [f"rows wait in {file}; the next tune or ingest takes them in" for file in waiting]
@@ -162,7 +162,7 @@ def _schema(old: sqlite3.Connection) -> list[tuple[str, str, str]]:
     try:
         return sorted(old.execute(wanted).fetchall(), key=lambda row: str(row[0]) != "table")
     except sqlite3.Error as error:
-        raise UsageError(f"Nothing of the database can be read: {error}; take a backup of it.") from error
+        raise UsageError(f"The database cannot be read at all: {error}; take a backup of it.") from error
 
 
 def _salvaged_table(old: sqlite3.Connection, new: sqlite3.Connection, name: str) -> tuple[int, int]:

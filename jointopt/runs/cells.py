@@ -225,14 +225,17 @@ def shown(table: pd.DataFrame, row: int, name: str) -> str:
 # In this order: what a table calls a precision, and what it means.
 _DTYPE_FRAGMENTS = {
     "fp4": "fp4", "float4": "fp4", "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16",
-    "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",
+    "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "fp32": "fp32", "float32": "fp32",
 }  # fmt: skip
+_HALF = re.compile(r"(?<![a-z])half(?![a-z])")
+_FLASH = re.compile(r"(?<![a-z])(?:flash(?:[\W_]*att(?:entio)?n)?|fa|sdpa)(?![a-z])")
 
 
 def named_dtype(text: str) -> str | None:
     """The precision of `jointopt.core.schema.DTYPES` that a cell means, or None."""
     lower = text.lower()
-    return next((dtype for fragment, dtype in _DTYPE_FRAGMENTS.items() if fragment in lower), None)
+    found = next((dtype for fragment, dtype in _DTYPE_FRAGMENTS.items() if fragment in lower), None)
+    return found or ("fp16" if _HALF.search(lower) else None)
 
 
 def named_attention(text: str) -> tuple[str | None, bool]:
@@ -240,10 +243,10 @@ def named_attention(text: str) -> tuple[str | None, bool]:
     lower = text.lower()
     if lower in ATTENTIONS:
         return lower, True
-    version = re.search(r"(?:flash|fa)\D*([123])", lower)
-    if version:
-        return f"flash{version[1]}", True
-    return ("flash2" if "flash" in lower or "sdpa" in lower else None), False
+    if (flash := _FLASH.search(lower)) is None:
+        return None, False
+    version = re.match(r"\D*([123])", lower[flash.end() :])
+    return (f"flash{version[1]}", True) if version and flash[0] != "sdpa" else ("flash2", False)
 
 
 def named_dispatcher(text: str) -> str | None:

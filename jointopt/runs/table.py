@@ -148,7 +148,7 @@ def _unreadable(path: Path, reason: object) -> TableError:
 def _header(text: str, path: Path) -> list[str]:
     _, first = next(_records(text, path, header=True), (0, None))
     if first is None:
-        raise _unreadable(path, "it holds blank cells alone")
+        raise _unreadable(path, "it holds only blank cells")
     header = [name.strip() for name in first]
     for mark, word in _OTHER_MARKS.items():
         if len(header) == 1 and header[0].count(mark) > 1:
@@ -205,11 +205,13 @@ def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
     return clean
 
 
-def readable_runs(table: pd.DataFrame, categories: bool = False) -> tuple[pd.DataFrame, dict[int, str]]:
+def readable_runs(
+    table: pd.DataFrame, categories: bool = False, called: str = "the table"
+) -> tuple[pd.DataFrame, dict[int, str]]:
     """As `clean_runs`, and why rows (by position) with a word that none of their column's is cannot be read.
 
-    Such cells are blank; ``categories`` as in `read_columns`. A number or clock that makes no sense is a TableError all
-    the same: it may be of another unit or column in every row.
+    Such cells are blank; ``categories`` as in `read_columns`, ``called``: the table, in messages. A number or clock
+    that makes no sense is a TableError all the same: it may be of another unit or column in every row.
     """
     _check_columns(table)
     table = table.rename(columns={other: name for other, name in OTHER_NAMES.items() if name not in table})
@@ -220,7 +222,7 @@ def readable_runs(table: pd.DataFrame, categories: bool = False) -> tuple[pd.Dat
         rows = np.flatnonzero(wrong)
         reasons = {row: f"{name} must be {expected}; got {shown(table, row, name)}." for row in rows.tolist()}
         if column_of(name).dtype not in ("str", "bool"):
-            raise TableError(f"Row {rows[0] + 1} of the table: {reasons[rows[0]]}")
+            raise TableError(f"Row {rows[0] + 1} of {called}: {reasons[rows[0]]}")
         unread = reasons | unread
     return clean, unread
 

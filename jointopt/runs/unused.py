@@ -12,6 +12,7 @@ from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
 from jointopt.runs.cells import named_attention, named_dtype, shown
 from jointopt.runs.precision import named_precision, named_recipe, with_precision
+from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
 if TYPE_CHECKING:
@@ -43,8 +44,15 @@ _ELSEWHERE = {
         "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration",
         "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
         "energy_j": "energy",
+        "lora_dim": "lora_rank lora_r peft_dim",
+        "lora_target_modules": "lora_targets lora_target target_modules lora_modules",
+        "attention": "attn attention_kernel attention_backend attn_implementation attention_impl",
+        "dtype": "mixed_precision compute_dtype data_type", "framework": "software library",
+        "token_dispatcher": "moe_token_dispatcher_type moe_token_dispatcher",
+        "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip
+_MOST_NAMED = 5  # columns, each in a sentence of its own
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 
 
@@ -56,13 +64,13 @@ def unused_lines(runs: pd.DataFrame) -> list[str]:
     lines = unread_lines(runs)
     if count := int(gpus.isna().sum()):
         names = "row names" if count == 1 else "rows name"
-        lines.append(f"{count:,} {names} no GPU (column gpu): kept, and never learned from.")
+        lines.append(f"{count:,} {names} no GPU (column gpu): kept, but never learned from.")
     for name, count in gpus.value_counts(sort=False).items():
         try:
             load_gpu(str(name))
         except CatalogError as error:
-            lines.append(f"{_rows_are(count)} kept, and never learned from: {error}")
-    return lines + _without_rate(runs) + silent_lines(runs)
+            lines.append(f"{_rows_are(count)} kept, but never learned from: {error}")
+    return lines + silent_lines(runs) + unfinished_lines(runs)
 
 
 def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
@@ -73,13 +81,20 @@ def by_reason(reasons: Mapping[int, str]) -> list[tuple[str, int, int]]:
     return sorted(((r, len(at), at[0]) for r, at in rows.items()), key=lambda found: (-found[1], found[2]))
 
 
-def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str]) -> list[str]:
-    """One sentence for each reason why measured runs teach nothing: the ``reasons`` of rows, or no result."""
+def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bools | None = None) -> list[str]:
+    """One sentence for each reason why measured runs teach nothing: the ``reasons`` of rows, or no result.
+
+    ``refused`` (n,): rows of which another sentence says that their results are not used.
+    """
     total = f"{len(runs):,}"
-    return [
-        f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
-        for reason, count, row in by_reason(reasons)
-    ] + silent_lines(runs)
+    return (
+        [
+            f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
+            for reason, count, row in by_reason(reasons)
+        ]
+        + silent_lines(runs if refused is None else runs[~refused])
+        + unfinished_lines(runs)
+    )
 
 
 def silent(runs: pd.DataFrame) -> Bools:
@@ -98,6 +113,23 @@ def silent_lines(runs: pd.DataFrame) -> list[str]:
     return [f"{count:,} {'row has' if count == 1 else 'rows have'} neither {A_RESULT}."]
 
 
+def none_ended_well(runs: pd.DataFrame) -> str:
+    """A clause with the count of each status where no run of a measurement table ended well; blank where one did."""
+    if runs.empty or "status" not in runs or (runs["status"] == "ok").any() or runs["status"].isna().any():
+        return ""
+    counts = runs["status"].value_counts(sort=False)
+    found = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    return f"none of {len(runs):,} runs ended well ({found})"
+
+
+def unfinished_lines(runs: pd.DataFrame) -> list[str]:
+    """One sentence where no run of a measurement table ended well: what the others teach, if anything."""
+    if not (clause := none_ended_well(runs)):
+        return []
+    fits = (runs["status"] == "oom").any()
+    return [f"{clause}: they teach {'which plans fit, and nothing of time or power' if fits else 'nothing'}."]
+
+
 def _without_rate(runs: pd.DataFrame) -> list[str]:
     """One sentence for each precision that no source states a rate of on its GPU."""
     if not {"gpu", "dtype"} <= set(runs := with_precision(runs)):
@@ -108,7 +140,7 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
         if gpu and dtype and dtype not in gpu.peak_tflops:
             lines.append(
                 f"{_rows_are(len(rows))} in {dtype} on {name}, of which no source states a rate: priced in a wider "
-                "precision, and called out of domain."
+                "precision, and marked out of domain."
             )
     return lines
 
@@ -118,8 +150,38 @@ def _rows_are(count: int) -> str:
 
 
 def unread_lines(table: pd.DataFrame) -> list[str]:
-    """One sentence for each column that nothing reads, and each of precisions or kernels with cells that mean none."""
-    return misspelt_lines(table) + _meaningless_lines(table)
+    """One sentence for each column that nothing reads, or of whose cells some mean nothing."""
+    of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table) + _without_rate(table)
+    return misspelt_lines(table) + of_cells
+
+
+def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:
+    """One sentence for each framework that no profile is of and whose name is nearly that of one."""
+    lines = []
+    for name, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
+        close = difflib.get_close_matches(str(name).strip().lower(), framework_names(), n=1, cutoff=_ALIKE)
+        if close and not recognise_framework(str(name))[1]:
+            row = int(np.flatnonzero(table["framework"] == name)[0]) + 1
+            lines.append(
+                f"{count:,} row{'s have' if count > 1 else ' has'} an unknown framework (row {row}: {name!r}), "
+                f"predicted like any other without a profile (did you mean {close[0]!r}?)."
+            )
+    return lines
+
+
+def _targets_alone(table: pd.DataFrame) -> list[str]:
+    """One sentence where rows name the layers that LoRA adapts and no rank."""
+    if "lora_target_modules" not in table:
+        return []
+    ranks = table.reindex(columns=["lora_dim"])["lora_dim"]
+    rows = np.flatnonzero(table["lora_target_modules"].notna() & ranks.isna())
+    if not len(rows):
+        return []
+    words = "row states" if len(rows) == 1 else "rows state"
+    return [
+        f"{len(rows):,} {words} lora_target_modules without lora_dim (row {rows[0] + 1}), the rank of the adapters: "
+        "all weights are taken to be trained."
+    ]
 
 
 _DTYPES = "bf16, fp16, fp32, tf32, fp8 or fp4"
@@ -152,14 +214,19 @@ def _meaningless_lines(table: pd.DataFrame) -> list[str]:
 def misspelt_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads and whose name is another spelling of one that is lacking.
 
-    That is a similar name, or what other programs call it. A column that is just more than is known has none.
+    That is a similar name, or what other programs call it; of many columns one for all. A column that is just more than
+    is known has none.
     """
     lacking, known = {*COLUMNS, "clock_mhz"} - set(table.columns), {*COLUMNS, *OTHER_NAMES}
     found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in known}
-    return [
-        f"column {name} is kept, but nothing reads it (did you mean {meant!r}?)."
-        for name, meant in found.items() if meant
-    ]  # fmt: skip
+    meant = {name: column for name, column in found.items() if column}
+    if len(meant) > _MOST_NAMED:
+        first, column = next(iter(meant.items()))
+        return [
+            f"{len(meant)} columns are kept, but nothing reads them ({', '.join([*meant][:_MOST_NAMED])}, ...): "
+            f"did you mean {column!r} by {first}, and so on?"
+        ]
+    return [f"column {name} is kept, but nothing reads it (did you mean {one!r}?)." for name, one in meant.items()]
 
 
 def _meant(name: str, lacking: set[str]) -> str:

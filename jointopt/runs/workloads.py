@@ -12,29 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from jointopt.core.errors import CatalogError, TableError, UsageError
+from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import (
-    COLUMNS,
-    DEGREES,
-    LAYOUT_COLUMNS,
-    LORA_TARGETS,
-    NEUTRAL,
-    POWER_PROFILE,
-    Columns,
-    Floats,
-    Ints,
-)
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
 from jointopt.runs.cells import first_rows, named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.classes import with_classes_of_kin
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
+from jointopt.runs.impossible import check_required, impossible
 from jointopt.runs.named_size import with_stated_head
 from jointopt.runs.plan_cells import number_cells, plan_cells, stated_clocks, stated_layouts
 from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
-from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
 from jointopt.runs.shapes import (
     FROM_CATALOGUE,
-    SHAPE,
     expert_shape,
     latent_shape,
     whole_name,
@@ -48,7 +37,7 @@ from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model, near_models
+from jointopt.spec.catalog.models import load_model
 from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import fill_degrees
@@ -70,7 +59,6 @@ _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
 _PLAIN_NETWORK = Assumption("inter_node_gbytes_per_s", 12.5, "one 100 Gb/s port per GPU, which has no reference system")
-_REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
 _ASSUMED_FIRST = (
     "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",
@@ -78,8 +66,6 @@ _ASSUMED_FIRST = (
 )  # fmt: skip
 _ASSUMABLE = tuple(dict.fromkeys((*_ASSUMED_FIRST, *LAYOUT_COLUMNS)))
 _READ = (*(c.name for c in COLUMNS.values() if c.role != "result"), "clock_mhz")
-# nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
-_ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
 
 
 @dataclass(frozen=True)
@@ -136,17 +122,14 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     clean, unread = readable_runs(table, categories=True)
     runs = with_precision(clean)
     runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
-    missing = [c for c in _REQUIRED if c not in runs]
-    if missing:
-        hint = _shape_hint(runs) if missing[0] in SHAPE else ""
-        raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
+    check_required(runs)
     runs = _with_degrees(runs)
     if lacks_heads(runs):
         runs = with_heads_of_kin(
             runs, None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
         )
     runs = with_classes_of_kin(runs, kin)
-    reasons = _impossible(runs) | unread
+    reasons = impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
     plans, numbers = plan_cells(good), good.index.to_numpy()
@@ -159,14 +142,6 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
         row = min(reasons)
         raise TableError(f"No row of the table can be predicted; row {row + 1}: {reasons[row]}")
     return found, reasons
-
-
-def _shape_hint(runs: pd.DataFrame) -> str:
-    """A hint at the catalogue names that stand for a column of the model's shape."""
-    names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
-    if not names:
-        return " (a catalogue name in the column model stands for it)"
-    return f" ({names[0]!r} in the column model is no name of `jointopt catalog models`{near_models(names[0])})"
 
 
 def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], Ints]]:
@@ -206,32 +181,6 @@ def _bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
     """Per row, (n,), the bits of the fields of `_ASSUMABLE` that were assumed there."""
     bits = [np.asarray(rows, np.int64) << _ASSUMABLE.index(name) for name, rows in assumed.items()]
     return np.asarray(np.bitwise_or.reduce(bits), np.int64)
-
-
-def _impossible(runs: pd.DataFrame) -> dict[int, str]:
-    """Rows by position that no physics can price, and the first reason of each."""
-    checks = {f"{name} is blank.": runs[name].isna() for name in _REQUIRED}
-    checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
-    if POWER_PROFILE in runs:
-        checks["it ran under a power_profile, whose effect is measured and never predicted."] = runs[
-            POWER_PROFILE
-        ].notna()
-    reasons: dict[int, str] = {}
-    for reason, rows in checks.items():
-        reasons = {int(row): reason for row in runs.index[rows]} | reasons
-    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, KNOWN_POWER, *GPU_RULES)):
-        reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
-    return reasons
-
-
-def _unknown_gpus(names: pd.Series) -> dict[object, str]:
-    messages: dict[object, str] = {}
-    for name in names.dropna().unique():
-        try:
-            load_gpu(str(name))
-        except CatalogError as error:
-            messages[name] = str(error)
-    return messages
 
 
 def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:

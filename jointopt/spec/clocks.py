@@ -90,6 +90,6 @@ def _check(where: str, clock: float, gpu: Gpu, grid: tuple[float, ...]) -> None:
     if abs(by_distance[0] - clock) > _TOLERANCE_MHZ:
         nearest_two = " and ".join(f"{c:g}" for c in sorted(by_distance[:2]))
         raise JobError(
-            f"{where}: {shown(round(clock, 3))} MHz is no clock of GPU {gpu.id!r}, which has {grid[0]:g} to "
+            f"{where}: {shown(round(clock, 3))} MHz is not a clock of GPU {gpu.id!r}, which has {grid[0]:g} to "
             f"{grid[-1]:g} MHz in steps of {gpu.clock_step_mhz:g}; the nearest are {nearest_two}."
         )

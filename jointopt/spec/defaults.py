@@ -127,16 +127,21 @@ def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
 
 
 def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:
-    """Degrees (n,) without blanks, and where each is taken as 1: one blank is what the others leave."""
+    """Degrees (n,) without blanks, and where each is taken as 1 by guess: one blank is what the others leave.
+
+    Where they leave nothing, all blank ones are 1, and none is a guess.
+    """
     blank = {name: np.isnan(given[name]) for name in _BLANK_FIRST}
     left, guessed = np.sum(list(blank.values()), axis=0), {}
     for name in _BLANK_FIRST:
         guessed[name] = blank[name] & (left > 1)
         left = left - guessed[name]
     known = {name: np.where(blank[name], 1.0, given[name]) for name in _BLANK_FIRST}
-    rest = np.maximum(num_gpus // np.prod(list(known.values()), axis=0), 1.0)
+    product = np.prod(list(known.values()), axis=0)
+    rest = np.maximum(num_gpus // product, 1.0)
     single = {name: blank[name] & ~guessed[name] for name in _BLANK_FIRST}
-    return {name: np.where(single[name], rest, known[name]) for name in DEGREES}, guessed
+    degrees = {name: np.where(single[name], rest, known[name]) for name in DEGREES}
+    return degrees, {name: guess & (product != num_gpus) for name, guess in guessed.items()}
 
 
 def canonical(job: Job, layouts: Columns) -> Columns:

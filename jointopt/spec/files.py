@@ -31,7 +31,7 @@ class _JobLoader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in seen:
-                raise JobError(f"{_line(key)}: the key {shown(key.value)} is given twice or is no word.")
+                raise JobError(f"{_line(key)}: the key {shown(key.value)} is given twice or is not a word.")
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep=deep))
 
@@ -52,7 +52,7 @@ def read_text(path: Path) -> str:
     """The text of a regular UTF-8 file of at most 4 MB; JobError otherwise."""
     try:
         if not path.exists():
-            raise JobError(f"{path} does not exist or is no regular file; check the path.")
+            raise JobError(f"{path} does not exist or is not a regular file; check the path.")
         raw = regular_bytes(path, _MOST_BYTES, "a job file or a config.json", JobError)
     except (OSError, ValueError) as error:
         raise JobError(f"{shown(str(path))} cannot be read: {error}.") from error

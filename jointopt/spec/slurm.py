@@ -89,7 +89,7 @@ def _directive(section: Section, key: str, line: str) -> str:
     option = line.partition("=")[0]
     if key == "sbatch" and _DIRECTIVE.fullmatch(line) and option not in _ALLOWED:
         raise JobError(
-            f"{section.at(key)}: {option} is no option that a job file may add{nearest(option, _ALLOWED)}; expected "
+            f"{section.at(key)}: {option} is not an option that job files add{nearest(option, _ALLOWED)}; expected "
             "one in full that places or limits a job, such as --mail-type=END, --mem=0 or --nodelist=gpu[1-4]."
         )
     if not _DIRECTIVE.fullmatch(line):

@@ -40,6 +40,7 @@ from jointopt.surrogate.measured_limits import at_limit
 from jointopt.surrogate.network_doubt import network_half_width, slope_of
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
+from jointopt.surrogate.time_unit import as_wide_as_doubt, span_of_doubt
 
 if TYPE_CHECKING:
     from jointopt.surrogate.model import Conditioned, Surrogate
@@ -292,7 +293,8 @@ class Correction:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
         network = network_half_width(job, slope_of(runs.sensitivity), self._seen)
         known = self._settled[0].knows_kind(runs)
-        return open_doubts(job, columns, known, self._measured_clocks, network, self._new(job))
+        found = open_doubts(job, columns, known, self._measured_clocks, network, self._new(job))
+        return found | {"unit": np.full(len(runs), self._time_span is not None)}
 
     def _new(self, job: Job) -> frozenset[str]:
         return new_kinds(job, self._measured_jobs)
@@ -308,6 +310,14 @@ class Correction:
         known = self._settled[0].known
         return float(slope_of(known.sensitivity)[known.source == self.source].max(initial=0.0))
 
+    @functools.cached_property
+    def _time_span(self) -> tuple[float, float] | None:
+        """`span_of_doubt` of the timed runs of the source, by the physics that plans are priced on."""
+        evidence = self._settled[2]
+        if evidence.runs is None:
+            return None
+        return span_of_doubt(evidence.residual[evidence.runs.source == self.source])
+
     def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
         """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s."""
         conditioned, ends, whole = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1], together(parts)
@@ -319,7 +329,7 @@ class Correction:
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
                 power, self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
                 conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
-                self._measured_jobs, self.peak_overshoot,
+                self._measured_jobs, self.peak_overshoot, self._time_span,
             )
             for runs, power, mean, half, inside in pieces
         ]  # fmt: skip
@@ -343,6 +353,7 @@ class Move:
     network_seen: float = 0.0
     measured_jobs: tuple[Job, ...] = ()  # as for `new_kinds`
     peak_overshoot: float | None = None  # as of `Correction`
+    time_span: tuple[float, float] | None = None  # as `span_of_doubt` has it of the source's runs
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -353,7 +364,8 @@ class Move:
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
         kinds = new_kinds(job, self.measured_jobs)
-        return open_doubts(job, columns, self.known, self.measured, self._network(job), kinds)
+        found = open_doubts(job, columns, self.known, self.measured, self._network(job), kinds)
+        return found | {"unit": np.full(len(self.mean), self.time_span is not None)}
 
     def _network(self, job: Job) -> Floats:
         return network_half_width(job, np.asarray(self.network_slope), self.network_seen)
@@ -374,4 +386,5 @@ class Move:
             out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
         if of_new is not None:
             out = of_new if self.new is not None else narrower(out, of_new)
-        return out | {"in_domain": self.inside & supports}
+        out = as_wide_as_doubt(out, self.mean, self.time_span)
+        return out | {"in_domain": self.inside & supports & (self.time_span is None)}

@@ -17,7 +17,8 @@ from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
-from jointopt.runs.workloads import Workload, workloads
+from jointopt.runs.open_plans import runs_with_plans
+from jointopt.runs.workloads import Workload
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -108,10 +109,10 @@ _NOTHING_PRICED = Priced(
 )  # fmt: skip
 
 
-def with_results(table: pd.DataFrame) -> pd.DataFrame:
+def with_results(table: pd.DataFrame, called: str = "the table") -> pd.DataFrame:
     """A copy, rows numbered from 0, with numbers or NaN as iteration time and other results, and a blank status as ok.
 
-    Raises TableError that names row, column and value where a result is no number.
+    Raises TableError that names row, column and value where a result is no number; ``called``: the table.
     """
     clean = table.reset_index(drop=True)
     for name in clean.columns.intersection(pd.Index(MEASURED)):
@@ -120,7 +121,7 @@ def with_results(table: pd.DataFrame) -> pd.DataFrame:
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
             raise TableError(
-                f"Row {row + 1} of the table: {name} must be a number or blank; got {shown(clean, row, name)}."
+                f"Row {row + 1} of {called}: {name} must be a number or blank; got {shown(clean, row, name)}."
             )
         clean[name] = values
     status = clean["status"].fillna("ok") if "status" in clean else "ok"
@@ -136,13 +137,13 @@ def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
 def price(
     table: pd.DataFrame, cluster: Cluster | None = None, machine: Machine | None = None, *, heat: bool = False
 ) -> Priced:
-    """Predictions of the physics and features of every row that can be priced; TableError where none can.
+    """Predictions of the physics and features of every measured row that can be priced; TableError where none can.
 
     ``cluster``: where rows on its GPU ran, so that links and cooling are those that its owner states; else they are
     the usual ones of the row's GPU. ``machine``: measured figures of its nodes. ``heat``: with peak power and
     temperature over the air.
     """
-    found, reasons = workloads(table)
+    found, reasons = runs_with_plans(table)
     priced = price_workloads(table, [work.on(machine) for work in found], cluster, heat=heat)
     if not len(priced.rows):
         reasons |= priced.reasons

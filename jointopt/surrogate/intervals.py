@@ -41,6 +41,7 @@ DOUBTS: Mapping[str, str] = {
     "ambiguous": "precision ambiguous, state training.dtype",
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "clock": "clock response not measured on this GPU",
+    "unit": "measured times are far from the predictions of the physics, check the unit of iteration_time_s",
 }
 # Beside these, where no doubt explains it: precision or attention are not the plan's, and the runs learned from do
 # not resemble it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,15 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Bools, Floats
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.kinds import kind_of, related_to
+from jointopt.runs.open_plans import runs_with_plans
 from jointopt.runs.table import checked_results, doubtful_precision
 from jointopt.runs.unused import A_RESULT, left_out_lines, silent, unread_lines
-from jointopt.runs.workloads import Workload, workloads
+from jointopt.runs.workloads import Workload
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
@@ -33,6 +34,7 @@ from jointopt.surrogate.evidence import (
     relabelled,
 )
 from jointopt.surrogate.precision_doubt import precision_lines
+from jointopt.surrogate.time_unit import apart_lines, check_scale, doubts, impossible, off_scale, set_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,9 +48,7 @@ MOST_RELATED = 5_000  # stored runs that a job's predictions rest on, all of the
 SAMPLED, MOST_WORKLOADS = 800, 10
 MOST_FOR_TABLE = 20_000  # stored runs that a table is predicted from
 GIVEN = "the measured runs given"
-DOUBTED, REFUSED = 5.0, 50.0  # median measured over predicted time of a source, or its inverse
 _KIND = ("gpu", "gpus_per_node", "framework")
-_QUESTION = "is iteration_time_s in seconds, and of one iteration?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,7 @@ class Measurements:
     name: str = GIVEN
     machine: Machine | None = None  # that rows on such nodes ran on
     kin: pd.DataFrame | None = None  # rows that fill what these leave open of their models, as for `workloads`
+    refused: Bools | None = None  # rows (n,) of which a sentence says that their only results are not used
     _logged: set[str] = field(default_factory=set, init=False, repr=False)  # once for several jobs
 
     @classmethod
@@ -72,7 +73,8 @@ class Measurements:
         sound, sentences = checked_results(table)
         for sentence in sentences:
             _log.warning("%s: %s", name, sentence)
-        return cls(with_results(sound), tuple(sentences), name)
+        called = "the table" if name == GIVEN else name
+        return cls(with_results(sound, called), tuple(sentences), name, refused=silent(sound) & ~silent(table))
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
@@ -107,7 +109,7 @@ class Measurements:
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:
         """Workloads of the rows, and why each other row belongs to none; TableError where no row has one."""
-        found, reasons = workloads(self.table, self.kin)
+        found, reasons = runs_with_plans(self.table, self.kin)
         return [work.on(self.machine) for work in found], reasons
 
     @functools.cached_property
@@ -119,7 +121,8 @@ class Measurements:
 
     def take(self, rows: Any) -> Measurements:
         """The rows that a mask or positions choose, numbered from 0."""
-        return Measurements(self.table[rows].reset_index(drop=True), (), self.name)
+        refused = None if self.refused is None else self.refused[rows]
+        return Measurements(self.table[rows].reset_index(drop=True), (), self.name, refused=refused)
 
     def on(self, gpu_id: str) -> Measurements:
         """The runs on that GPU that are `learned_from`."""
@@ -195,15 +198,36 @@ class Measurements:
 
     @functools.cached_property
     def checked(self) -> Measurements:
-        """The same runs; the first time `doubts`, `left_out` and columns that nothing reads are logged.
+        """`possible`; the first time `doubts`, `left_out` and columns that nothing reads are logged.
 
         Raises TableError as there.
         """
-        for sentence in [*self.doubts, *(f"{self.name}: {line}" for line in self.left_out)]:
+        runs = self.possible
+        for sentence in [*self.doubts, *(f"{self.name}: {line}" for line in runs.left_out)]:
             _log.warning("%s", sentence)
         for line in unread_lines(self.table):
             _log.warning("%s: %s", self.name, line)
-        return self
+        return runs
+
+    @functools.cached_property
+    def possible(self) -> Measurements:
+        """The runs without times in another unit than the others of their source; themselves where there are none."""
+        try:
+            priced, (ratio, apart) = self.priced, self._apart
+        except TableError:
+            return self
+        odd = priced.rows[impossible(ratio, apart)]
+        if not len(odd):
+            return self
+        left = self.table["iteration_time_s"].mask(lost := np.isin(np.arange(len(self.table)), odd))
+        refused = lost if self.refused is None else lost | self.refused
+        return replace(self, table=self.table.assign(iteration_time_s=left), refused=refused)
+
+    @functools.cached_property
+    def _apart(self) -> tuple[Floats, dict[str, Bools]]:
+        """log(measured / predicted time) of the priced rows, and those `set_apart`. Raises TableError as `priced`."""
+        ratio = log_time_ratio(self.table, self.priced)
+        return ratio, set_apart(ratio, self.priced.runs.source)
 
     @property
     def left_out(self) -> list[str]:
@@ -217,7 +241,7 @@ class Measurements:
         if silent(self.table)[np.concatenate([work.rows for work in found])].all():
             why = TableError(f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}.")
             raise nothing_learned(why, self.name)
-        return left_out_lines(self.table, reasons)
+        return left_out_lines(self.table, reasons, self.refused)
 
     def warn_of_others(self, job: Job) -> None:
         """Log, once, that rows say nothing of a job, since they ran by other software on other GPUs."""
@@ -225,7 +249,7 @@ class Measurements:
         others = [work for work in works if kind(work.job) != kind(job) and not is_kin(work.job, job)]
         if not others:
             return
-        of = f"framework or GPU of the job, {_kind_words(job)}"
+        of = f"framework and GPU than the job, {_kind_words(job)}"
         line = unlike_line(others, len(self.table), of)
         if line not in self._logged:
             _log.warning("%s", line)
@@ -238,20 +262,21 @@ class Measurements:
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
         try:
-            priced = self.priced
+            priced, (ratio, apart) = self.priced, self._apart
         except TableError:
             return []
-        of_precision, ratio = precision_lines(self.evidence_by_source()), log_time_ratio(self.table, priced)
-        check_scale(ratio, priced.runs.source)
+        source, of_precision = priced.runs.source, precision_lines(self.possible.evidence_by_source())
+        check_scale(np.where(impossible(ratio, apart), np.nan, ratio), source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
-        return [*doubts(off_scale(unasked, priced.runs.source), but=of_precision), *of_precision.values()]
+        lines = apart_lines(ratio, priced.rows, apart, source)
+        return [*lines, *doubts(off_scale(unasked, source), but={*of_precision, *apart}), *of_precision.values()]
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str) -> str:
-    """A sentence on measured runs, the rows of ``works`` of so many, that are ``of`` no such thing."""
+    """A sentence on measured runs, the rows of ``works`` of so many, that ran on another ``of`` than is predicted."""
     kinds = list(dict.fromkeys(_kind_words(work.job) for work in works))
     return (
-        f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of no {of} "
+        f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of another {of} "
         f"({', '.join(kinds[:3] + ['...'] * (len(kinds) > 3))}): nothing was learned from them."
     )
 
@@ -264,49 +289,3 @@ def nothing_learned(error: TableError, name: str = "the measured runs") -> Table
     """The error of a table as that of measured runs which cannot be used."""
     text = str(error)
     return TableError(f"Nothing can be learned from {name}: {text[:1].lower()}{text[1:]}")
-
-
-def off_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Median measured over predicted time of each source that is beyond `DOUBTED` either way.
-
-    ``log_ratio``: log(measured / predicted) of every run, (n,), NaN where unknown; ``source``: its source, (n,).
-    """
-    known = np.isfinite(log_ratio)
-    found = {str(name): np.median(log_ratio[known & (source == name)]) for name in np.unique(source[known])}
-    return {name: float(np.exp(value)) for name, value in found.items() if abs(value) > np.log(DOUBTED)}
-
-
-def doubts(
-    found: Mapping[str, float], predicted: str = "what the physics says", but: Collection[str] = ()
-) -> list[str]:
-    """One sentence for each source (or group) that is `off_scale`, ``but`` those whose likelier reason is known."""
-    return [
-        f"Measured runs{_named(name)} take {_times(v)} {predicted}: {_QUESTION}"
-        for name, v in found.items()
-        if name not in but
-    ]
-
-
-def check_scale(log_ratio: Floats, source: np.ndarray[Any, Any]) -> None:
-    """Raises TableError for a source beyond `REFUSED`, of which nothing can be learned; arguments as of `off_scale`."""
-    found = off_scale(log_ratio, source)
-    for name, value in found.items():
-        if max(value, 1 / value) > REFUSED:
-            raise TableError(
-                f"Nothing can be learned from the measured runs{_named(name)}: they take {_times(value)} what the "
-                f"physics says; expected less than {REFUSED:g} times either way. {_QUESTION.capitalize()} Correct the "
-                "column, or leave these runs out."
-            )
-
-
-def _named(name: str) -> str:
-    """A source or group as it stands behind "measured runs"."""
-    try:
-        text = Source.parse(name).to_text()
-    except ValueError:  # a group's name
-        text = name
-    return f" ({text})" if text else ""
-
-
-def _times(value: float) -> str:
-    return f"{value:,.3g} times" if value < 1000 else f"{value:,.0f} times"

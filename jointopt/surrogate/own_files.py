@@ -99,6 +99,7 @@ def _scale(values: Mapping[str, Any]) -> PowerScale:
 
 
 def number_or_none(value: Any) -> float | None:
+    """A card's number; None where it has none."""
     return None if value is None else float(value)
 
 
@@ -118,5 +119,6 @@ def _response(values: Mapping[str, Any] | None) -> LearnedResponse | None:
 
 
 def read_kernel(values: dict[str, Any]) -> Kernel:
+    """The kernel that a card describes, of a cluster's own runs where it says which constants vary."""
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
     return OwnKernel(**read) if "varying" in read else Kernel(**read)

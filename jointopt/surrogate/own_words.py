@@ -125,7 +125,7 @@ def _trees_words(mix: Mix, runs: Runs) -> str:
         by_group[_group_of(name)] += value
     largest = sorted((name for name in by_group if abs(by_group[name]) > _LEAST), key=lambda n: -abs(by_group[n]))
     named, of_all = largest[:_NAMED], float(added[0, -1])
-    parts = [f"{_percent(of_all)} as for all of these runs"] * (abs(of_all) > _LEAST)
+    parts = [f"{_percent(of_all)} common to all of these runs"] * (abs(of_all) > _LEAST)
     parts += [f"{_percent(by_group[name])} for {group_words(name, values)}" for name in named]
     others = float(added.sum()) - of_all * (abs(of_all) > _LEAST) - sum(by_group[name] for name in named)
     parts += [f"{_percent(others)} for the rest"] * (abs(others) >= _SHOWN and bool(parts))

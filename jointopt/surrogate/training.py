@@ -61,7 +61,7 @@ class Use:
         """One line on how many rows were learned from, and why others were not."""
         hint = ": is iteration_time_s in seconds?" if self.broken > MOST_BROKEN * self.timed else ""
         reasons = {
-            f"{self.broken:,} beyond {self.beyond:g} times the physics or its inverse{hint}": self.broken,
+            f"{self.broken:,} more than {self.beyond:g} times off the physics{hint}": self.broken,
             f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})": self.unpriced,
         }
         why = ", ".join(reason for reason, count in reasons.items() if count)

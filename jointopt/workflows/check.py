@@ -6,10 +6,12 @@ from jointopt.report.checked import Checked
 from jointopt.spec.job import Job
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import assumptions
+from jointopt.workflows.given import from_files
 from jointopt.workflows.problem import feasible_layouts
 from jointopt.workflows.search_steps import Stopwatch
 
 
+@from_files
 def check(job: Job | JobModel) -> Checked:
     """The job as it is read, the layouts that may fit in memory by the physics alone, and what is assumed.
 

@@ -20,6 +20,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import with_limits
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
+from jointopt.workflows.given import from_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FEWEST, MOST = 2, 8
 
 
+@from_files
 def compare(
     job: Job | JobModel, plans: Sequence[str | Mapping[str, Any]], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
@@ -41,6 +43,7 @@ def compare(
     `explain` raises of any of them.
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    plans = [plans] if isinstance(plans, str | Mapping) else plans
     plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")

@@ -7,22 +7,27 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy.stats import kendalltau
 
 from jointopt.core.errors import TableError, nearest
 from jointopt.core.facts import Source
+from jointopt.core.schema import Floats
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.table import doubtful_precision
+from jointopt.runs.unused import none_ended_well
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
-from jointopt.surrogate.measurements import Measurements, doubts, off_scale
+from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
+from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
+from jointopt.workflows.given import from_files
 from jointopt.workflows.predict import predict
 
 _log = logging.getLogger(__name__)
@@ -37,9 +42,11 @@ _BESIDE_TIME = {
     "avg_power_w": "power_error", "energy_j": "energy_error", "peak_memory_gib": "memory_error",
     "peak_power_w": "peak_power_error", "temperature_c": "temperature_error_k",
 }  # fmt: skip
+_PREDICTED = "what was predicted"
 LEAST_TO_RANK = 3  # plans of a group below which rank and regret are not significant
 
 
+@from_files
 def evaluate(
     table: pd.DataFrame, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
@@ -53,17 +60,17 @@ def evaluate(
     runs = Measurements.of(table, "the table")
     table = runs.table
     if not (table["iteration_time_s"] > 0).any():
-        raise TableError(
-            f"The table has no measured iteration_time_s to compare with{hint}; expected at least one row."
-        )
+        why = none_ended_well(table) or "expected at least one row"
+        raise TableError(f"The table has no measured iteration_time_s to compare with{hint}; {why}.")
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]
     given = None if measured is None else Measurements.given(measured)
     judged = predict(table, surrogate, given, calibration, storage, machine).assign(**names)
-    some = _some_of_each(table)
+    judged, of_unit = _with_possible_times(judged)
+    some = _some_of_each(table.assign(iteration_time_s=judged["iteration_time_s"].to_numpy(float)))
     of_precision = precision_lines(some)
-    for sentence in [*_doubts(judged, of_precision), *of_precision.values()]:
+    for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values()]:
         _log.warning("%s", sentence)
     for sentence in class_lines(some):
         _log.info("%s", sentence)
@@ -115,16 +122,34 @@ def _bias(rows: pd.DataFrame) -> dict[str, float]:
     return {"bias": float((ran["predicted_iteration_time_s"] / ran["iteration_time_s"] - 1.0).median())}
 
 
+def _with_possible_times(judged: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The table without times in another unit than the others of their source, and a sentence on each such source."""
+    ratio, source = _log_ratio(judged), _source(judged)
+    apart = set_apart(ratio, source)
+    lines = apart_lines(ratio, np.arange(len(judged)), apart, source, _PREDICTED)
+    possible = judged["iteration_time_s"].mask(impossible(ratio, apart))
+    return judged.assign(iteration_time_s=possible), lines
+
+
+def _log_ratio(judged: pd.DataFrame) -> Floats:
+    """log(measured / predicted time) of every row, (n,), NaN where there is none."""
+    ran = (judged["status"] == "ok") & (judged["iteration_time_s"] > 0)
+    ratio = judged["iteration_time_s"] / judged["predicted_iteration_time_s"]
+    return np.asarray(np.log(ratio.where(ran).to_numpy(float)))
+
+
+def _source(judged: pd.DataFrame) -> npt.NDArray[np.str_]:
+    return judged["source"].to_numpy(str) if "source" in judged else np.full(len(judged), "")
+
+
 def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
     """A sentence on each source whose times are far from those predicted, and of which nothing likelier is suspected.
 
     That is of a row, or by ``of_precision``, keys of sources.
     """
-    ran = judged[(judged["status"] == "ok") & (judged["iteration_time_s"] > 0) & ~doubtful_precision(judged)]
-    source = ran["source"].to_numpy(str) if "source" in ran else np.full(len(ran), "")
-    ratio = (ran["iteration_time_s"] / ran["predicted_iteration_time_s"]).to_numpy(float)
+    ratio, source = np.where(doubtful_precision(judged), np.nan, _log_ratio(judged)), _source(judged)
     known = {Source.parse(key).origin for key in of_precision}
-    return doubts(off_scale(np.log(ratio), source), "what was predicted", known)
+    return doubts(off_scale(ratio, source), _PREDICTED, {*known, *set_apart(ratio, source)})
 
 
 def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:

@@ -34,6 +34,7 @@ from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import answered, assumptions, check_priceable
+from jointopt.workflows.given import from_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
+@from_files
 def explain(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,

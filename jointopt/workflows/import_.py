@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 WARM_UP = 5  # iterations
 
 
-def import_(files: Sequence[Path], *, name: str = "", warmup: int = WARM_UP, **given: Any) -> Imported:
+def import_(
+    files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, **given: Any
+) -> Imported:
     """The job, the plan that runs today and the measured rows of one run, from the files that describe it.
 
     ``given``: values that no file states, or that count more: model, gpu, nodes, gpus_per_node, seq_length,
     global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s. ``warmup`` iterations of each log do not
     count. Raises JobError for a file that no reader knows, and with one sentence on all that is missing.
     """
-    taken = [one for path in files for one in read_file(path)]
-    run = resolved(taken, name or _name(files), given)
+    paths = [Path(path) for path in ([files] if isinstance(files, str | Path) else files)]
+    taken = [one for path in paths for one in read_file(path)]
+    run = resolved(taken, name or _name(paths), given)
     parsed = parse_plan(run.plan, run.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     rows, remarks = _rows(taken, run, record, warmup)
@@ -129,7 +132,7 @@ class _Meters:
         logs = {one.source for one in taken if one.log}
         zeus_files = [one for one in files if zeus.is_zeus(one.meter)]
         traces = {one.source: read_trace(one.meter, one.source) for one in files if one not in zeus_files}
-        remarks = [f"{source}: {trace.unread:,} lines are no samples and not read, such as {trace.first_unread[:60]!r}"
+        remarks = [f"{source}: {trace.unread:,} lines are no samples and skipped, such as {trace.first_unread[:60]!r}"
                    for source, trace in traces.items() if trace.unread and source not in logs]  # fmt: skip
         windows: tuple[Mapping[str, float], str] = {}, ""
         try:

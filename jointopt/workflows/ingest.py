@@ -35,7 +35,14 @@ def ingest(table: Path, storage: str) -> Ingested:
     Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
     """
     good, problems = read_measurements(table, MEASUREMENT_RULES)
-    doubts = [] if good.empty else _doubts(Measurements(with_results(good)))
+    doubts: list[str] = []
+    refused = refused_rows(problems)
+    if not good.empty:
+        runs = Measurements(with_results(good))
+        doubts, odd = _doubts(runs), runs.possible.refused
+        good, refused = (
+            (good, refused) if odd is None else (good[~odd].reset_index(drop=True), refused + int(odd.sum()))
+        )
     store = Store(storage)
     store.take_in()
     added = store.add(good, origin=str(table.resolve()))
@@ -44,8 +51,8 @@ def ingest(table: Path, storage: str) -> Ingested:
     lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:
         remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")
-    text = f"{added.new:,} rows added, {added.known:,} known already, {refused_rows(problems):,} refused."
-    return Ingested(text, (*lines, *remarks), bool(lines))
+    text = f"{added.new:,} rows added, {added.known:,} known already, {refused:,} refused."
+    return Ingested(text, (*lines, *remarks), bool(refused))
 
 
 def retract(table: Path, storage: str) -> Ingested:

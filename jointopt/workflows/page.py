@@ -16,6 +16,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.given import from_files
 from jointopt.workflows.stored_proposals import stored_proposal
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
 
 
+@from_files
 def page(
     source: str, *, surrogate: str | None = None, studies: str | None = None,
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,

@@ -25,6 +25,7 @@ from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.given import from_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,7 @@ _STEP_S_PER_INSTRUCTION = 1.1e-4  # one step of lowtime 0.3, 512 instructions, o
 _FINEST = 64  # units in the shortest pass: finer ones are below what a step of the clock changes
 
 
+@from_files
 def polish(
     job: Job | JobModel, plan: str | Mapping[str, Any], *, slowdown: float = 0.0, solver: str = "lowtime",
     seconds: float = 8.0, surrogate: str = "default", storage: str | None = None,

@@ -170,7 +170,7 @@ def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Ev
     parts = [part for batch in parts_by_source(runs.table, found, _MOST_ROWS) for part in batch]
     kin = kinship(np.array([part.source for part in parts]), np.array(sorted(sources))).max(axis=1, initial=0.0)
     if unseen := [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike == 0.0]:
-        of = "source, framework, GPU and node size of the table"
+        of = "source, framework, GPU or node size than the table"
         _log.warning("%s", unlike_line(unseen, len(runs.table), of))
     evidence = runs.evidence_by_source()
     for line in class_lines(evidence):

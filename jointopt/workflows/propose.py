@@ -34,6 +34,7 @@ from jointopt.workflows.against import Against
 from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
+from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import best_layouts
 from jointopt.workflows.problem import Prepared, at_top, need_power, prepared, top_times
 from jointopt.workflows.search_steps import (
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 CONSTRAINED = "breaks a constraint at every clock"
 
 
+@from_files
 def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,

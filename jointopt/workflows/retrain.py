@@ -22,10 +22,10 @@ from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
-from jointopt.runs.table import checked_results, read_table
-from jointopt.runs.unused import unread_lines
+from jointopt.runs.table import checked_results, read_table, readable_runs
+from jointopt.runs.unused import unfinished_lines, unread_lines
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.dataset import timed_runs
+from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.files import CARD, DAMAGED, load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, Use, train
@@ -37,7 +37,7 @@ _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointop
 
 
 def retrain(
-    *, tables: Sequence[Path] = (), storage: str | None = None, out: Path, seed: int = 0,
+    *, tables: Sequence[str | Path] | str | Path = (), storage: str | None = None, out: str | Path, seed: int = 0,
     licences: Sequence[str] = (), force: bool = False, for_others: bool = False,
 ) -> Retrained:  # fmt: skip
     """Train on tables and store, write the surrogate into ``out``, and return its held-out errors.
@@ -49,9 +49,10 @@ def retrain(
     that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
-    _check_folder(out)
+    given = [Path(path) for path in ([tables] if isinstance(tables, str | Path) else tables)]
+    _check_folder(out := Path(out))
     old = _before(out, force)
-    data, remarks = checked_results(_gathered(tables, storage))
+    data, remarks = _gathered(given, storage)
     surrogate, scores = train(data, seed, load_surrogate("default"), for_others)
     judged = _judged(scores.attrs.get("rows", {}))
     compared, forgotten = None, tuple[str, ...]()
@@ -62,7 +63,7 @@ def retrain(
         if not force:
             _refuse_worse(compared, out)
     used: tuple[Use, ...] = scores.attrs.get("use", ())
-    card = _card(data, tables, scores, seed, licences, storage, out)
+    card = _card(data, given, scores, seed, licences, storage, out)
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     card["own"] = {own.source: own.to_text() for own in surrogate.own}
@@ -145,23 +146,33 @@ def _refuse_worse(compared: pd.DataFrame, out: Path) -> None:
         )
 
 
-def _gathered(tables: Sequence[Path], storage: str | None) -> pd.DataFrame:
-    """All rows to train on; those without a source are of the file, or of the origin, that they came from."""
-    parts = []
+def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame, list[str]]:
+    """All rows to train on, and a sentence on each kind of result that is not used or doubtful, with its table.
+
+    Rows without a source are of the file, or of the origin, that they came from.
+    """
+    parts: list[pd.DataFrame] = []
+    remarks: list[str] = []
     for path in tables:
-        table = read_table(path)
-        for line in unread_lines(table):
+        table = with_results(read_table(path), str(path))
+        readable_runs(table, called=str(path))
+        for line in [*unread_lines(table), *unfinished_lines(table)]:
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
-        parts.append(table.assign(source=table.get("source", blank).fillna(path.stem)))
+        sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))
+        parts.append(sound)
+        remarks += [f"{path}: {line}" for line in lines]
     if storage is not None:
         from jointopt.runs.store import Store
 
         stored = Store(storage).read()
-        parts.append(stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"])))
+        stored = stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"]))
+        sound, lines = checked_results(stored)
+        parts.append(sound)
+        remarks += [f"{without_password(storage)}: {line}" for line in lines]
     if not parts:
         raise TableError("Nothing to train on; expected at least one --table, or a --storage with measurements.")
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True), remarks
 
 
 def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:

@@ -23,6 +23,7 @@ from jointopt.spec.machine import Machine
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
+from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import time_parts_of
 from jointopt.workflows.problem import need_power, prepared
 from jointopt.workflows.search_steps import Stopwatch, exact_step, of_one_run
@@ -41,8 +42,9 @@ class _Found:
     entries: list[dict[str, Any]]
 
 
+@from_files
 def scale(
-    jobs: Sequence[Job], *, weak: bool = False, deadline_days: float | None = None, budget: float | None = None,
+    jobs: Sequence[Job] | Job, *, weak: bool = False, deadline_days: float | None = None, budget: float | None = None,
     site_kw: float | None = None, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
     calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
@@ -54,6 +56,7 @@ def scale(
     """
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
+    jobs = [jobs] if isinstance(jobs, Job) else jobs
     _check_limits(jobs, limits)
     watch = Stopwatch()
     found = []

@@ -16,6 +16,7 @@ from jointopt.search.pareto import below_chord, take
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
+from jointopt.workflows.given import from_files
 from jointopt.workflows.stored_plans import StoredPlans, stored_plans
 
 OBJECTIVES = ("time", "energy", "edp", "knee")
@@ -31,6 +32,7 @@ _NAMES = {
 }
 
 
+@from_files
 def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,

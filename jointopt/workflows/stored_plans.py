@@ -89,7 +89,7 @@ def names_a_file(source: str) -> bool:
 
 def _of_file(path: Path) -> StoredPlans:
     if not path.is_file():
-        raise UsageError(f"{path} does not exist or is no regular file; {_EXPECTED}.")
+        raise UsageError(f"{path} does not exist or is not a regular file; {_EXPECTED}.")
     if path.suffix.lower() == ".json":
         return _of_document(lambda: path.read_text(encoding="utf-8-sig"), str(path))
     if path.suffix.lower() not in _SUFFIXES:

@@ -38,6 +38,7 @@ from jointopt.workflows.campaign.profiles import at_highest_clock, check_profile
 from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import known_before, unmeasured, why_none
 from jointopt.workflows.campaign.volumes import front, volumes
+from jointopt.workflows.given import from_files
 
 _log = logging.getLogger(__name__)
 LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
@@ -47,6 +48,7 @@ _ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to
 _START_S = 120.0
 
 
+@from_files
 def tune(
     job: Job, launcher: Launcher | str, budget: int | Budget, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,

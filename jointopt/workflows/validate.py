@@ -32,6 +32,7 @@ from jointopt.workflows.campaign.candidates import Candidates, listed, measureme
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.record import Queued
 from jointopt.workflows.campaign.verdict import why_none
+from jointopt.workflows.given import from_files
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 
@@ -49,6 +50,7 @@ class _Chosen:
     proposed: int  # plans that none other is predicted to beat
 
 
+@from_files
 def validate(
     job: Job, launcher: Launcher | str, top: int = 5, *, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,

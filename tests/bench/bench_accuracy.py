@@ -41,7 +41,7 @@ def clean(source: str, table: pd.DataFrame) -> pd.DataFrame:
 
 def score(source: str, table: pd.DataFrame) -> tuple[dict[str, object], pd.DataFrame]:
     rows = clean(source, table)
-    out = jointopt.predict(rows)
+    out = jointopt.predict(rows, surrogate="none")
     predicted, measured = out.predicted_iteration_time_s, rows.iteration_time_s
     error = (predicted - measured).abs() / measured
     taus, regrets = [], []
@@ -66,7 +66,7 @@ def score(source: str, table: pd.DataFrame) -> tuple[dict[str, object], pd.DataF
 def out_of_memory(table: pd.DataFrame) -> tuple[float, float]:
     """Recall and precision of "does not fit" on rows that ran or ran out of memory."""
     rows = table[table.status.isin(["ok", "oom"])].reset_index(drop=True)
-    out = jointopt.predict(rows)
+    out = jointopt.predict(rows, surrogate="none")
     predicted, was = ~out.predicted_fits, rows.status == "oom"
     hit = (predicted & was).sum()
     return hit / was.sum(), hit / max(1, predicted.sum())
@@ -93,7 +93,7 @@ def quantiles_of_both(known: dict[str, pd.DataFrame], generic: list[pd.DataFrame
 def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
     """For each source's own profile, and for the same runs under a framework without a profile."""
     memory = [t for name, t in tables.items() if name in MEMORY_SOURCES]
-    generic = [jointopt.predict(t.assign(framework="")) for t in tables.values()]
+    generic = [jointopt.predict(t.assign(framework=""), surrogate="none") for t in tables.values()]
     errors = [(t.predicted_iteration_time_s / t.iteration_time_s - 1).abs().median() for t in generic]
     print(f"unknown framework: median error averaged over sources {np.mean(errors):.3f}")
     print("iteration_time_s known", quantiles(list(tables.values()), "iteration_time_s"))

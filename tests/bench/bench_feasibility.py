@@ -81,8 +81,8 @@ def after_measuring(name: str, per_group: int, seeds: int = 5) -> str:
         given = np.concatenate(rows)
         rest = table.drop(index=given)
         rest = rest[rest["group"].isin(table["group"][given])]
-        before.append(figures(rest, jointopt.predict(rest, "default")))
-        after.append(figures(rest, jointopt.predict(rest, "default", table.loc[given])))
+        before.append(figures(rest, jointopt.predict(rest)))
+        after.append(figures(rest, jointopt.predict(rest, measured=table.loc[given])))
     with np.errstate(invalid="ignore"):
         first, second = np.mean(before, axis=0), np.mean(after, axis=0)
     return f"recall {first[0]:.3f} → {second[0]:.3f}, precision {first[1]:.3f} → {second[1]:.3f}, memory error " + (

@@ -100,7 +100,7 @@ def few(table: pd.DataFrame, folder: str, draws: int) -> dict[str, float]:
                 break
             given, judged = split
             measured, rest = table.iloc[given], table.iloc[judged].reset_index(drop=True)
-            found = jointopt.predict(rest.drop(columns="status"), folder, measured=measured)
+            found = jointopt.predict(rest.drop(columns="status"), surrogate=folder, measured=measured)
             lines.append({f"{count} runs": error(found)} | (held(found, " 3") if count == 3 else {}))
     return pd.DataFrame(lines).mean().to_dict() if lines else {}
 
@@ -139,7 +139,7 @@ def judged(surrogate: Surrogate, table: pd.DataFrame, draws: int) -> dict[str, f
     """The line of one source."""
     with tempfile.TemporaryDirectory() as folder:
         save(surrogate, Path(folder))
-        found = jointopt.predict(table.drop(columns="status"), folder)
+        found = jointopt.predict(table.drop(columns="status"), surrogate=folder)
         line = {"rows": float(len(found)), "raw": error(found), **ranking(found), **held(found)}
         line |= {"in domain": float((found["in_domain"] == True).mean())}  # noqa: E712  blanks are there too
         line |= {"called OOM": float((found["predicted_fits"] == False).mean())}  # noqa: E712
@@ -195,7 +195,7 @@ def experts(folder: Path) -> pd.DataFrame:
             continue
         table = table[(table["num_experts"].fillna(0) > 0) & (table["iteration_time_s"] > 0)]
         for gpu, rows in table.groupby("gpu"):
-            found = jointopt.predict(rows.reset_index(drop=True))
+            found = jointopt.predict(rows.reset_index(drop=True), surrogate="none")
             ratio = found["predicted_iteration_time_s"] / found["iteration_time_s"]
             lines.append({
                 "source": path.stem.removeprefix("layouts_").removeprefix("recipes_"), "gpu": gpu, "rows": len(rows),

@@ -51,7 +51,7 @@ def line(source: str, table: pd.DataFrame) -> dict[str, object] | None:
     if not groups:
         return None
     measured = rows["iteration_time_s"].to_numpy()
-    predicted = jointopt.predict(rows)["predicted_iteration_time_s"].to_numpy()
+    predicted = jointopt.predict(rows, surrogate="none")["predicted_iteration_time_s"].to_numpy()
     noise = STATED.get(source) or of_twins(rows)
     rng = np.random.default_rng(0)
     best = [floor(measured[at], noise, rng) for at in groups] if noise == noise else [(np.nan, np.nan)]

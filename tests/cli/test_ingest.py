@@ -30,7 +30,7 @@ def test_runs_are_added_once_and_counted(folder: Path) -> None:
     assert (first.exit_code, first.stdout, first.stderr) == (
         0,
         "2 rows added, 0 known already, 0 refused.\n",
-        "runs.csv, 2 rows name no GPU (column gpu): kept, and never learned from.\n",
+        "runs.csv, 2 rows name no GPU (column gpu): kept, but never learned from.\n",
     )
     assert (second.exit_code, second.stdout) == (0, "1 rows added, 2 known already, 0 refused.\n")
     assert Store("sqlite:///jointopt.db").read().origin.tolist() == [str(folder / "runs.csv")] * 3

@@ -24,12 +24,12 @@ def output_of(*words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        ("poll_s=[1,2", "'[1,2' for poll_s is no value that YAML can read"),
+        ("poll_s=[1,2", "'[1,2' for poll_s is not a value that YAML can read"),
         ("poll_s=-3", "poll_s of the launcher 'slurm' must be a number of seconds above 0; got -3"),
         ("iterations=abc", "iterations: 'abc' is not a valid integer range"),
         ("limit-s=", "expected NAME=VALUE"),
-        ("spread=1", "'spread' is no option of a launcher"),
-        ("job=1", "'job' is no option of a launcher"),
+        ("spread=1", "'spread' is not an option of any launcher"),
+        ("job=1", "'job' is not an option of any launcher"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_bad_usage(command: str, pair: str, words: str) -> None:

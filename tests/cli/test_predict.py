@@ -94,7 +94,7 @@ def test_a_folder_is_a_surrogate_too(table, trained):
         ({"gpu": "rtx-1"}, "Nothing can be learned from measured.csv: .*row 1: The GPU 'rtx-1' is not in the cat"),
         ({"tp": "two"}, "Nothing can be learned from measured.csv: row 1 .*tp must be a whole number"),
         ({"iteration_time_s": None}, r"Nothing .* measured.csv: no row that can be predicted has a result \(iter.*oom"),
-        ({"iteration_time_s": "2 s"}, "Row 1 of the table: iteration_time_s must be a number"),
+        ({"iteration_time_s": "2 s"}, "Row 1 of measured.csv: iteration_time_s must be a number"),
     ],
 )
 def test_measured_runs_of_which_none_can_be_priced_are_one_sentence(table, change, words):

@@ -25,13 +25,13 @@ READERS = [read_text, read_table, read_file, plan_of, load_calibration]
 @pytest.mark.parametrize("read", READERS)
 def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path, read) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(UsageError, match="is no regular file but a pipe, a socket or a device"):
+    with pytest.raises(UsageError, match="is not a regular file but a pipe, a socket or a device"):
         read(tmp_path / "pipe.csv")
 
 
 @pytest.mark.parametrize("read", READERS)
 def test_an_endless_device_is_refused(read) -> None:
-    with pytest.raises(UsageError, match="/dev/zero is no regular file"):
+    with pytest.raises(UsageError, match="/dev/zero is not a regular file"):
         read(Path("/dev/zero"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jointopt.core.facts import Assumption
 from jointopt.report.documents import json_text
-from jointopt.report.explanation import shares, stage_table
+from jointopt.report.explanation import phase_words, shares, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import TIME_UNITS, figure
 from jointopt.spec.jobfile import load_job, parse_job
@@ -108,3 +108,15 @@ def test_a_stated_recipe_is_named_with_where_it_costs() -> None:
         scaled.text().split()
     )
     assert "quantization" not in plain.to_dict()
+
+
+@pytest.mark.parametrize(("limit_w", "peak_w", "words"), [
+    (400.0, 370.0, "the limit of 400 W and the peak of 370 W are means over all kernels of a micro-batch."),
+    (700.0, 370.0, "the peak of 370 W is a mean over all kernels of a micro-batch."), (700.0, 415.0, None),
+])  # fmt: skip
+def test_a_phase_above_the_peak_or_the_limit_of_the_same_page_is_explained(limit_w, peak_w, words) -> None:
+    stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12, power_limit_w=limit_w, peak_power_w=peak_w)
+    found = {"compute_bound": {"time_s": 3.0, "power_w": 415.0}, "waiting": {"time_s": 1.0, "power_w": 90.0}}
+    text = phase_words(found, [stage, stage])
+    assert text.startswith("In shares of the time a GPU draws 415 W in kernels bound by compute (75%), 90 W ")
+    assert "Such kernels last milliseconds" not in text if words is None else text.endswith(words)

@@ -35,7 +35,7 @@ def test_without_energies_there_is_no_plot(
     make_proposal: Callable[..., Proposal], make_front: Callable[..., Any]
 ) -> None:
     front = make_front(1, energy_j=np.array([np.nan]))
-    with pytest.raises(UsageError, match="there is no plot"):
+    with pytest.raises(UsageError, match="with nothing to plot"):
         make_proposal(front=front, reference=front).plot()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from jointopt.runs.unused import misspelt_lines, unread_lines, unused_lines
+from jointopt.runs.unused import misspelt_lines, unfinished_lines, unread_lines, unused_lines
 
 GOOD = {"gpu": "h100-sxm5-80gb", "status": "ok", "iteration_time_s": 1.0}
 
@@ -48,7 +48,7 @@ def test_precisions_that_the_gpu_has_no_rate_for_are_reported():
     lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
     assert lines == [
         "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
-        "and called out of domain."
+        "and marked out of domain."
     ]
 
 
@@ -75,3 +75,32 @@ def test_an_unknown_attention_kernel_is_named_with_the_known_ones():
 def test_a_table_that_states_known_precisions_or_none_has_no_such_line():
     for columns in ({}, {"dtype": None}, {"dtype": "bf16", "precision": "bf16-mixed"}):
         assert unread_lines(pd.DataFrame([GOOD | columns])) == []
+
+
+@pytest.mark.parametrize(("cells", "words"), [
+    ({"framework": "megatronn-lm"}, "unknown framework (row 2: 'megatronn-lm')"), ({"framework": "in-house"}, None),
+    ({"lora_target_modules": "linear_qkv"}, "1 row states lora_target_modules without lora_dim (row 2)"),
+    ({"lora_target_modules": "linear_qkv", "lora_dim": 8}, None), ({"lora_targets": "q"}, "mean 'lora_target_modules'"),
+    ({"attention": "flashy"}, "unknown attention (row 2: 'flashy')"), ({"dtype": "halfway"}, "unknown dtype (row 2:"),
+])  # fmt: skip
+def test_words_that_mean_nothing_are_named_with_their_row(cells, words):
+    lines = unread_lines(pd.DataFrame([GOOD, GOOD | cells]))
+    assert lines == [] if words is None else words in " ".join(lines)
+
+
+@pytest.mark.parametrize(("statuses", "line"), [
+    (["ok", "failed"], []),
+    (["failed", "timeout"], ["none of 2 runs ended well (1 failed, 1 timeout): they teach nothing."]),
+    (["oom", "oom"], ["none of 2 runs ended well (2 oom): they teach which plans fit, and nothing of time or power."]),
+])  # fmt: skip
+def test_a_table_of_which_no_run_ended_well_is_called_that(statuses, line):
+    assert unfinished_lines(pd.DataFrame({"status": statuses})) == line
+
+
+def test_no_run_at_all_is_no_run_that_failed():
+    assert unfinished_lines(pd.DataFrame({"status": []})) == []
+
+
+def test_many_columns_that_nothing_reads_are_one_sentence():
+    (line,) = misspelt_lines(pd.DataFrame([dict.fromkeys(("DP", "TP", "PP", "CP", "EP", "GPU", "MODEL"), 1)]))
+    assert line.startswith("7 columns are kept, but nothing reads them (DP, TP, PP, CP, EP, ...): did you mean 'dp' by")

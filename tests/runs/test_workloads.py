@@ -34,7 +34,7 @@ def table(*changes: dict[str, Any], without: tuple[str, ...] = ()) -> pd.DataFra
 
 
 def predict(*changes: dict[str, Any], without: tuple[str, ...] = ()) -> pd.DataFrame:
-    return jointopt.predict(table(*changes, without=without))
+    return jointopt.predict(table(*changes, without=without), surrogate="none")
 
 
 def time_s(**change: Any) -> float:
@@ -191,7 +191,7 @@ PRECISIONS = (
 def test_a_precision_that_is_blank_or_the_gpu_lacks_is_never_in_domain(surrogate: str) -> None:
     run = {"attention": "fused", "framework": "megatron-lm"}
     pairs = [run | {"gpu": gpu, "dtype": each} for gpu, dtype, _ in PRECISIONS for each in (dtype, "fp16")]
-    found = jointopt.predict(table(*pairs), surrogate)
+    found = jointopt.predict(table(*pairs), surrogate=surrogate)
     assert found.in_domain.tolist() == [answer for *_, inside in PRECISIONS for answer in (inside, True)]
     width = (found.predicted_iteration_time_s_high / found.predicted_iteration_time_s_low).to_numpy()
     outside = ~found.in_domain.to_numpy()[::2]
@@ -201,10 +201,10 @@ def test_a_precision_that_is_blank_or_the_gpu_lacks_is_never_in_domain(surrogate
 def test_each_row_has_the_names_of_the_doubts_that_take_it_out_of_the_domain() -> None:
     run = {"attention": "fused", "framework": "megatron-lm", "gpu": "h100-sxm5-80gb", "dtype": "bf16"}
     long, kernel = run | {"seq_length": 4_000_000}, run | {"attention": "flash3"}
-    found = jointopt.predict(table(run, run | {"dtype": "banana"}, kernel, long), "none")
+    found = jointopt.predict(table(run, run | {"dtype": "banana"}, kernel, long), surrogate="none")
     assert found.doubts.tolist() == ["", "not_as_stated", "attention", "size"]
     assert (found.in_domain == (found.doubts == "")).all()
-    unlike = jointopt.predict(table(run, long | {"attention": "flash3"}), "default")
+    unlike = jointopt.predict(table(run, long | {"attention": "flash3"}), surrogate="default")
     assert unlike.doubts.tolist()[1].split()[:2] == ["size", "attention"]
 
 
@@ -257,7 +257,7 @@ def test_an_unknown_kernel_or_one_that_does_not_run_there_is_out_of_domain_and_a
     surrogate: str,
 ) -> None:
     rows = [{"attention": word, "framework": "megatron-lm"} for word in KERNELS]
-    found = jointopt.predict(table(*rows), surrogate)
+    found = jointopt.predict(table(*rows), surrogate=surrogate)
     assert found.in_domain.tolist() == [*KERNELS.values()]
     assert found.assumed.tolist() == ["" if word == "flash2" else "attention" for word in KERNELS]
 
@@ -450,7 +450,18 @@ def test_rows_of_known_and_of_unknown_models_may_share_a_table() -> None:
     blank = dict.fromkeys(SHAPE)
     found, reasons = workloads(table({"model": "llama-3-8b", **blank}, {"model": "mine", **blank}, {}))
     assert sorted(int(row) for work in found for row in work.rows) == [0, 2]
-    assert reasons == {1: "num_layers is blank."}
+    assert reasons[1].startswith(
+        "num_layers and hidden_size are blank, and the model 'mine' is not in the catalogue; `"
+    )
+    assert list(reasons) == [1]
+
+
+def test_an_unknown_model_without_a_shape_is_answered_with_the_nearest_names() -> None:
+    _, reasons = workloads(table({"model": "lama-3-8b", "hidden_size": None}, {}))
+    assert reasons[0].startswith(
+        "hidden_size is blank, and the model 'lama-3-8b' is not in the catalogue (did you mean"
+    )
+    assert "'llama-3-8b'" in reasons[0]
 
 
 def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:

@@ -45,7 +45,7 @@ def test_every_clock_within_one_mhz_of_the_grid_is_accepted_in_ascending_order(c
 
 @pytest.mark.parametrize("value", [1000, [1410, 1000], {"min": 1000, "max": 1410, "step": 15}])
 def test_a_clock_that_the_gpu_lacks_names_its_neighbours(value: object) -> None:
-    with pytest.raises(JobError, match=r"1000\.0 MHz is no clock .* the nearest are 990 and 1005"):
+    with pytest.raises(JobError, match=r"1000\.0 MHz is not a clock .* the nearest are 990 and 1005"):
         clocks(value)
 
 

@@ -35,7 +35,7 @@ def test_a_number_with_an_exponent_is_a_number() -> None:
         ("a: [", "not valid YAML"),
         ("a: " + "1" * 5000, "not valid YAML"),
         ("a: \x00", "not valid YAML"),
-        ("? [a]\n: 1", "is no word"),
+        ("? [a]\n: 1", "is not a word"),
         ("# " + "x" * 300_000, "characters"),
     ],
 )

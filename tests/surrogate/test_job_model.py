@@ -259,9 +259,9 @@ def test_a_front_on_corrected_power_is_a_front_of_the_same_plans(job: Job) -> No
 
 def test_predict_learns_power_from_energy_as_explain_does(job: Job) -> None:
     runs = measured_runs(job, 1.0)
-    plain = jointopt.predict(runs, "none")
+    plain = jointopt.predict(runs, surrogate="none")
     runs = runs.assign(energy_j=0.9 * plain.predicted_avg_power_w * 8 * runs.iteration_time_s)
-    found = jointopt.predict(runs.drop(columns=["energy_j", "iteration_time_s"]), "default", runs)
+    found = jointopt.predict(runs.drop(columns=["energy_j", "iteration_time_s"]), surrogate="default", measured=runs)
     ratio = found.predicted_avg_power_w / plain.predicted_avg_power_w
     assert ratio.to_numpy() == pytest.approx(0.9, abs=0.02)
     used = found.predicted_energy_j / (8 * found.predicted_iteration_time_s)
@@ -280,7 +280,7 @@ def test_explain_and_predict_answer_one_plan_alike(evidence: str) -> None:
     row = runs.drop(columns=["iteration_time_s", "avg_power_w", "peak_memory_gib"], errors="ignore").iloc[[3]]
     plan = {name: row.iloc[0][name] for name in LAYOUT_COLUMNS}
     explained = explain(job, plan, measured=measured)
-    predicted = jointopt.predict(row, "default", measured).iloc[0]
+    predicted = jointopt.predict(row, surrogate="default", measured=measured).iloc[0]
     for name in RESULTS:
         assert predicted[f"predicted_{name}"] == pytest.approx(getattr(explained, name), rel=1e-9)
         ends = (predicted[f"predicted_{name}_low"], predicted[f"predicted_{name}_high"])

@@ -10,7 +10,8 @@ from jointopt import explain, load_job, propose
 from jointopt.core.errors import TableError
 from jointopt.runs.store import Store
 from jointopt.surrogate import measurements
-from jointopt.surrogate.measurements import Measurements, check_scale, off_scale
+from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.time_unit import check_scale, off_scale
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.ingest import ingest
 from jointopt.workflows.predict import predict
@@ -131,7 +132,7 @@ def test_measured_runs_on_another_kind_of_cluster_are_reported_once_however_many
     for job in (load_job(JOB), load_job(JOB)):
         assert explain(job, "dp=8", measured=runs).informed_by == {}
     total, named = len(runs.table), f"{job.training.framework.name} on 4 x a100-sxm4-40gb (torchtitan on "
-    line = f"{total} of {total} measured runs are of no framework or GPU of the job, {named}"
+    line = f"{total} of {total} measured runs are of another framework and GPU than the job, {named}"
     assert caplog.text.count(line) == 1
 
 
@@ -142,3 +143,23 @@ def test_stored_runs_of_which_none_can_be_used_are_no_condition_of_a_prediction(
     found = predict(runs, "default", storage="sqlite:///store.db")
     assert "Nothing can be learned from store.db: no row of the table can be predicted; row 1: recompute" in caplog.text
     pd.testing.assert_frame_equal(found, predict(runs, "default"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_measured_runs_of_which_none_ended_well_are_reported_once_by_every_verb(verb, synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3)
+    VERBS[verb](runs.assign(status="failed", iteration_time_s=np.nan), runs)
+    assert caplog.text.count(f"none of {len(runs)} runs ended well ({len(runs)} failed): they teach nothing.") == 1
+
+
+def test_refused_results_are_not_reported_a_second_time_as_missing(synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3).drop(columns="peak_memory_gib", errors="ignore")
+    predict(runs, "default", runs.assign(iteration_time_s=[-1.0, *runs["iteration_time_s"][1:]]))
+    assert "1 row with an impossible iteration_time_s (row 1: " in caplog.text
+    assert "neither a result" not in caplog.text
+
+
+def test_a_result_that_is_no_number_is_named_with_its_table(synthetic_runs):
+    runs = synthetic_runs(rows=3).assign(energy_j="much")
+    with pytest.raises(TableError, match=r"Row 1 of mine\.csv: energy_j must be a number or blank; got 'much'"):
+        Measurements.of(runs, "mine.csv")

@@ -70,7 +70,7 @@ def test_reasons_name_what_of_the_plan_made_the_runs_slower_and_faster() -> None
     ):  # fmt: skip
         words = sentence(known.take(np.flatnonzero(rows)[:1]))
         assert re.search(rf"\{slower}[0-9.]+% for {reason}", words)
-    assert "as for all of these runs" in sentence(known.take(np.array([0])))
+    assert "common to all of these runs" in sentence(known.take(np.array([0])))
 
 
 def test_the_sentence_states_by_how_much_trees_beyond_the_range_of_their_training_count() -> None:

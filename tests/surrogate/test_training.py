@@ -68,7 +68,7 @@ def test_every_source_reports_how_many_of_its_rows_were_learned_from_and_why_not
     table.loc[slow, "iteration_time_s"] *= 2 * BROKEN
     table.loc[table.index[table["source"] == "titan"][:2], "gpu"] = "abacus"
     first, second, third = (use.to_text() for use in training_set(table).use)
-    assert first == ("a100: learned from 5 of 20 timed rows; left out: 15 beyond 2 times the physics or its inverse")
+    assert first == ("a100: learned from 5 of 20 timed rows; left out: 15 more than 2 times off the physics")
     assert second == "h100: learned from 20 of 20 timed rows"
     assert third.startswith("titan: learned from 18 of 20 timed rows; left out: 2 that cannot be priced (")
     assert "abacus" in third

@@ -75,7 +75,7 @@ def test_a_plan_with_blanks_has_one_prediction(framework, gpu, plan):
         explained = jointopt.explain(job, as_text(plan), surrogate="none")
     except PlanError:
         assume(False)
-    (row,) = jointopt.predict(table, "none").to_dict("records")
+    (row,) = jointopt.predict(table, surrogate="none").to_dict("records")
     for name in ("iteration_time_s", "energy_j", "peak_memory_gib"):
         assert row[f"predicted_{name}"] == pytest.approx(getattr(explained, name), rel=1e-9)
 

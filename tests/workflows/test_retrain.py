@@ -303,7 +303,7 @@ def test_rows_that_are_measured_runs_too_are_counted_as_learned_from(trained, th
 def test_what_was_learned_from_is_stated_in_a_sentence_and_in_json(trained, three_sources):
     few = three_sources.head(7)
     found = evaluate(few, str(trained))
-    words = "7 of 7 rows are among those that predictions learned from: these errors are of fit, not of prediction."
+    words = "7 of 7 rows are among those that predictions learned from: these are training errors, not"
     assert words in " ".join(found.text().split())
     assert found.to_dict()["learned_rows"] == 7
     assert "learned from" not in evaluate(few, "none").text()
@@ -331,3 +331,13 @@ def test_a_surrogate_without_a_list_of_its_rows_does_not_know_them(folder, three
     write_card(folder, content)
     with pytest.raises(TableError, match=r"learned_rows\.npz holds no row of fingerprints"):
         load(folder)
+
+
+def test_rows_are_named_with_the_table_that_they_stand_in(three_sources, tmp_path, caplog):
+    good, bad, failed = (tmp_path / f"{name}.csv" for name in ("good", "bad", "failed"))
+    three_sources.to_csv(good, index=False)
+    three_sources.head(3).assign(status="failed").to_csv(failed, index=False)
+    three_sources.head(4).assign(tp=[1, 1, 1, "x"]).to_csv(bad, index=False)
+    with pytest.raises(TableError, match=f"Row 4 of {bad}: tp must be"):
+        retrain(tables=[good, failed, bad], out=tmp_path / "out")
+    assert f"{failed}: none of 3 runs ended well (3 failed): they teach nothing." in caplog.text

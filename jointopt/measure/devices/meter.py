@@ -130,7 +130,7 @@ class Gpus:
     def memory_bytes(self, index: int) -> tuple[int, int]:
         """Memory of the GPU that is in use, by whatever, and all that it has; DeviceError where it does not say."""
         if self._nvml is None:
-            raise DeviceError(f"{self.name(index)} does not say what its memory is used for.")
+            raise DeviceError(f"{self.name(index)} does not report what its memory is used for.")
         memory = _answer(lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[index].handle), index)
         return int(memory.used), int(memory.total)
 

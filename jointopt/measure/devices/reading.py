@@ -169,7 +169,7 @@ class Series:
             arrays = {name: np.array(found[name], float) for name in ("time_s", *QUANTITIES)}
             return cls(tuple(found["gpus"]), **arrays, reason=str(found["reason"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{path} is no reading of a meter, which `jointopt exec --reading` writes.") from error
+            raise TableError(f"{path} is not a meter reading as `jointopt exec --reading` writes.") from error
 
 
 def no_series(reason: str) -> Series:
@@ -194,7 +194,7 @@ def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) ->
     counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
     allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
     if abs(counted - integrated) > allowed:
-        return f"says {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
+        return f"reports {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
     return ""
 
 

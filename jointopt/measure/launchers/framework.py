@@ -172,7 +172,7 @@ class FrameworkProgram(Program):
         if path.is_file():
             return [str(path)]
         if script is not None:
-            raise LauncherError(f"--script {script} is no file.")
+            raise LauncherError(f"--script {script} is not a file.")
         raise LauncherError(
             f"{self.cwd} holds no {self.about.script}; expected a checkout of {self.about.title}, given as --checkout."
         )

@@ -54,7 +54,7 @@ class ReplayLauncher:
         if not len(rows):
             of_plan = {k: v for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan"}
             words = " ".join(f"{name}={value}" for name, value in of_plan.items())
-            raise LauncherError(f"The plan {words} is no row of the table, and replay runs nothing else.")
+            raise LauncherError(f"The plan {words} is not a row of the table, and replay can return nothing else.")
         order = self._rows.loc[rows].sort_values("iteration_time_s", na_position="last", kind="stable")
         row: dict[str, Any] = {str(k): v for k, v in order.iloc[0].items()}
         return row

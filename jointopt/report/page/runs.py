@@ -70,10 +70,10 @@ def run_page(result: MeasuredResult) -> Page:
 def _lead(result: MeasuredResult) -> str:
     runs, plural = len(result.runs), "s" * (len(result.runs) != 1)
     if isinstance(result, Tuned):
-        begin = f"{runs} run{plural} of {result.candidates:,} plans by {result.launcher}, each the most promising then,"
+        begin = f"{runs} of {result.candidates:,} plans {result.how_run()}, each the most promising then,"
         begin += f" for {' and '.join(result.objectives)}."
     else:
-        begin = f"{runs} proposed plan{plural}, run by {result.launcher}."
+        begin = f"{runs} proposed plan{plural}, {result.how_run()}."
     return f"{begin} {STOPPED[result.stopped]} {result.reason}".strip()
 
 

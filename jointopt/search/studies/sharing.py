@@ -155,7 +155,7 @@ class _Worker:
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             raise LauncherError(
                 f"{FAILURES_IN_A_ROW} plans in a row could not be evaluated, the last one because of "
-                f"{type(error).__name__}: {error}; put right what evaluates them, and start the worker again."
+                f"{type(error).__name__}: {error}; fix what evaluates them, and start the worker again."
             ) from error
 
     def _breed(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:

@@ -177,7 +177,7 @@ def _opened(url: str, engine_kwargs: dict[str, Any] | None, is_new: bool) -> RDB
             if not _made_meanwhile(error):
                 raise
             if time.monotonic() > until:
-                raise OSError(f"its tables are not complete ({error})") from error
+                raise OSError(f"its tables are incomplete ({error})") from error
         time.sleep(random.uniform(0.0, 0.5))
 
 

@@ -149,7 +149,7 @@ def test_samples_travel_through_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"gpus": 3}', "not json"])
 def test_another_file_is_no_reading(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(TableError, match="is no reading of a meter"):
+    with pytest.raises(TableError, match="is not a meter reading"):
         Series.read(tmp_path / "x.json")
 
 

@@ -147,7 +147,7 @@ def test_options_that_make_no_sense_are_named(name: str, options: dict[str, Any]
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"holds no run_train\.py; expected a checkout of nanotron"):
         load_launcher("nanotron", checkout=tmp_path)
-    with pytest.raises(LauncherError, match=r"--script .*no\.py is no file"):
+    with pytest.raises(LauncherError, match=r"--script .*no\.py is not a file"):
         load_launcher("deepspeed", script=tmp_path / "no.py")
 
 

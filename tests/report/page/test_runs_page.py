@@ -123,3 +123,22 @@ def test_rounds_are_marked_one_by_one_or_about_twelve_of_them(tuned: Tuned, roun
     runs = tuple(replace(tuned.runs[0], round=number + 1) for number in range(rounds))
     many = replace(tuned, runs=runs, front=(0,), hypervolume=(0.1,) * rounds)
     assert data(many.report().html())["rounds"]["layout"]["xaxis"]["dtick"] == step
+
+
+@pytest.mark.parametrize(("launcher", "earlier", "words"), [
+    ("replay", (False, True), "2 proposed plans (surrogate none), looked up in the table (a replay runs nothing)."),
+    ("torchrun", (False,), "1 proposed plan (surrogate none), run by torchrun."),
+    ("replay", (True, True), "2 proposed plans (surrogate none), all measured before and not run again"),
+])  # fmt: skip
+def test_a_validate_states_whether_anything_was_run(job: Job, launcher: str, earlier: tuple[bool, ...], words: str):
+    runs = tuple(one(ValidatedRun, 1, 3.0, 3.6, in_domain=True, reference=False, earlier=known) for known in earlier)
+    found = Validated(job=job, launcher=launcher, runs=runs, stopped="done", surrogate="none", proposed=5)
+    assert words in " ".join(found.text().split())
+    assert found.text().count("\n0 ") == (0 if all(earlier) else sum(earlier))
+
+
+def test_a_tune_by_replay_states_that_nothing_was_run(tuned: Tuned) -> None:
+    replayed, run = replace(tuned, launcher="replay"), replace(tuned, launcher="torchrun")
+    assert "plans looked up in the table (a replay runs nothing), for " in " ".join(replayed.text().split())
+    assert "plans run by torchrun, for " in " ".join(run.text().split())
+    assert "looked up in the table (a replay runs nothing), each the most promising then" in replayed.report().html()

@@ -1,0 +1,79 @@
+"""The verbs from Python: paths in place of objects, one root of errors, and the options of the command line."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import click
+import numpy as np
+import pandas as pd
+import pytest
+
+import jointopt
+from jointopt.cli.main import COMMANDS, Commands
+from jointopt.runs.table import read_table
+
+JOB = "opt-350m-2x4-a100"
+
+
+@pytest.fixture
+def files(synthetic_runs, tmp_path):
+    """Paths of a job file and of a table of its runs."""
+    (tmp_path / "job.yaml").write_text(jointopt.spec.jobfile.dump_job(jointopt.load_job(JOB)))
+    runs = synthetic_runs(rows=3).assign(framework="megatron-deepspeed")
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    return str(tmp_path / "job.yaml"), str(tmp_path / "runs.csv")
+
+
+def test_a_job_and_measured_runs_may_be_paths(files):
+    job, runs = files
+    found = jointopt.explain(job, "dp=8", measured=runs)
+    same = jointopt.explain(jointopt.load_job(job), "dp=8", measured=pd.read_csv(runs))
+    assert found.iteration_time_s == same.iteration_time_s
+
+
+def test_a_table_may_be_a_path(files):
+    _, runs = files
+    pd.testing.assert_frame_equal(jointopt.predict(runs), jointopt.predict(read_table(Path(runs))))
+    assert jointopt.evaluate(runs).overall == jointopt.evaluate(pd.read_csv(runs)).overall
+
+
+def test_plans_of_a_job_are_predicted_as_explain_prices_them():
+    job, plans = jointopt.load_job(JOB), ["dp=8", {"dp": 4, "tp": 2, "clock_mhz": 1200}]
+    found = jointopt.predict(job, plans)
+    each = [jointopt.explain(job, plan) for plan in plans]
+    for name in ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib"):
+        np.testing.assert_allclose(found[f"predicted_{name}"], [getattr(one, name) for one in each])
+    assert found["tp"].tolist() == [1, 2]
+    assert found["stage_clock_mhz"].tolist() == ["1410", "1200"]
+    assert (found["predicted_iteration_time_s_low"] < found["predicted_iteration_time_s"]).all()
+    assert "micro_batch_size" in found["assumed"][0].split()
+
+
+def test_one_plan_may_stand_alone_and_a_job_may_be_its_path(files):
+    assert len(jointopt.predict(files[0], "dp=8")) == 1
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: jointopt.explain({"model": "opt-350m"}, "dp=8"), "job must be a Job .*; got dict"),
+    (lambda: jointopt.evaluate([1]), "table must be a pandas DataFrame or the path of a CSV file; got list"),
+    (lambda: jointopt.predict("nowhere.csv"), "nowhere.csv cannot be read as CSV"),
+    (lambda: jointopt.predict(JOB), "Plans are missing"), (lambda: jointopt.predict(JOB, []), "no plan to predict"),
+    (lambda: jointopt.predict(pd.DataFrame({"tp": [1]}), "dp=8"), "A table has its plans in its rows"),
+    (lambda: jointopt.predict(JOB, "dp=7"), "cannot be priced"),
+    (lambda: jointopt.retrain(tables="nowhere.csv", out="out"), "nowhere.csv cannot be read as CSV"),
+    (lambda: jointopt.import_("nowhere.sh"), "nowhere.sh cannot be read"),
+])  # fmt: skip
+def test_other_things_than_objects_and_files_are_refused_in_one_sentence(call, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(jointopt.JointOptError, match=words):
+        call()
+
+
+def test_every_verb_has_the_surrogate_of_its_command():
+    for name in sorted({*jointopt.__all__} & {*COMMANDS} - {"retrain"}):
+        of_verb = inspect.signature(getattr(jointopt, name)).parameters.get("surrogate")
+        command = Commands().get_command(click.Context(click.Command("jointopt")), name)
+        of_command = [option.default for option in command.params if option.name == "surrogate"]
+        assert ([of_verb.default] if of_verb else []) == of_command, name
