@@ -91,7 +91,7 @@ class JobModel:
         if model.evidence.runs:
             _warn_of_left_aside(learned, surrogate, model.job)
             return model
-        return _with_own_runs(learned, surrogate, model)
+        return with_own_runs(learned, surrogate, model)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
@@ -350,7 +350,7 @@ def _measurements(
     return [*runs, Measurements.stored(storage, job, plans)] if storage else runs
 
 
-def _with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel:
+def with_own_runs(surrogate: Surrogate, name: str, model: JobModel) -> JobModel:
     """The model with the timed runs that a surrogate of the user's own was trained on, by the class of these.
 
     A shipped one was trained on clusters of others, and sharing across those made held-out errors worse (vtrain 10 % to

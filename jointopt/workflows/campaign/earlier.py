@@ -18,7 +18,7 @@ from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.heat_names import PEAK
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,19 +101,44 @@ def earlier_runs(
 
 
 def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
-    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on many runs of the very cluster.
+    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on runs of the very cluster.
 
-    Runs of other jobs that were learned from here are newer, and go before it. Clock response and power count as
-    `JobModel.cost_model` has them.
+    Many runs of other jobs that were learned from here are newer, and go before it; so does any such run before a
+    surrogate of few, as in `JobModel.of`. Clock response and power count as `JobModel.cost_model` has them.
     """
     own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
-    if earlier.first or own is None or own.errors["time"] >= own.errors["physics"]:
+    by = replace(model, evidence=Evidence()) if own is not None else _by_few_runs(model)
+    if earlier.first or by is None or (own is None and earlier.others):
         return earlier
-    expected = _expected(replace(model, evidence=Evidence()), candidates)
+    if own is not None and own.errors["time"] >= own.errors["physics"]:
+        return earlier
+    expected = _expected(by, candidates)
     factors = {name: np.log(values / candidates.predicted[name]) for name, values in expected.items()}
-    why = f"models left out of the surrogate are {own.errors['physics']:.1%} -> {own.errors['time']:.1%} off"
+    count = _remembered(model) if by.evidence.runs is None else len(by.evidence.runs)
     time = factors.pop("iteration_time_s")
-    return replace(earlier, log_factor=time, log_factors=factors, others=_remembered(model), first=why)
+    return replace(earlier, log_factor=time, log_factors=factors, others=count, first=_judged(own, by))
+
+
+def _judged(own: OwnRuns | None, by: JobModel) -> str:
+    """What is known of a surrogate by what was left out of it, in words."""
+    new = None if by.surrogate is None else by.surrogate.new_groups
+    what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
+    if not errors:
+        return "as those of propose do"
+    return f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
+
+
+def _by_few_runs(model: JobModel) -> JobModel | None:
+    """The model by the few runs that a surrogate of the user's own learned from; None where it knows none or many."""
+    from jointopt.surrogate.correction import surrogate_names
+    from jointopt.surrogate.job_model import HERE, of_surrogate, with_own_runs
+
+    if model.surrogate is None or model.source != HERE or model.name in surrogate_names():
+        return None
+    if of_surrogate(model.name) in model.evidence.counts:
+        return model
+    alone = with_own_runs(model.surrogate, model.name, replace(model, evidence=Evidence()))
+    return None if alone.evidence.runs is None else alone
 
 
 def _expected(model: JobModel, candidates: Candidates) -> Columns:

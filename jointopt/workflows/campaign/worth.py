@@ -62,9 +62,9 @@ class Stakes:
 def stakes(job: Job, run_s: Floats, saved: Floats, best: MeasuredRun) -> Stakes:
     """What runs of ``run_s`` seconds (n,) cost, and save where they save that share ``saved`` (n,) of the training.
 
-    The training is `planned`, as the ``best`` run so far would do it. In money where the job states prices: of GPUs, and
-    of electricity where energy was measured. A share of any objective counts as that share of the training, since runs
-    and training differ in length alone.
+    The training is `planned`, as the ``best`` run so far would do it. In money where the job states prices: of GPUs,
+    and of electricity where energy was measured. A share of any objective counts as that share of the training, since
+    runs and training differ in length alone.
     """
     time_s, gpus = best.result("iteration_time_s"), job.cluster.num_gpus
     iterations, words = planned(job, time_s)
