@@ -33,6 +33,7 @@ from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.campaign import Campaign, count, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
+from jointopt.workflows.campaign.growing import Growing
 from jointopt.workflows.campaign.outlook import Expected, Outlook
 from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
 from jointopt.workflows.campaign.record import Queued, plan_keys
@@ -107,7 +108,9 @@ class _Loop(Campaign):
         self._rng = np.random.default_rng(seed)
         earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates)
         self._remember(earlier, retry_failed)
-        self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng)
+        kernel = None if model.surrogate is None else model.surrogate.kernel
+        growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
+        self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
         self._basis = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
         self.record.open_study(candidates.plans, self.objectives(), known)

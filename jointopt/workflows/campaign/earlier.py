@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.job_model import JobModel
     from jointopt.surrogate.model import Surrogate
     from jointopt.surrogate.other_jobs import OtherJobs
+    from jointopt.surrogate.residual_gp import Runs
     from jointopt.workflows.campaign.candidates import Candidates
 
 _MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
@@ -45,6 +46,8 @@ class Earlier:
     first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
     unread: str = ""  # why stored runs are not used at all; blank where they are
     log_factors: Columns = field(default_factory=dict)  # (n,) on other results, where more is known than ``log_factor``
+    plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
+    known: Measured | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
@@ -89,15 +92,18 @@ def earlier_runs(
     count = sum(len(part.residual) for part in evidence.values())
     if surrogate is None or not count:
         return Earlier(tuple(known), tuple(best), None, memory)
-    learned = _learned(priced.take(new), evidence, surrogate)
+    plans = priced.take(new)
+    known_runs = _of_other_jobs(plans, evidence)
+    learned = _learned(plans, known_runs, surrogate)
     if learned is not None and learned.orders_better:
         why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
         factors = {}
         if learned.log_power is not None:
             factors = {"avg_power_w": learned.log_power, "energy_j": learned.log_factor + learned.log_power}
-        return Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
-    log_factor = _log_factors(priced.take(new), evidence, surrogate)
-    return Earlier(tuple(known), tuple(best), log_factor, memory, count)
+        found = Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
+    else:
+        found = Earlier(tuple(known), tuple(best), _log_factors(plans, evidence, surrogate), memory, count)
+    return replace(found, plans=plans.runs, known=known_runs)
 
 
 def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
@@ -160,16 +166,22 @@ def _remembered(model: JobModel) -> int:
     return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
 
 
-def _learned(plans: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> OtherJobs | None:
-    """A model of the runs of other jobs where all plans are of one source, None where they are too few."""
+def _of_other_jobs(plans: Priced, evidence: Mapping[str, Evidence]) -> Measured | None:
+    """Runs of other jobs on the cluster of all plans; None where these are of several, or there is no run."""
     source, *others = set(plans.runs.source.tolist())
     some = None if others else evidence.get(source)
-    if some is None or some.runs is None or len(some.runs) < LEAST_RUNS:
+    if some is None or some.runs is None:
+        return None
+    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
+    return Measured(some.runs, some.residual, *power)
+
+
+def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> OtherJobs | None:
+    """A model of the runs of other jobs, None where they are too few."""
+    if known is None or len(known.runs) < LEAST_RUNS:
         return None
     from jointopt.surrogate.other_jobs import from_other_jobs
 
-    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
-    known = Measured(some.runs, some.residual, *power)
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
 
