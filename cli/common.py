@@ -69,21 +69,6 @@ pue = click.option(
     help="Power usage effectiveness of the site (energy at its meter over that of the nodes), instead of the job's.",
 )  # fmt: skip
 
-_RUN_TOKENS = click.option(
-    "--run-tokens", type=float, help="Tokens of the whole run (15e12): its time, energy and cost."
-)
-
-
-def run_tokens(command: F) -> F:
-    """The option ``--run-tokens`` alone, which a command receives as the mapping ``changes``."""
-
-    @functools.wraps(command)
-    def run(*args: Any, run_tokens: float | None, **options: Any) -> Any:
-        changes = {} if run_tokens is None else {_NAMED_CHANGES["run_tokens"]: run_tokens}
-        return command(*args, changes=changes, **options)
-
-    return cast("F", _RUN_TOKENS(run))
-
 
 def job_changes(command: F) -> F:
     """The options that stand in for keys of the job file, which a command receives as the mapping ``changes``."""
@@ -139,7 +124,7 @@ _CHANGES = (
     click.option("--price-per-gpu-hour", type=float, help="Price of one GPU for an hour."),
     click.option("--price-per-kwh", type=float, help="Price of a kWh at the site's meter."),
     click.option("--carbon", type=float, metavar="KG", help="CO2 per kWh, in kg."),
-    _RUN_TOKENS,
+    click.option("--run-tokens", type=float, help="Tokens of the whole run (15e12): its time, energy and cost."),
     click.option("--set", "settings", multiple=True, callback=_setting, metavar="KEY=VALUE",
                  help="Overrides a key of the job file: --set cluster.nodes=4."),
 )  # fmt: skip

@@ -35,7 +35,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     help="Then run the best layouts under NVIDIA's workload power profiles, such as max-q+llm-training; repeatable.",
 )  # fmt: skip
 @common.pue
-@common.run_tokens
+@click.option("--run-tokens", type=float, help="Tokens of the training that plans are for (15e12): what runs may cost.")
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.as_json
@@ -43,7 +43,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
     batch: int, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], pue: float | None,
-    changes: dict[str, Any], basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
+    run_tokens: float | None, basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
 
@@ -64,6 +64,7 @@ def tune(
     from jointopt.workflows.tune import tune as run
 
     launching.begin(launcher, options)
+    changes = {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = run(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
         seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),

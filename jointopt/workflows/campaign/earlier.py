@@ -126,7 +126,7 @@ def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) 
 
 
 def _judged(own: OwnRuns | None, by: JobModel) -> str:
-    """What is known of a surrogate by what was left out of it, in words."""
+    """Errors of a surrogate on models or groups left out of it, in words."""
     new = None if by.surrogate is None else by.surrogate.new_groups
     what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
     if not errors:

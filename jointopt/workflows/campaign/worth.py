@@ -1,4 +1,4 @@
-"""What one run more costs, and what it is expected to save over the training that its plans are for."""
+"""Cost of one run more, and how much it is expected to save of the training that its plans are for."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Balance:
     def to_text(self) -> str:
         """One sentence with both figures."""
         return (
-            f"The most promising run costs {figure(self.cost)} {self.unit} and is expected to save "
-            f"{figure(self.worth)} {self.unit} of {self.training}."
+            f"The most promising run costs {_rounded(self.cost)} {self.unit} and is expected to save "
+            f"{_rounded(self.worth)} {self.unit} of {self.training}."
         )
 
 
@@ -60,7 +60,7 @@ class Stakes:
 
 
 def stakes(job: Job, run_s: Floats, saved: Floats, best: MeasuredRun) -> Stakes:
-    """What runs of ``run_s`` seconds (n,) cost, and save where they save that share ``saved`` (n,) of the training.
+    """Cost of runs of ``run_s`` seconds (n,), and what they save, each that share ``saved`` (n,) of the training.
 
     The training is `planned`, as the ``best`` run so far would do it. In money where the job states prices: of GPUs,
     and of electricity where energy was measured. A share of any objective counts as that share of the training, since
@@ -70,7 +70,7 @@ def stakes(job: Job, run_s: Floats, saved: Floats, best: MeasuredRun) -> Stakes:
     iterations, words = planned(job, time_s)
     whole = iterations * time_s * gpus / HOUR_S
     rate, unit = price_of_gpu_hour(job, time_s, best.result("energy_j"))
-    return Stakes(gpus * run_s / HOUR_S, saved * whole, rate, unit, f"{words} ({figure(rate * whole)} {unit})")
+    return Stakes(gpus * run_s / HOUR_S, saved * whole, rate, unit, f"{words} ({_rounded(rate * whole)} {unit})")
 
 
 def planned(job: Job, time_s: float) -> tuple[float, str]:
@@ -108,3 +108,8 @@ def run_s(time_s: Floats, timed: Sequence[tuple[float, float]]) -> Floats:
     """
     beyond = [max(seconds - ITERATIONS * each, 0.0) for seconds, each in timed if seconds >= max(each, 1.0)]
     return (float(np.median(beyond)) if beyond else START_S) + ITERATIONS * time_s
+
+
+def _rounded(value: float) -> str:
+    """A figure of three digits: none is known better."""
+    return figure(float(f"{value:.3g}"))
