@@ -156,7 +156,7 @@ def _improvement(mean: Floats, deviation: Floats, incumbent: float) -> Floats:
     z = (incumbent - mean) / deviation
     density = _PEAK * (1.0 + z**2 / _TAIL) ** (-(_TAIL + 1) / 2)
     gain = deviation * (z * stdtr(_TAIL, z) + (_TAIL + z**2) / (_TAIL - 1) * density)
-    return np.maximum(gain, 0.0)
+    return np.asarray(np.maximum(gain, 0.0))
 
 
 def _hypervolume_gain(mean: Floats, deviation: Floats, known: Floats, rng: np.random.Generator) -> Floats:
