@@ -13,13 +13,14 @@ from jointopt.spec.job import Job
 from jointopt.surrogate import other_jobs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.within_job import Spread
+from jointopt.workflows.campaign import outlook as outlook_module
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.growing import Growing
 from jointopt.workflows.campaign.outlook import Outlook
 from tests.surrogate.test_own_runs import KERNEL, runs, timed
 
-ANY: Any = None
+UNUSED: Any = None
 
 
 def beside(others: int) -> Earlier:
@@ -41,7 +42,7 @@ def learned_from(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_cluster_is_learned_anew_with_each_quarter_more_runs(learned_from: list[int]) -> None:
-    growing = Growing(ANY, beside(20), KERNEL)
+    growing = Growing(UNUSED, beside(20), KERNEL)
     found = [growing.log_factor(np.arange(count), np.zeros(count)) for count in range(14)]
     assert learned_from == [6, 8, 10, 13]
     assert [None if one is None else one[0] for one in found[5:]] == [None, 6, 6, 8, 8, 10, 10, 10, 13]
@@ -50,9 +51,9 @@ def test_the_cluster_is_learned_anew_with_each_quarter_more_runs(learned_from: l
 def test_fewer_than_twenty_runs_in_all_or_six_of_the_tune_teach_nothing(learned_from: list[int]) -> None:
     zeros = np.zeros(20)
     for others, own, known in ((13, 6, False), (14, 6, True), (40, 5, False), (1, 19, True), (1, 18, False)):
-        found = Growing(ANY, beside(others), KERNEL).log_factor(np.arange(own), zeros[:own])
+        found = Growing(UNUSED, beside(others), KERNEL).log_factor(np.arange(own), zeros[:own])
         assert (found is not None) == known
-    assert Growing(ANY, beside(40), None).log_factor(np.arange(9), zeros[:9]) is None
+    assert Growing(UNUSED, beside(40), None).log_factor(np.arange(9), zeros[:9]) is None
     assert learned_from == [6, 19]
 
 
@@ -79,6 +80,21 @@ def test_the_growing_model_predicts_where_it_is_likelier_on_runs_left_out_and_no
         assert found.basis.startswith(basis)
         close = np.abs(np.log(found.columns["iteration_time_s"] / time_s)[7:]) < 0.05
         assert close.all() == (known is off)
+
+
+@pytest.mark.parametrize(("more", "basis"), [(0.04, "earlier runs"), (0.06, "a model of the cluster's runs")])
+def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood(
+    make_runs, job: Job, monkeypatch: pytest.MonkeyPatch, more: float, basis: str
+) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    time_s = candidates.predicted["iteration_time_s"]
+    rows, known = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.full(candidates.size, 0.1)
+    losses = iter([1.0, 0.5, 0.5 - more])  # of the runs of this job, of earlier ones, of the growing model
+    monkeypatch.setattr(outlook_module, "left_out_loss", lambda *_: next(losses))
+    monkeypatch.setattr(outlook_module, "unmoved_loss", lambda *_: 9.0)
+    earlier = Earlier(log_factor=known)
+    outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), Knows(known))
+    assert outlook.after(("iteration_time_s",), np.arange(7), rows).basis.startswith(basis)
 
 
 def test_without_stored_runs_the_plans_of_a_list_are_priced_as_runs_of_the_cluster(make_runs, job: Job) -> None:
