@@ -35,6 +35,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     help="Then run the best layouts under NVIDIA's workload power profiles, such as max-q+llm-training; repeatable.",
 )  # fmt: skip
 @common.pue
+@click.option("--run-tokens", type=float, help="Tokens of the training that plans are for (15e12): what runs may cost.")
 @common.model_options("what is measured, and of the study that shows it")
 @common.report
 @common.as_json
@@ -42,15 +43,16 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 def tune(
     ctx: click.Context, /, job: str, launcher: str, budget: int | None, gpu_hours: float | None, minutes: float | None,
     batch: int, seed: int, retry_failed: bool, power_profiles: tuple[str, ...], pue: float | None,
-    basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
+    run_tokens: float | None, basis: dict[str, Any], report: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run plans of JOB, each the most promising by all that was measured before.
 
     JOB is a job file or the name of a shipped job. A plan that runs out of memory is a result too. The budget is a
     number of runs, GPU-hours, minutes, or several of them; no run begins that would go beyond it if it took as long as
-    those before. Every run is stored as soon as it ends; Ctrl-C ends what is on its way and prints the others, and the
-    same command then goes on with the rest of its budget. A tool that was killed leaves its Slurm jobs in the queue,
-    and the same command collects them. What --storage holds of the job's plans is not run again.
+    those before. It ends sooner where no run is expected to save what it costs over the planned training
+    (--run-tokens, or the job's). Every run is stored as soon as it ends; Ctrl-C ends what is on its way and prints the
+    others, and the same command then goes on with the rest of its budget. A tool that was killed leaves its Slurm jobs
+    in the queue, and the same command collects them. What --storage holds of the job's plans is not run again.
 
     \b
     Examples:
@@ -62,9 +64,10 @@ def tune(
     from jointopt.workflows.tune import tune as run
 
     launching.begin(launcher, options)
+    changes = {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = run(
-        common.job_of(job, pue=pue), launcher, Budget(budget, gpu_hours, minutes), batch=batch, seed=seed,
-        retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),
+        common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
+        seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)

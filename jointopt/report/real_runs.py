@@ -27,7 +27,7 @@ STOPPED = {  # why no further plan is run
     "interrupted": "Interrupted: what was on its way is lost, all else is kept; the same command goes on.",
     "failed": "Stopped before its time:",  # and the reason
     "budget": "The budget is spent.",
-    "converged": "Converged: no plan that is left is likely to be better by 1 %.",
+    "converged": "Converged: no run that is left is expected to save what it costs.",
     "exhausted": "Exhausted: every plan that can be run has been run.",
 }
 
@@ -119,7 +119,7 @@ class MeasuredResult(Result):
     study_name: str | None = None  # the study whose trials the runs are
     notes: tuple[str, ...] = ()  # sentences: earlier runs that counted, predictions that were not trusted
     fault: str = ""  # why no run is a plan to use; empty where one is
-    reason: str = ""  # why it failed, one of the notes
+    reason: str = ""  # why it failed or no other run is worth it, one of the notes
     unstored: int = 0  # runs that could not be stored
 
     @property
@@ -184,7 +184,7 @@ class Tuned(MeasuredResult):
 
     keys = (
         "job=job.name launcher seed candidates objectives measured=runs front hypervolume stopped "
-        "expected_gain_left=gain_left spent storage=place study=study_name notes"
+        "expected_gain_left=gain_left next_run spent storage=place study=study_name notes"
     )
     runs: tuple[TunedRun, ...]
     seed: int
@@ -193,6 +193,8 @@ class Tuned(MeasuredResult):
     hypervolume: tuple[float, ...]  # after each run, see `jointopt.workflows.tune.volumes`
     objectives: tuple[str, ...]  # of the job's, those that the runs measure
     gain_left: float = math.nan  # share by which the plans that are left are expected to better the runs
+    # cost and worth of the run that is most worth it, and their unit and the training that it is for
+    next_run: Mapping[str, Any] | None = None
     spent: Spent = field(default_factory=Spent)
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""A model of a cluster from its runs of other jobs, for the first runs of a new one."""
+"""A model of a cluster from its runs of other jobs, for the first runs of a new one, and beside these."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Floats
-from jointopt.surrogate.own_runs import LEAST_GAIN, LEAST_RUNS, Measured, learn_own, supporting
-from jointopt.surrogate.residual_gp import Kernel, Runs
+from jointopt.core.schema import Floats, Ints
+from jointopt.surrogate.own_folds import FOLDS
+from jointopt.surrogate.own_runs import (
+    LEAST_GAIN,
+    LEAST_RUNS,
+    SUPPORT,
+    Measured,
+    OwnRuns,
+    crossed_process,
+    learn_own,
+    mixed_again,
+    supporting,
+)
+from jointopt.surrogate.residual_gp import Kernel, Runs, together
 
 MOST = 2_000  # runs that are learned from: more take longer than they are worth before a run
 BROKEN = 2.0  # times slower or faster than predicted: a run that went wrong
@@ -33,23 +44,51 @@ class OtherJobs:
         return self.error < (1.0 - LEAST_GAIN) * self.without
 
 
+def sound_runs(known: Measured, source: str, most: int = MOST, seed: int = 0) -> Measured:
+    """At most so many of the ``known`` runs of a source, drawn at random, without those that went wrong."""
+    of_source = (np.abs(known.residual) < np.log(BROKEN)) & (known.runs.source == source)
+    rows = np.flatnonzero(of_source).astype(np.int64)
+    return known.take(np.sort(np.random.default_rng(seed).permutation(rows)[:most]))
+
+
 def from_other_jobs(plans: Runs, watts: Floats, known: Measured, shared: Kernel, seed: int = 0) -> OtherJobs | None:
     """A model of ``known`` runs of other jobs on the cluster of ``plans`` (n,); None where there are few.
 
     ``watts`` (n,): average power of the plans by the physics. ``shared``: the kernel of all sources.
     """
-    runs, residual = known.runs, known.residual
-    rows = np.flatnonzero((np.abs(residual) < np.log(BROKEN)) & (runs.source == plans.source[0])).astype(np.int64)
-    rows = np.sort(np.random.default_rng(seed).permutation(rows)[:MOST])
-    if len(rows) < LEAST_RUNS:
+    some = sound_runs(known, str(plans.source[0]), seed=seed)
+    if (count := len(some.residual)) < LEAST_RUNS:
         return None
-    some = known.take(rows)
     own, crossed, _ = learn_own(str(plans.source[0]), some, shared, seed)
-    kept = supporting(np.arange(len(rows), dtype=np.int64), seed)
+    kept = supporting(np.arange(count, dtype=np.int64), seed)
     process = own.process(shared, some.runs.take(kept), some.residual[kept]).mean(plans)
     without, error = (_apart(off, some.runs.group) for off in (some.residual, some.residual - crossed))
     better = own.knows_power and own.errors["power"] < own.errors["power physics"]
     return OtherJobs(own.time(process, plans), without, error, own.log_power(plans, watts) if better else None)
+
+
+def with_own_rows(
+    plans: Runs, index: Ints, residual: Floats, known: Measured | None, shared: Kernel, seed: int = 0
+) -> Floats:
+    """log(measured / physics) (n,) of plans by runs of plans ``index`` (m,), ``residual`` (m,), and of other jobs.
+
+    At plans that ran it is what runs say of them of which a fifth is left out at a time, so that it can be judged there
+    beside other predictions. ``known``: runs of other jobs on the cluster. By the process of all sources; from
+    `LEAST_RUNS` in all on by one of the cluster's own and trees, as far as they help on jobs left out (`learn_own`).
+    """
+    source, runs, y = str(plans.source[0]), plans.take(index), residual
+    if known is not None:
+        others = sound_runs(known, source, max(SUPPORT - len(index), 0), seed)
+        runs, y = together([others.runs, runs]), np.concatenate([others.residual, residual])
+    blank = np.full(len(y), np.nan)
+    every, own = Measured(runs, y, blank, blank, np.nan), OwnRuns(source)
+    if len(y) >= LEAST_RUNS:
+        own = learn_own(source, every, shared, seed)[0]
+    fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS
+    near, _ = crossed_process(own, shared, every, fold, seed)
+    found = own.time(own.process(shared, runs, y).mean(plans), plans)
+    found[index] = mixed_again(own.time, runs, y, near, fold, seed)[-len(index) :]
+    return found
 
 
 def _apart(log_ratio: Floats, group: np.ndarray[tuple[int], np.dtype[np.str_]]) -> float:

@@ -240,13 +240,13 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     fold, held_out = folds_by_model(runs, seed)
     found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
     singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
-    near, near_deviation = _crossed_process(found, shared, measured, singly, seed)
+    near, near_deviation = crossed_process(found, shared, measured, singly, seed)
     names = tuple(name for name in runs.names if name != CLOCK)
     mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
     errors["time"] = median_error(mixed - residual, fold)
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
-    of_known = (_mixed_again(mix, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
+    of_known = (mixed_again(mix, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
     found = replace(
         found, time=mix, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, len(runs))
     )
@@ -263,7 +263,7 @@ def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0)
     """As `learn_own` of runs too few to learn a kernel or trees of: the process of all sources after them."""
     fold, held_out = folds_by_model(measured.runs, seed)
     own = OwnRuns(source, held_out=held_out)
-    process, deviation = _crossed_process(own, shared, measured, fold, seed)
+    process, deviation = crossed_process(own, shared, measured, fold, seed)
     error, physics = (round(median_error(log, fold), 4) for log in (process - measured.residual, -measured.residual))
     own = replace(own, errors={"physics": physics, "process": error, "time": error})
     return own, process, Z_90 * deviation
@@ -274,10 +274,10 @@ def _best_process(
 ) -> tuple[OwnRuns, Floats, Floats, dict[str, float]]:
     """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
     residual = measured.residual
-    process, deviation = _crossed_process(own, shared, measured, fold, seed)
+    process, deviation = crossed_process(own, shared, measured, fold, seed)
     errors = {"physics": median_error(-residual, fold), "process": median_error(process - residual, fold)}
     relearned = replace(own, kernel=learn_alone(measured.runs, residual, shared, seed))
-    mean, spread = _crossed_process(relearned, shared, measured, fold, seed)
+    mean, spread = crossed_process(relearned, shared, measured, fold, seed)
     if (error := median_error(mean - residual, fold)) < (1.0 - LEAST_GAIN) * errors["process"]:
         return relearned, mean, spread, errors | {"kernel": error}
     return own, process, deviation, errors
@@ -307,7 +307,7 @@ def learn_mix(
     return Mix(trees_of_all, weight, beyond, names), answer
 
 
-def _mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
+def mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
     """Cross-fitted answers (n,) of a ``mix`` that is settled, over other folds, of which ``process`` has its own."""
     if not mix.weight:
         return process
@@ -336,7 +336,7 @@ def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0
     ).fit(columns, target)  # fmt: skip
 
 
-def _crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:
+def crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:
     """Cross-fitted mean and standard deviation (n,) of the process."""
     runs, residual, deviation = measured.runs, measured.residual, np.empty(len(fold))
 

@@ -22,7 +22,7 @@ from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.table import result
-from jointopt.search.acquire import acquire, gain_left
+from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.machine import Machine
@@ -33,19 +33,18 @@ from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.campaign import Campaign, count, outcome
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
+from jointopt.workflows.campaign.growing import Growing
 from jointopt.workflows.campaign.outlook import Expected, Outlook
 from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
 from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.verdict import known_before, unmeasured, why_none
 from jointopt.workflows.campaign.volumes import front, volumes
+from jointopt.workflows.campaign.worth import Balance, run_s, stakes
 from jointopt.workflows.given import from_files
 
 _log = logging.getLogger(__name__)
-LEAST_CHANCE = 0.03  # a plan that betters the best by 1 % with a smaller probability is not worth a run
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 _BAR = "spent of the budget"
-_ITERATIONS = 20  # of one run, and what starting it takes: what a plan costs to measure
-_START_S = 120.0
 
 
 @from_files
@@ -69,8 +68,7 @@ def tune(
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
-    model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
-    job = model.job
+    job = (model := JobModel.of(wanted, surrogate, runs, calibration, storage, machine)).job
     listing = chosen.candidates(job)
     check_profiles(power_profiles, job, listing is not None)
     candidates = searched(model) if listing is None else listed(listing, job, calibration, machine)
@@ -80,12 +78,11 @@ def tune(
     objectives = loop.objectives()
     values = loop.values(objectives)
     return Tuned(
-        job=job, launcher=chosen.name, seed=seed, candidates=candidates.size, runs=tuple(loop.runs),
-        front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), stopped=stopped,
+        job=job, launcher=chosen.name, seed=seed, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
+        front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
         objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
-        gain_left=loop.gain_left, spent=loop.spent,
-        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.reason,
-        unstored=loop.unstored,
+        gain_left=loop.gain_left, spent=loop.spent, next_run=None if loop.balance is None else asdict(loop.balance),
+        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.reason or loop.converged,
     )  # fmt: skip
 
 
@@ -111,11 +108,16 @@ class _Loop(Campaign):
         self._rng = np.random.default_rng(seed)
         earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates)
         self._remember(earlier, retry_failed)
-        self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng)
+        kernel = None if model.surrogate is None else model.surrogate.kernel
+        growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
+        self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
         self._basis = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
         self.record.open_study(candidates.plans, self.objectives(), known)
         self.gain_left = float("nan")
+        self.balance: Balance | None = None  # of the run that is most worth its cost
+        self.converged = ""  # why no other run is worth it, in a sentence
+        self._timed: list[tuple[float, float]] = []  # seconds of each run of this tune, and of its iterations
         self.spent = Spent()
         self._minutes_before, self._started = 0.0, time.monotonic()
 
@@ -173,6 +175,8 @@ class _Loop(Campaign):
             first = False
             best = going_on if len(going_on) else self._next(posterior, left, min(batch, spare))
             if not len(best):
+                self.converged = "" if self.balance is None else self.balance.to_text()
+                self._note_once(self.converged)
                 return "converged"
             if not self._run(best, posterior.columns, budget, begun=bool(len(going_on))):
                 return "failed"
@@ -254,7 +258,7 @@ class _Loop(Campaign):
         self._unknown_before = unknown
 
     def _note_once(self, text: str) -> None:
-        if text not in self.notes:
+        if text and text not in self.notes:
             self.note(text)
 
     def values(self, objectives: tuple[str, ...]) -> Floats:
@@ -278,18 +282,22 @@ class _Loop(Campaign):
     def _known(self, objectives: tuple[str, ...]) -> Columns:
         """Measured objectives of the runs that succeeded and kept the job's bounds."""
         values = self.values(objectives)
-        values = values[np.isfinite(values).all(axis=1)]
-        return {name: values[:, i] for i, name in enumerate(objectives)}
+        return dict(zip(objectives, values[np.isfinite(values).all(axis=1)].T, strict=True))
 
     def _next(self, posterior: Expected, left: Bools, count: int) -> Ints:
+        """Candidates to run next, none where no run is expected to save what it costs; at first any run is evidence."""
         objectives = self.objectives()
         measured = self._known(objectives)
-        # nothing has run yet: any run is evidence
-        least = LEAST_CHANCE if len(measured[objectives[0]]) else 0.0
         time_s = posterior.columns.get("iteration_time_s", self.candidates.predicted["iteration_time_s"])
+        seconds = run_s(time_s, self._timed)
+        if len(measured[objectives[0]]):
+            saved = expected_saving(posterior.columns, measured, objectives=objectives)
+            best = np.nanargmin(self.values(objectives)[:, 0])
+            found = stakes(self.job, seconds, saved, self.runs[best])
+            self.balance, left = found.balance(left), left & found.pays
         return acquire(
-            posterior.columns, measured, _gpu_s(self.job, time_s), count, self._rng, objectives=objectives,
-            allowed=left, least_chance=least, draws=posterior.draws, apart=posterior.apart,
+            posterior.columns, measured, self.job.cluster.num_gpus * seconds, count, self._rng, objectives=objectives,
+            allowed=left, draws=posterior.draws, apart=posterior.apart,
         )  # fmt: skip
 
     def _run(
@@ -301,7 +309,7 @@ class _Loop(Campaign):
         earlier process had ``begun`` them all.
         """
         under = under or self.candidates
-        base, number = len(self.runs), self._round + 1
+        base, number = len(self.runs), max((run.round for run in self.runs), default=0) + 1
         before = self.spent.runs
         order: list[int] = []  # of those that have begun
         ended: list[int] = []  # places in it, sorted: runs stand in the order in which they began
@@ -331,6 +339,7 @@ class _Loop(Campaign):
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
                 self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
+                self._timed.append((done.seconds, run.result("iteration_time_s")))
                 self.record.progress(self._state(budget))
                 progress.report(_BAR, *budget.done(self.spent))
                 _log.info("%s: %s", name(place), outcome(run))
@@ -377,10 +386,6 @@ class _Loop(Campaign):
     def _count(self) -> int:
         return sum(run.round > 0 for run in self.runs)
 
-    @property
-    def _round(self) -> int:
-        return max((run.round for run in self.runs), default=0)
-
     def _left(self) -> Bools:
         """Candidates that have not run and that physics can price."""
         left = np.ones(self.candidates.size, bool)
@@ -389,11 +394,6 @@ class _Loop(Campaign):
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left
-
-
-def _gpu_s(job: Job, time_s: Floats) -> Floats:
-    """GPU-seconds of a run of plans with these seconds an iteration."""
-    return job.cluster.num_gpus * (_START_S + _ITERATIONS * time_s)
 
 
 def _predicted(columns: Columns, index: int) -> dict[str, float]:

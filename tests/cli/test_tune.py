@@ -28,6 +28,16 @@ def test_json_holds_every_run_with_its_plan_status_and_results(recorded: Path) -
     assert all(0 <= index < 3 for index in document["front"])
 
 
+def test_a_tune_for_a_short_training_ends_after_a_run_and_gives_both_figures(recorded: Path) -> None:
+    flags = ("--table", "runs.csv", "--budget", 9, "--run-tokens", "1e5")
+    document, text = json.loads(run(*flags, "--json").stdout), " ".join(run(*flags, "--storage", "none").stdout.split())
+    assert (document["stopped"], len(document["measured"])) == ("converged", 1)
+    assert document["next_run"]["worth"] < document["next_run"]["cost"]
+    assert document["next_run"]["unit"] == "GPU-hours"
+    assert "no run that is left is expected to save what it costs. The most promising run costs" in text
+    assert "of the planned training of 100,000 tokens" in text
+
+
 def test_progress_goes_to_stderr_and_the_table_to_stdout(recorded: Path) -> None:
     result = run("--table", "runs.csv", "--budget", 2)
     assert "run 1: dp=" in result.stderr

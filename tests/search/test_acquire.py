@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.acquire import acquire, added_area, added_volume, expected_gain, gain_left
+from jointopt.search.acquire import acquire, added_area, added_volume, expected_gain, expected_saving, gain_left
 from jointopt.search.pareto import front_order, hypervolume, nadir
 
 TIME = ("iteration_time_s",)
@@ -61,8 +61,28 @@ def test_a_costly_run_must_gain_more():
     assert chosen(predicted, measured([1.2]), costs=[2.0, 1.0]) == [1]
 
 
-def test_nothing_is_chosen_where_no_plan_is_likely_to_be_better():
-    assert chosen(outlook([2.0, 3.0]), measured([1.0]), least_chance=0.01) == []
+def test_nothing_is_chosen_where_no_plan_is_allowed():
+    assert chosen(outlook([2.0, 3.0]), measured([1.0]), allowed=[False, False]) == []
+
+
+def test_a_run_of_a_plan_predicted_as_fast_as_the_best_saves_two_fifths_of_the_deviation_where_it_fits():
+    saved = expected_saving(outlook([1.0, 1.0], spread=0.1, fits=[1.0, 0.5]), measured([1.0]), objectives=TIME)
+    share = 1.0 - np.exp(-0.1 / np.sqrt(2.0 * np.pi))  # the mean of a normal's positive half
+    assert saved == pytest.approx([share, share / 2.0], rel=1e-3)
+
+
+def test_errors_of_a_run_count_as_normal_in_what_it_saves_and_as_student_in_its_gain():
+    predicted, known = outlook([np.exp(0.4)], spread=0.1), measured([1.0])
+    gain = expected_gain(predicted, known, np.random.default_rng(0), objectives=TIME)
+    assert gain == pytest.approx([0.1 * 0.0124], rel=0.02)  # four deviations behind
+    assert expected_saving(predicted, known, objectives=TIME) == pytest.approx([0.1 * 7.145e-6], rel=0.02)
+
+
+def test_by_two_objectives_a_run_saves_the_least_share_by_which_every_measured_plan_is_worse():
+    known = measured([1.0, 4.0], [4.0, 1.0])
+    predicted = outlook([2.0, 1.0, 4.1, 0.9], [2.0, 3.6, 1.1, 9.0], spread=1e-6)
+    saved = expected_saving(predicted, known, objectives=BOTH)
+    assert saved == pytest.approx([0.5, 0.1, 0.0, 0.1], abs=1e-4)  # half of either, then a tenth of energy, of time
 
 
 def test_a_batch_holds_the_second_kind_of_plan_before_a_twin_of_the_first():
@@ -92,10 +112,9 @@ def test_a_batch_holds_no_plan_twice_and_no_more_than_there_are():
 
 def test_expected_improvement_is_the_mean_over_draws_of_student_with_four_degrees():
     times, rng = np.array([0.8, 1.0, 1.2]), np.random.default_rng(0)
-    gain, chance = expected_gain(outlook(times), measured([1.0]), rng, objectives=TIME)
+    gain = expected_gain(outlook(times), measured([1.0]), rng, objectives=TIME)
     draws = np.log(times)[:, None] + 0.1 * rng.standard_t(4.0, (3, 400_000))
     assert gain == pytest.approx(np.maximum(-draws, 0.0).mean(axis=1), rel=0.02)
-    assert chance == pytest.approx((draws <= np.log(0.99)).mean(axis=1), rel=0.02)
 
 
 def test_a_plan_sure_to_fit_goes_before_a_faster_one_that_hardly_does_though_it_seems_surely_worse():
@@ -112,12 +131,13 @@ def test_before_the_first_run_what_all_plans_err_by_makes_none_of_them_more_prom
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=8), st.floats(0.5, 4.0))
-def test_gain_and_chance_are_never_negative_and_fall_with_time(times, incumbent):
-    predicted = outlook(sorted(times))
-    gain, chance = expected_gain(predicted, measured([incumbent]), np.random.default_rng(0), objectives=TIME)
+def test_gain_and_saving_are_never_negative_and_fall_with_time(times, incumbent):
+    predicted, known = outlook(sorted(times)), measured([incumbent])
+    gain = expected_gain(predicted, known, np.random.default_rng(0), objectives=TIME)
+    saved = expected_saving(predicted, known, objectives=TIME)
     assert (gain >= 0).all()
-    assert ((chance >= 0) & (chance <= 1)).all()
-    assert (np.diff(gain) <= 1e-12).all()
+    assert ((saved >= 0) & (saved < 1)).all()
+    assert (np.diff([gain, saved]) <= 1e-12).all()
 
 
 def test_in_two_objectives_a_gap_of_the_front_is_worth_more_than_its_neighbourhood():
@@ -129,11 +149,10 @@ def test_in_two_objectives_a_gap_of_the_front_is_worth_more_than_its_neighbourho
 def test_in_two_objectives_the_gain_is_the_area_in_logarithms_times_the_chance_to_fit():
     known = measured([1.0, 4.0], [4.0, 1.0])
     predicted = outlook([2.0, 2.0, 1.0, 1.0], [2.0, 2.0, 3.98, 3.94], spread=1e-6, fits=[1.0, 0.5, 1.0, 1.0])
-    gain, chance = expected_gain(predicted, known, np.random.default_rng(0), objectives=BOTH)
+    gain = expected_gain(predicted, known, np.random.default_rng(0), objectives=BOTH)
     area = np.log(4.0 / 2.0) ** 2  # to the right as far as one neighbour, up as far as the other
     assert gain[:2] == pytest.approx([area, area / 2], rel=1e-3)
     assert gain[2:] == pytest.approx(np.log(4.0) * np.log([4.0 / 3.98, 4.0 / 3.94]), rel=1e-3)
-    assert chance.tolist() == [1.0, 0.5, 0.0, 1.0]  # half a percent is not better, one and a half is
 
 
 def test_in_two_objectives_a_batch_counts_the_area_beside_the_plans_before():
@@ -170,8 +189,9 @@ def test_in_two_objectives_the_gain_that_is_left_is_that_of_the_volume_under_the
 
 def test_in_two_objectives_a_dominated_plan_has_no_gain():
     known = measured([1.0], [1.0])
-    gain, chance = expected_gain(outlook([2.0], [2.0], spread=0.01), known, np.random.default_rng(0), objectives=BOTH)
-    assert gain[0] == chance[0] == 0.0
+    predicted = outlook([2.0], [2.0], spread=0.01)
+    assert expected_gain(predicted, known, np.random.default_rng(0), objectives=BOTH).tolist() == [0.0]
+    assert expected_saving(predicted, known, objectives=BOTH).tolist() == [0.0]
 
 
 POINTS = st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0.1, 3.0)), min_size=1, max_size=8)
@@ -207,8 +227,9 @@ def of_three(time, energy, memory):
 def test_with_three_objectives_a_plan_is_worth_a_run_for_the_third_alone():
     predicted = with_memory(outlook([1.05, 1.05], [1.05, 1.05], spread=0.01), [60.0, 20.0])
     known = of_three([1.0], [1.0], [50.0])
-    assert chosen(predicted, known, objectives=THREE, least_chance=0.03) == [1]
-    assert chosen(predicted, known, objectives=BOTH, least_chance=0.03) == []
+    assert chosen(predicted, known, objectives=THREE) == [1]
+    assert expected_saving(predicted, known, objectives=THREE) == pytest.approx([0.0, 0.6], abs=0.01)  # of 50 GiB
+    assert expected_saving(predicted, known, objectives=BOTH) == pytest.approx([0.0, 0.0], abs=0.001)
 
 
 def test_a_batch_of_three_objectives_takes_plans_that_do_not_stand_for_each_other():

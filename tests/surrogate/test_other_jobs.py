@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.surrogate.other_jobs import OtherJobs, from_other_jobs
+from jointopt.surrogate.other_jobs import OtherJobs, from_other_jobs, with_own_rows
 from jointopt.surrogate.own_runs import Measured
 from jointopt.surrogate.residual_gp import Runs
-from tests.surrogate.test_own_runs import KERNEL, noise, runs, steps
+from tests.surrogate.test_own_runs import KERNEL, noise, runs, steps, timed
 
 
 def learned(plans: Runs, known: Runs, residual: Floats, log_power: float = np.nan) -> OtherJobs | None:
@@ -58,3 +58,29 @@ def test_few_runs_those_of_another_source_and_those_that_went_wrong_teach_no_mod
 @pytest.mark.parametrize(("error", "better"), [(0.098, False), (0.0971, False), (0.0969, True)])
 def test_plans_are_ordered_by_other_jobs_where_these_gain_three_percent(error: float, better: bool) -> None:
     assert OtherJobs(np.zeros(1), without=0.1, error=error).orders_better == better
+
+
+def wide(plans: Runs) -> Runs:
+    """The runs as those of a model far wider than any other."""
+    features = plans.features | {"log2_hidden": np.full(len(plans), 8.0), "log2_width": np.full(len(plans), 8.0)}
+    return replace(plans, features=features, group=np.full(len(plans), "wide|64|8|2048"))
+
+
+@pytest.mark.parametrize("others", [12, 150], ids=["the process of all sources", "a kernel of its own and trees"])
+def test_runs_of_a_job_that_is_off_by_more_than_all_others_teach_the_plans_that_are_left(others: int) -> None:
+    plans, known = wide(runs(60, seed=7)), runs(others)
+    truth = steps(plans) + 0.3
+    index = np.arange(0, 60, 5)
+    found = with_own_rows(plans, index, truth[index], timed(known, steps(known) + noise(others)), KERNEL)
+    left = np.setdiff1d(np.arange(60), index)
+    assert abs(np.median(found[left] - truth[left])) < 0.15  # 0.3 by the other jobs alone
+
+
+def test_at_a_plan_that_ran_the_answer_is_that_of_all_other_runs() -> None:
+    plans, known = runs(30, seed=7), timed(runs(20), steps(runs(20)))
+    index, residual = np.arange(8), steps(plans)[:8]
+    moved = residual + np.array([0.5, *np.zeros(7)])
+    before, after = (with_own_rows(plans, index, seen, known, KERNEL) for seen in (residual, moved))
+    assert after[0] == before[0]
+    assert (np.abs(after - before)[8:] > 1e-6).all()
+    assert len(with_own_rows(plans, index, residual, None, KERNEL)) == 30

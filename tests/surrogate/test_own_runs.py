@@ -219,7 +219,7 @@ def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
 ) -> None:
     off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
     monkeypatch.setattr(own_runs, "learn_alone", lambda *_: KERNEL)
-    monkeypatch.setattr(own_runs, "_crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
+    monkeypatch.setattr(own_runs, "crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
     found, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
     assert (found.kernel is not None, mean is off[kept]) == (kept, True)
     assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))
@@ -270,7 +270,7 @@ def test_a_kernel_is_learned_anew_without_each_fold_up_to_400_runs(
     some, learned_on = runs(count), []
     monkeypatch.setattr(own_runs, "learn_alone", lambda runs, *rest: learned_on.append(len(runs)) or KERNEL)
     fold = np.arange(count) % 2
-    own_runs._crossed_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
+    own_runs.crossed_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
     assert len(learned_on) == again
     assert sum(learned_on) == (count if again else 0)
 

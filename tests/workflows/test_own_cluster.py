@@ -245,6 +245,40 @@ def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.Dat
     assert len(few.support) == 30
 
 
+@pytest.fixture(scope="module")
+def few(runs: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A surrogate of thirty runs."""
+    out = tmp_path_factory.mktemp("few")
+    runs.iloc[::5].head(30).to_csv(out / "few.csv", index=False)
+    retrain(tables=[out / "few.csv"], out=out / "surrogate")
+    return out / "surrogate"
+
+
+def test_a_surrogate_of_few_runs_moves_what_tune_expects_as_it_moves_what_propose_predicts(few: Path, job) -> None:
+    model = JobModel.of(job, str(few))
+    candidates = searched(model)
+    earlier = beside_surrogate(Earlier(), model, candidates)
+    layouts = {name: candidates.plans[name] for name in LAYOUT_COLUMNS}
+    expected = model.cost_model(layouts).evaluate(np.arange(candidates.size), candidates.plans["stage_clock_mhz"])
+    for name in ("iteration_time_s", "energy_j"):
+        found = candidates.predicted[name] * np.exp(earlier.log_factor_on(name))
+        np.testing.assert_allclose(found, expected[name], rtol=1e-9)
+    assert np.log(1.15) < np.median(earlier.log_factor) < np.log(1.2 * 1.15 * 1.1)
+    assert (earlier.others, "groups left out of the surrogate" in earlier.first) == (30, True)
+
+
+def test_measured_runs_of_the_job_itself_leave_a_surrogate_of_few_runs_in_force_and_those_of_others_do_not(
+    few: Path, job: Job, runs: pd.DataFrame
+) -> None:
+    alone = JobModel.of(job, str(few))
+    beside = JobModel.of(job, str(few), measured=runs.head(3).drop(columns="source"))
+    candidates = searched(alone)
+    found = [beside_surrogate(Earlier(), model, candidates).log_factor for model in (alone, beside)]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
+    known = Earlier(others=3)
+    assert beside_surrogate(known, beside, candidates) is known
+
+
 def test_a_surrogate_for_others_learns_nothing_of_single_clusters(runs: pd.DataFrame, tmp_path: Path) -> None:
     runs.to_csv(tmp_path / "runs.csv", index=False)
     with pytest.raises(TableError, match="of two sources"):

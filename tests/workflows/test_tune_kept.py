@@ -208,6 +208,7 @@ def test_a_tune_that_goes_on_counts_the_minutes_before(
 
 
 def test_a_launcher_that_breaks_down_keeps_what_was_measured(make_runs, timed: Job, url: str) -> None:
+    timed = replace(timed, training=replace(timed.training, run_tokens=10**13))  # worth every run of the budget
     tuned = tune(timed, Ending(make_runs(), 2, LauncherError("sbatch is gone.")), 5, storage=url)
     assert (tuned.stopped, len(tuned.runs), len(Store(url).read())) == ("failed", 2, 2)
     assert "sbatch is gone" in tuned.notes[-1]

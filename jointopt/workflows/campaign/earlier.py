@@ -18,7 +18,7 @@ from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.heat_names import PEAK
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.job_model import JobModel
     from jointopt.surrogate.model import Surrogate
     from jointopt.surrogate.other_jobs import OtherJobs
+    from jointopt.surrogate.residual_gp import Runs
     from jointopt.workflows.campaign.candidates import Candidates
 
 _MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
@@ -45,6 +46,8 @@ class Earlier:
     first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
     unread: str = ""  # why stored runs are not used at all; blank where they are
     log_factors: Columns = field(default_factory=dict)  # (n,) on other results, where more is known than ``log_factor``
+    plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
+    known: Measured | None = None  # runs of other jobs there
 
     def log_factor_on(self, name: str) -> Floats | None:
         """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
@@ -89,38 +92,57 @@ def earlier_runs(
     count = sum(len(part.residual) for part in evidence.values())
     if surrogate is None or not count:
         return Earlier(tuple(known), tuple(best), None, memory)
-    learned = _learned(priced.take(new), evidence, surrogate)
+    plans = priced.take(new)
+    known_runs = _of_other_jobs(plans, evidence)
+    learned = _learned(plans, known_runs, surrogate)
     if learned is not None and learned.orders_better:
         why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
         factors = {}
         if learned.log_power is not None:
             factors = {"avg_power_w": learned.log_power, "energy_j": learned.log_factor + learned.log_power}
-        return Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
-    log_factor = _log_factors(priced.take(new), evidence, surrogate)
-    return Earlier(tuple(known), tuple(best), log_factor, memory, count)
+        found = Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
+    else:
+        found = Earlier(tuple(known), tuple(best), _log_factors(plans, evidence, surrogate), memory, count)
+    return replace(found, plans=plans.runs, known=known_runs)
 
 
 def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
     """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on runs of the very cluster.
 
-    Runs of other jobs that were learned from here are newer, and go before it; before a few runs of the surrogate's all
-    such go. Clock response and power count as `JobModel.cost_model` has them.
+    Many runs of other jobs that were learned from here are newer, and go before it; so does any such run before a
+    surrogate of few, as in `JobModel.of`. Clock response and power count as `JobModel.cost_model` has them.
     """
-    known = model.surrogate
-    if known is None or earlier.first:
+    own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
+    by = replace(model, evidence=Evidence()) if own is not None else _by_few_runs(model)
+    if earlier.first or by is None or (own is None and earlier.others):
         return earlier
-    own, few = known.own_of(model.source), known.new_groups_of(model.source)
-    if own is None and earlier.log_factor is not None:
+    if own is not None and own.errors["time"] >= own.errors["physics"]:
         return earlier
-    learned, left_out = (own, "models") if own is not None else (few, "groups")
-    if learned is None or learned.errors["time"] >= learned.errors["physics"]:
-        return earlier
-    expected = _expected(replace(model, evidence=Evidence()), candidates)
+    expected = _expected(by, candidates)
     factors = {name: np.log(values / candidates.predicted[name]) for name, values in expected.items()}
-    errors = learned.errors
-    why = f"{left_out} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
+    count = _remembered(by)
     time = factors.pop("iteration_time_s")
-    return replace(earlier, log_factor=time, log_factors=factors, others=_remembered(model), first=why)
+    return replace(earlier, log_factor=time, log_factors=factors, others=count, first=_judged(own, by))
+
+
+def _judged(own: OwnRuns | None, by: JobModel) -> str:
+    """Errors of a surrogate on models or groups left out of it, in words."""
+    new = None if by.surrogate is None else by.surrogate.new_groups_of(by.source)
+    what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
+    if not errors:
+        return "as those of propose do"
+    return f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
+
+
+def _by_few_runs(model: JobModel) -> JobModel | None:
+    """The model by the few runs that a surrogate of the user's own learned from; None where it knows none or many."""
+    from jointopt.surrogate.correction import surrogate_names
+    from jointopt.surrogate.job_model import of_surrogate
+
+    if model.name in surrogate_names():
+        return None
+    alone = replace(model, evidence=Evidence()).of_user()
+    return alone if of_surrogate(model.name) in alone.evidence.counts else None
 
 
 def _expected(model: JobModel, candidates: Candidates) -> Columns:
@@ -142,17 +164,23 @@ def _remembered(model: JobModel) -> int:
     return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
 
 
-def _learned(plans: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> OtherJobs | None:
-    """A model of the runs of other jobs where all plans are of one source, None where they are too few."""
+def _of_other_jobs(plans: Priced, evidence: Mapping[str, Evidence]) -> Measured | None:
+    """Runs of other jobs on the cluster of all plans; None where these are of several, or there is no run."""
     source, *others = set(plans.runs.source.tolist())
     some = None if others else evidence.get(source)
-    if some is None or some.runs is None or len(some.runs) < LEAST_RUNS:
+    if some is None or some.runs is None:
+        return None
+    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
+    ended = np.flatnonzero(~some.bounds).astype(np.int64)
+    return Measured(some.runs, some.residual, *power).take(ended)
+
+
+def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> OtherJobs | None:
+    """A model of the runs of other jobs, None where they are too few."""
+    if known is None or len(known.runs) < LEAST_RUNS:
         return None
     from jointopt.surrogate.other_jobs import from_other_jobs
 
-    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
-    ended = np.flatnonzero(~some.bounds).astype(np.int64)
-    known = Measured(some.runs, some.residual, *power).take(ended)
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
 
