@@ -132,7 +132,8 @@ class _Meters:
         logs = {one.source for one in taken if one.log}
         zeus_files = [one for one in files if zeus.is_zeus(one.meter)]
         traces = {one.source: read_trace(one.meter, one.source) for one in files if one not in zeus_files}
-        remarks = [f"{source}: {trace.unread:,} lines are no samples and skipped, such as {trace.first_unread[:60]!r}"
+        remarks = [f"{source}: {trace.unread:,} lines that are not samples were skipped, "
+                   f"such as {trace.first_unread[:60]!r}"
                    for source, trace in traces.items() if trace.unread and source not in logs]  # fmt: skip
         windows: tuple[Mapping[str, float], str] = {}, ""
         try:

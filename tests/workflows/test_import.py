@@ -192,7 +192,7 @@ def test_a_trace_that_lacks_a_node_leaves_energy_blank_with_the_reason(tmp_path:
     found = import_([tmp_path / "run.log", tmp_path / "node0.txt"], gpu=GPU)
     assert not found.runs[0]["energy_j"] > 0
     assert "energy not measured: the traces cover 8 of 16 GPUs" in found.runs[0]["notes"]
-    assert "node0.txt: 1 lines are not samples and were skipped, such as 'Error: lost connection'" in found.remarks
+    assert "node0.txt: 1 lines that are not samples were skipped, such as 'Error: lost connection'" in found.remarks
     assert import_([tmp_path / "node0.txt", tmp_path / "run.log"], gpu=GPU).plan == found.plan
 
 
