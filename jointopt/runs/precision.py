@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from jointopt.core.schema import FP8_RECIPES
 from jointopt.runs.cells import named_dtype
 from jointopt.spec.catalog.scaling import only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.cluster import Gpu
@@ -46,7 +47,7 @@ def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
     columns = {name: runs[name] for name in ("dtype", "fp8_recipe", "precision") if name in runs}
     meant = [
         ("dtype", "precision", named_precision), ("fp8_recipe", "precision", named_recipe),
-        ("dtype", "fp8_recipe", scaled_dtype),
+        ("dtype", "fp8_recipe", lambda name: scaled_dtype(name) if name in FP8_RECIPES else None),
     ]  # fmt: skip
     for name, source, of in meant:
         if source in columns and (found := _meanings(columns[source], of)).notna().any():

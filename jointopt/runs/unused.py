@@ -115,9 +115,12 @@ def silent_lines(runs: pd.DataFrame) -> list[str]:
 
 def none_ended_well(runs: pd.DataFrame) -> str:
     """A clause with the count of each status where no run of a measurement table ended well; blank where one did."""
-    if runs.empty or "status" not in runs or (runs["status"] == "ok").any() or runs["status"].isna().any():
+    if runs.empty or "status" not in runs or runs["status"].isna().any():
         return ""
-    counts = runs["status"].value_counts(sort=False)
+    status = runs["status"].astype(str).str.strip().str.lower()
+    if (status == "ok").any():
+        return ""
+    counts = status.value_counts(sort=False)
     found = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     return f"none of {len(runs):,} runs ended well ({found})"
 

@@ -38,6 +38,7 @@ _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 DAMAGED = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, OverflowError,
     zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError,  # the last two: of an array's header
+    SystemError,  # of an array's text that is none
 )  # fmt: skip
 
 

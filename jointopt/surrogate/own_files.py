@@ -1,4 +1,4 @@
-"""What a surrogate learned from a source's own runs, in its card and its files of trees."""
+"""A source's own runs, as a surrogate learned from them, in its card and its files of trees."""
 
 from __future__ import annotations
 

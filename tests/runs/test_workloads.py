@@ -465,7 +465,9 @@ def test_an_unknown_model_without_a_shape_is_answered_with_the_nearest_names() -
 
 
 def test_a_model_that_no_catalogue_knows_is_named_where_its_shape_is_missing() -> None:
-    with pytest.raises(TableError, match=r"'num_layers' \('llama-3-8' in the column model is no .* mean 'llama-3-8b'"):
+    with pytest.raises(
+        TableError, match=r"'num_layers' \('llama-3-8' in the column model is not listed .* mean 'llama-3-8b'"
+    ):
         predict({"model": "llama-3-8"}, without=("num_layers",))
 
 

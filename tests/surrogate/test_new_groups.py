@@ -148,7 +148,7 @@ def test_the_weight_is_kept_with_the_surrogate_and_an_older_one_has_none(tmp_pat
     card = json.loads((tmp_path / "card.json").read_text())
     (only,) = card["model"]["new_groups"]
     card["model"]["new_groups"] = {name: value for name, value in only.items() if name != "sources"}
-    (tmp_path / "card.json").write_text(json.dumps(card))  # as a version wrote it that judged one origin alone
+    write_card(tmp_path, card)  # as a version wrote it that judged one origin alone
     assert load(tmp_path).new_groups == (JUDGED,)
     save(surrogate(), tmp_path)
     assert "new_groups" not in json.loads((tmp_path / "card.json").read_text())["model"]

@@ -14,7 +14,7 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.surrogate import posterior
-from jointopt.surrogate.files import load, save
+from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import OwnRuns
@@ -134,4 +134,4 @@ def _with_card(folder: Path, change: Callable[[dict[str, str]], object]) -> None
     """As whoever means harm, or an earlier version, would write the hashes."""
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
     change(card["model"]["sha256"])
-    (folder / "card.json").write_text(json.dumps(card), encoding="utf-8")
+    write_card(folder, card)

@@ -94,8 +94,8 @@ def few_runs(tmp_path_factory):
     own = [measured_runs(ALIKE, 1.0, global_batch_size=size) for size in (64, 128, 256, 512)]
     kin = [one.assign(gpu="h100-sxm5-80gb") for one in own[:2]]
     runs = pd.concat([*own, *kin], ignore_index=True).assign(source="lab", status="ok")
-    time_s = jointopt.predict(runs, "none")["predicted_iteration_time_s"]
-    watts = jointopt.predict(runs, "none")["predicted_avg_power_w"] * np.where(
+    time_s = jointopt.predict(runs, surrogate="none")["predicted_iteration_time_s"]
+    watts = jointopt.predict(runs, surrogate="none")["predicted_avg_power_w"] * np.where(
         runs["gpu"] == own[0]["gpu"][0], 0.9, 1.1
     )
     runs = runs.assign(iteration_time_s=time_s * np.where(np.arange(36) < 24, 1.3, 1.4), avg_power_w=watts)

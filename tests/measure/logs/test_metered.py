@@ -99,7 +99,7 @@ def test_few_power_samples_are_not_added_up() -> None:
 
 
 def test_a_counter_that_contradicts_the_power_is_refused() -> None:
-    assert re.search(r"says .* J where its power adds up to", results(dmon(START, 60, POWER="200.000"))[2])
+    assert re.search(r"reports .* J where its power adds up to", results(dmon(START, 60, POWER="200.000"))[2])
 
 
 @pytest.mark.parametrize(
