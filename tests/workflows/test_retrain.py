@@ -79,7 +79,7 @@ def test_the_report_and_the_card_count_the_rows_that_were_learned_from(three_sou
     table.to_csv(tmp_path / "runs.csv", index=False)
     report = retrain(tables=[tmp_path / "runs.csv"], out=tmp_path / "out").text()
     assert "runs.csv: 1 row with an impossible iteration_time_s (row 60: expected a" in " ".join(report.split())
-    assert "\na100: learned from 15 of 20 timed rows; left out: 5 beyond 2 times the physics" in report
+    assert "\na100: learned from 15 of 20 timed rows; left out: 5 more than 2 times off the physics" in report
     assert "h100: learned from 20 of 20 timed rows\n" in report
     content = card(tmp_path / "out")
     assert content["data"] == {"a100": 20, "h100": 20, "titan": 19}
