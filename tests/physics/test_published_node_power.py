@@ -22,7 +22,8 @@ def node_power_w(nodes: int, step_s: float | None = None) -> float:
     run = {
         "model": "llama-2-70b", "gpu": "h100-sxm5-80gb", "gpus_per_node": 8, "num_gpus": 8 * nodes, "tp": 4, "cp": cp,
         "pp": 1, "global_batch_size": batch, "micro_batch_size": 1, "seq_length": 8192, "dtype": "fp8",
-        "framework": "nemo", "sequence_parallel": True, "lora_dim": 16, "lora_target_modules": "linear_qkv linear_proj", "zero_stage": 0,
+        "framework": "nemo", "sequence_parallel": True, "zero_stage": 0, "lora_dim": 16,
+        "lora_target_modules": "linear_qkv linear_proj",
     }  # fmt: skip
     found = price(pd.DataFrame([run])).physics
     time_s, energy_j = float(found["iteration_time_s"][0]), float(found["energy_j"][0]) / (8 * nodes)
