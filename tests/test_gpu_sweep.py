@@ -26,7 +26,7 @@ TINY: dict[str, Any] = SPACE | {
         }
     },
     "seq_lengths": [16, 32], "tokens_per_iteration": 64, "micro_batch_sizes": [1, 2], "runs": 2,
-    "warmup_iterations": 1, "iterations": 2,
+    "warmup_iterations": 1, "iterations": 2, "limit_s": 900,
 }  # fmt: skip
 
 
