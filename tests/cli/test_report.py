@@ -100,6 +100,7 @@ def opened(path: Path) -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True, color_scheme="light")
         page = context.new_page()
+        page.set_default_timeout(180_000)
         page.messages = []
         page.on("console", lambda message: page.messages.append(message.text))
         page.on("pageerror", lambda error: page.messages.append(str(error)))

@@ -77,11 +77,14 @@ def _is_behind(spec: TrainSpec, seconds: list[float], device: torch.device) -> b
 
 
 def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
-    """Print the last measured iteration, and once the memory of every rank, as `TorchrunProgram` reads them."""
-    if spec.prints and seconds and dist.get_rank() == 0:
-        print(f"iteration {seconds[-1]:.6f} s", flush=True)  # all ranks wait for the loss: theirs takes as long
+    """Print the last measured iteration, and once the memory of every rank, as `TorchrunProgram` reads them.
+
+    Memory first: a run that is behind may be ended as soon as the iteration is read.
+    """
     if spec.prints and len(seconds) == JUDGED_ON:
         print(f"peak {_memory_gib(device):.4f} GiB", flush=True)
+    if spec.prints and seconds and dist.get_rank() == 0:
+        print(f"iteration {seconds[-1]:.6f} s", flush=True)  # all ranks wait for the loss: theirs takes as long
 
 
 def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:
