@@ -227,9 +227,8 @@ class JobModel:
             return (*filter(None, [class_words(self.evidence)]), *self.counted_in_part(layouts))
         from jointopt.surrogate.own_words import learned_sentences
 
-        one = _rows(layouts, slice(1))
-        top = uniform_stage_clocks(one["pp"], CostModel(self._moved, one).top_mhz)
-        return learned_sentences(correction, self.job, one, top if stage_clock_mhz is None else stage_clock_mhz[:1])
+        clocks = None if stage_clock_mhz is None else stage_clock_mhz[:1]
+        return learned_sentences(correction, self.job, _rows(layouts, slice(1)), clocks)
 
     def counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
         """A sentence where a few runs count in part, since none of them is of the group of the first of ``layouts``."""

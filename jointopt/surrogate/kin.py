@@ -12,7 +12,6 @@ from jointopt.core.schema import Ints
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence, kind, renamed, sources_of_kind
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.residual_gp import kinship
 
 HERE = "this job"  # the origin of runs that are known of a job, which states none
 
@@ -66,7 +65,7 @@ def answering(surrogate: Surrogate, source: str, job: Job, measured: bool) -> tu
 def _of_another_cluster(surrogate: Surrogate, source: str) -> bool:
     """Whether a source has a name, and a surrogate learned from several others and not from that."""
     origin = Source.parse(source).origin
-    keys = {*surrogate.support.source.tolist(), *(own.source for own in surrogate.own)}
+    keys = (*np.unique(surrogate.support.source).tolist(), *(own.source for own in surrogate.own))
     learned = {Source.parse(key).origin for key in keys}
     return origin not in ("", HERE, *learned) and len(learned) > 1
 
@@ -89,9 +88,9 @@ def of_kind(keys: Iterable[str], source: str, job: Job) -> list[str]:
 
 def remembered(surrogate: Surrogate, source: str) -> tuple[Ints, Ints]:
     """Positions of the runs that a surrogate remembers of a source, and of its kin."""
-    near = kinship(surrogate.support.source, np.array([source]))[:, 0]
-    own = surrogate.support.source == source
-    return np.flatnonzero(own).astype(np.int64), np.flatnonzero((near > 0.0) & ~own).astype(np.int64)
+    every = surrogate.remembered(source)
+    own = surrogate.support.source[every] == source
+    return every[own], every[~own]
 
 
 def at_hand(evidence: Evidence, before: str, after: str) -> Evidence:

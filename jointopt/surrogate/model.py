@@ -137,7 +137,7 @@ class Surrogate:
 
     def remembers(self, source: str) -> bool:
         """Whether it remembers runs that are evidence of that source."""
-        return bool(len(_kin(self.support, source)))
+        return bool(len(self.remembered(source)))
 
     def own_of(self, source: str) -> OwnRuns | None:
         """Learned from many runs of that source; None where there were few."""

@@ -30,16 +30,19 @@ _SHOWN = 0.0005  # of a logarithm: a digit of what is printed
 _WHOLE = 0.95  # of what trees predict that counts, below which it is stated
 
 
-def learned_sentences(correction: Correction, job: Job, layout: Columns, stage_clock_mhz: Floats) -> tuple[str, ...]:
+def learned_sentences(
+    correction: Correction, job: Job, layout: Columns, stage_clock_mhz: Floats | None
+) -> tuple[str, ...]:
     """A sentence on each quantity that a cluster's own runs move, of one ``layout`` of a job at clocks (1, S) in MHz.
 
-    ``correction``: by many runs, as `OwnRuns` of them says.
+    None: at the top clock. ``correction``: by many runs, as `OwnRuns` of them says.
     """
     own, first, moved = correction.own, np.zeros(1, np.int64), correction.moved(job)
     if own is None:
         return ()
     physics, source = CostModel(moved, layout), correction.source
     top = uniform_stage_clocks(layout["pp"], physics.top_mhz)
+    stage_clock_mhz = top if stage_clock_mhz is None else stage_clock_mhz
     runs = runs_of(physics, top, first, source)
     by_clock = correction.log_clock_response(job, layout, stage_clock_mhz)
     sentence = learned_sentence(own, float(correction.log_factor(runs)[0]), by_clock, runs)

@@ -14,6 +14,7 @@ from jointopt.search.pareto import concat
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
+from jointopt.spec.plans.clocks import widened
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
@@ -59,8 +60,6 @@ def against_first(model: JobModel, plans: Sequence[Explanation]) -> list[dict[st
     columns = concat(with_limits([one.layouts for one in parsed], model.job))
     columns |= {name: np.array([getattr(plan, name) for plan in plans]) for name in RESULTS}
     deepest = max(one.stage_clock_mhz.shape[1] for one in parsed)
-    columns["stage_clock_mhz"] = np.full((len(plans), deepest), np.nan)
-    for row, one in zip(columns["stage_clock_mhz"], parsed, strict=True):
-        row[: one.stage_clock_mhz.shape[1]] = one.stage_clock_mhz[0]
+    columns["stage_clock_mhz"] = np.concatenate([widened(one.stage_clock_mhz[:1], deepest) for one in parsed])
     found = model.differences(columns, 0)
     return [{name: float(values[row]) for name, values in found.items()} for row in range(1, len(plans))]

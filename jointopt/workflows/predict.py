@@ -25,6 +25,7 @@ from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
+from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine, check_machine
 from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
@@ -277,15 +278,19 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
         columns, found = move.bounded(job, move.scaled(columns)), move.doubts(job, columns)
     if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
         columns, found = outside_of_domain(columns), found | {NOT_AS_STATED: np.ones(len(load), bool)}
-    names: tuple[str, ...] = (*RESULTS, *warmth)
-    if "pue" in job.cluster.stated:
-        columns, names = with_site(job, columns), (*names, "facility_energy_j")
-    kept = {f"predicted_{n}": v for n, v in columns.items() if n.startswith(names)}
+    kept = as_predicted(job, columns, (*RESULTS, *warmth))
     fitting = {"predicted_fits": memory.fits(load), "fit_probability": memory.fit_probability(load)}
     rates = throughput(job, plans.plans, columns["iteration_time_s"], columns["energy_j"])
     kept |= {name: rates[name] for name in _RATES}
     kept |= {"in_domain": columns["in_domain"], "doubts": doubt_names(found, columns["in_domain"])}
     return kept | fitting | {"violations": violations(job, plans.layouts)[plans.layout]}
+
+
+def as_predicted(job: Job, columns: Columns, names: tuple[str, ...]) -> Columns:
+    """The columns (n,) whose names begin with ``names``, as a table calls them; of a stated site its energy too."""
+    if "pue" in job.cluster.stated:
+        columns, names = with_site(job, columns), (*names, "facility_energy_j")
+    return {f"predicted_{name}": values for name, values in columns.items() if name.startswith(names)}
 
 
 def _by_row(answers: Sequence[_Answer], count: int) -> Columns:

@@ -10,7 +10,6 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, outside
-from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import throughput
 from jointopt.search.pareto import concat
 from jointopt.spec.calibration import Calibration
@@ -24,6 +23,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import with_limits
 from jointopt.workflows.answers import answered, check_priceable
 from jointopt.workflows.given import from_files
+from jointopt.workflows.predict import as_predicted
 from jointopt.workflows.predict import predict as predict_table
 
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ def _priced(model: JobModel, parsed: Sequence[ParsedPlan]) -> Columns:
 def _predicted(job: Job, columns: Columns) -> Columns:
     """The predicted columns of plans as a table has them."""
     layouts = {name: columns[name] for name in LAYOUT_COLUMNS}
-    names: tuple[str, ...] = RESULTS
-    if "pue" in job.cluster.stated:
-        columns, names = with_site(job, columns), (*RESULTS, "facility_energy_j")
-    found: Columns = {f"predicted_{name}": values for name, values in columns.items() if name.startswith(names)}
+    found = as_predicted(job, columns, RESULTS)
     found |= {name: columns[name] for name in ("fit_probability", "in_domain", "doubts")}
     found |= throughput(job, layouts, columns["iteration_time_s"], columns["energy_j"])
     return found | {"predicted_fits": columns["fit_probability"] >= 0.5, "violations": violations(job, layouts)}

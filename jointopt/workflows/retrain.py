@@ -74,7 +74,8 @@ def retrain(
     card["rebuild"] += " --for-others" * for_others
     _written(replace(surrogate, card=card, learned_rows=scores.attrs.get("learned_rows")), judged, out)
     load_surrogate.cache_clear()
-    bounds = [_bounds_line(*given)] if (given := scores.attrs.get("lower_bounds", (0, 0)))[0] else []
+    bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
+    bounds = [_bounds_line(bounded, counted)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
     importance = {own.source: own.importance for own in surrogate.own if own.importance}
     return Retrained(lines, scores, compared, forgotten, out, importance)

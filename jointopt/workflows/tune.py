@@ -68,21 +68,21 @@ def tune(
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
     wanted = replace(narrowed(chosen, job), objectives=job.measured_objectives)
-    job = (model := JobModel.of(wanted, surrogate, runs, calibration, storage, machine)).job
-    listing = chosen.candidates(job)
-    check_profiles(power_profiles, job, listing is not None)
-    candidates = searched(model) if listing is None else listed(listing, job, calibration, machine)
-    usual = ROUGH if job.cluster.gpu.architecture == "CPU" else Spread()
+    model = JobModel.of(wanted, surrogate, runs, calibration, storage, machine)
+    listing = chosen.candidates(model.job)
+    check_profiles(power_profiles, model.job, listing is not None)
+    candidates = searched(model) if listing is None else listed(listing, model.job, calibration, machine)
+    usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else Spread()
     loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
     objectives = loop.objectives()
     values = loop.values(objectives)
     return Tuned(
-        job=job, launcher=chosen.name, seed=seed, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
+        job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
-        objectives=objectives, storage=storage, notes=tuple(loop.notes), study_name=loop.record.study_name,
+        storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
         gain_left=loop.gain_left, spent=loop.spent, next_run=None if loop.balance is None else asdict(loop.balance),
-        fault="" if stopped == "interrupted" else why_none(job, loop.runs), reason=loop.reason or loop.converged,
+        fault="" if stopped == "interrupted" else why_none(model.job, loop.runs), reason=loop.reason or loop.converged,
     )  # fmt: skip
 
 
