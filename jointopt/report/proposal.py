@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.atomic_write import replacing, write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, Ints
+from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines, under_limits
@@ -39,6 +39,7 @@ from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import job_mapping
 from jointopt.spec.objectives import distinguishing, words
 from jointopt.spec.plans.parse import PLAN_KEYS
+from jointopt.spec.plans.stages import offered_splits
 from jointopt.surrogate.intervals import RESULTS
 
 if TYPE_CHECKING:
@@ -351,4 +352,17 @@ def _methods(proposal: Proposal) -> str:
     ]
     whole = sum(gain["added"] for gain in searched.values()) == len(proposal.front["pp"])
     of = "" if whole else f" of {words(proposal.job.goals)}, of which these are the best,"
-    return f"Plans of the front{of} by method: {', '.join(added)}{'' if 'nsga2' in searched else '; no trials needed'}."
+    trials = "" if "nsga2" in searched else "; no trials needed"
+    return f"Plans of the front{of} by method: {', '.join(added)}{trials}.{_searched_splits(proposal)}"
+
+
+def _searched_splits(proposal: Proposal) -> str:
+    """How many plans of the front have a split of the layers beside the listed ones; blank for none."""
+    pp, vpp, code = (proposal.front[name].tolist() for name in ("pp", "vpp", "stage_layers"))
+    listed = {pair: offered_splits(proposal.job, *pair) for pair in set(zip(pp, vpp, strict=True))}
+    searched = proposal.job.search.stage_layers is None
+    count = sum(
+        searched and one > 0 and STAGE_LAYERS.numbers(one) not in listed[pair]
+        for one, pair in zip(code, zip(pp, vpp, strict=True), strict=True)
+    )
+    return f" {count:,} of them with a split of the layers that was searched beside the listed ones." if count else ""

@@ -16,6 +16,7 @@ from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import remedy
 from jointopt.search.leanest import leanest
+from jointopt.search.pareto import concat
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
@@ -23,6 +24,7 @@ from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.spec.power_limits import repeated, under_limits
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, cost_of_failing
+from jointopt.workflows.free_splits import free_splits
 from jointopt.workflows.search_steps import Stopwatch, times
 
 NO_MEMORY = "does not fit in the GPU's memory"
@@ -44,29 +46,44 @@ def feasible_layouts(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns,
 
     The dropped ones are counted by reason; InfeasibleError where nothing is left.
 
-    Tight ones stay, unless the job states a bound or they are certain not to fit.
+    Tight ones stay, unless the job states a bound or they are certain not to fit. Splits of the layers that
+    `free_splits` finds come behind the listed ones.
     """
-    job = model.job
     with watch.phase("enumerate", "enumerating layouts"):
-        space = enumerate_layouts(job)
-    limit_gib, listed = memory_limit_gib(job), space.size
-    with watch.phase("memory", f"fitting {listed:,} layouts into {limit_gib:.0f} GiB"):
-        peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+        space = enumerate_layouts(model.job)
+    limit_gib = memory_limit_gib(model.job)
+    with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
+        space, layouts, peak_bytes, dropped = _fitting(model, space)
+    if not len(peak_bytes):
+        raise InfeasibleError(remedy(model.job, space.layouts, dropped))
+    with watch.phase("splits", "splits of the layers over pipelines"):
+        for free in free_splits(model, layouts, peak_bytes):
+            part, more, more_bytes, without = _fitting(model, enumerate_layouts(free.alone(model.job)))
+            every = concat([space.layouts, part.layouts])
+            space = replace(space, layouts=every, considered=space.considered + part.size)
+            layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
+            for reason in {NO_MEMORY, NEEDLESS} & without.keys():
+                dropped[reason] = dropped.get(reason, 0) + without[reason]
+    return space, layouts, peak_bytes, dropped
 
-        def fits(some: Columns) -> Floats:
-            peaks.append(peak_memory_bytes(job, some))
-            return _fit_probability(model, peaks[-1])
 
-        layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
-        peak_bytes = np.concatenate(peaks)
+def _fitting(model: JobModel, space: Space) -> tuple[Space, Columns, Floats, dict[str, int]]:
+    """As `feasible_layouts` of a space with its listed splits, the layouts that `leanest` appends included."""
+    job, listed = model.job, space.size
+    peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
+
+    def fits(some: Columns) -> Floats:
+        peaks.append(peak_memory_bytes(job, some))
+        return _fit_probability(model, peaks[-1])
+
+    layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+    peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit = dict(space.dropped), fitting >= CERTAIN
     needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
     for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
         if count:
             dropped[reason] = int(count)
-    if not fit.any():
-        raise InfeasibleError(remedy(job, layouts, dropped))
     kept = fit & needed
     return space, {name: values[kept] for name, values in layouts.items()}, peak_bytes[kept], dropped
 

@@ -1,11 +1,12 @@
-"""The worth of free stage splits: hill climbing over the layers of single chunks, from the best plans that are listed.
+"""The worth of free stage splits, and what hill climbing over the layers of single chunks finds beyond them.
 
     .venv/bin/python tests/bench/bench_splits.py [JOB ...]
 
-`propose` lists few splits of a pipeline (`jointopt.spec.plans.stages.offered_splits`). From the fastest plan of each of
-the first four combinations of degrees on a front one layer after the other moves to another chunk, as long as that
-helps: the time at the top clock, or the least energy within 5 % more than the least time of all, each plan at every
-clock without and with its slack used. By the physics alone; of more than `MOST` moves so many are tried.
+`propose` lists few splits of a pipeline (`jointopt.spec.plans.stages.offered_splits`) and searches others
+(`jointopt.workflows.free_splits`): the ends of its front without and with these. From the fastest plan of each of the
+first four combinations of degrees on the front with them one layer after the other moves to another chunk, as long as
+that helps: the time at the top clock, or the least energy within 5 % more than the least time of all, each plan at
+every clock without and with its slack used. By the physics alone; of more than `MOST` moves so many are tried.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import STAGE_LAYERS, Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import concat
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import load_job, shipped_job
 from jointopt.spec.plans.parse import parse_plan
 from jointopt.spec.plans.stages import buildable, own_split
+from jointopt.workflows import problem
 from jointopt.workflows.propose import propose
 
 JOBS = ("gpt3-175b-128x8-a100", "llama-3-405b-2048x8-h100", "llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")
@@ -74,9 +76,26 @@ def climbed(score: Callable[[list[Split]], Floats], job: Job, split: Split) -> t
     return start, best, split
 
 
+def front(job: Job, *, free: bool = True) -> list[dict[str, Any]]:
+    """The plans of a job's front, with or without searched splits."""
+    kept = problem.free_splits
+    problem.free_splits = kept if free else lambda *_: []
+    try:
+        rows: list[dict[str, Any]] = propose(job, surrogate="none").to_dict()["front"]
+    finally:
+        problem.free_splits = kept
+    return rows
+
+
+def ends(rows: list[dict[str, Any]]) -> str:
+    """The least time and the least energy of a front."""
+    return " s, ".join(f"{min(row[name] for row in rows):.5g}" for name in ("iteration_time_s", "energy_j")) + " J"
+
+
 def lines(job: Job) -> Iterator[str]:
     """A line per plan."""
-    rows = propose(job, surrogate="none").to_dict()["front"]
+    rows = front(job)
+    yield f"without free splits {ends(front(job, free=False))}, with {ends(rows)}"
     deadline_s = LATER * min(row["iteration_time_s"] for row in rows)
     seen: set[tuple[int, ...]] = set()
     for row in sorted(rows, key=lambda row: row["iteration_time_s"]):
@@ -86,7 +105,7 @@ def lines(job: Job) -> Iterator[str]:
             continue
         seen.add(degrees)
         plan = {name: row[name] for name in KEYS if row.get(name) not in (None, "")}
-        split = parse_split(row.get("stage_layers")) or tuple(map(int, whole))
+        split = STAGE_LAYERS.numbers(STAGE_LAYERS.code(row["stage_layers"] or "")) or tuple(map(int, whole))
         room = float(priced(job, plan, [split])[2][0])
 
         def time(splits: list[Split], plan: dict[str, Any] = plan, room: float = room) -> Floats:
@@ -103,12 +122,6 @@ def lines(job: Job) -> Iterator[str]:
             start, best, _ = climbed(score, job, split)
             parts.append(f"{what} {start:.5g} -> {best:.5g} ({100.0 * (1.0 - best / start):.2f} % less)")
         yield f"{named}: {', '.join(parts)}"
-
-
-def parse_split(text: str | None) -> Split:
-    """Numbers of ``7;8*14;7``, read as eight fourteens; none of a blank."""
-    parts = [part.split("*") for part in (text or "").split(";") if part]
-    return tuple(int(part[-1]) for part in parts for _ in range(int(part[0]) if len(part) == 2 else 1))
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 
 MOST_CHUNKS = 12  # per rank; published runs have up to 12
+Split = tuple[int, ...]  # layers of each chunk in the order of the pipeline
 _UNEVEN = 1.1  # a split is listed where its heaviest chunk, on all, is at most this much more than the whole
 
 
@@ -74,12 +76,34 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     if "any" in framework.stage_splits:
         tail = tail_layers(job.model)
         split = balanced_split(layers, pp, vpp, tail)
-        loads = [_heaviest(other or (layers / chunks,) * chunks, pp, tail) for other in found]
+        loads = [heaviest_rank(other or (layers / chunks,) * chunks, pp, tail) for other in found]
         close = max(split) * chunks <= _UNEVEN * (layers + 2)
-        lighter = _heaviest(split, pp, tail) < 0.95 * min(loads, default=np.inf)
+        lighter = heaviest_rank(split, pp, tail) < 0.95 * min(loads, default=np.inf)
         if lighter and (vpp == 1 or close) and not (() in found and not even):
             found.append(split)
     return found
+
+
+def shifted_splits(layers: int, pp: int, vpp: int, most_off: int) -> list[Split]:
+    """Splits, each once, of equal chunks but for the two ends and one run of chunks with a layer more, or less.
+
+    The first chunk is up to 2 layers lighter than the others, the last up to ``most_off``, as embedding and head weigh;
+    the run makes up for it, anywhere between. Hill climbing over single layers found nothing better from the front of
+    any job that was tried (`tests/bench/bench_splits.py`).
+    """
+    chunks = pp * vpp
+    bases = {layers // chunks, -(-layers // chunks)} - {0}
+    found: dict[Split, None] = {}
+    for base, first, last in itertools.product(sorted(bases), range(3), range(most_off + 1)):
+        least = base - max(first, last)
+        more = layers - (base * chunks - first - last)
+        inside, run = base + (1 if more > 0 else -1), abs(more)
+        if least < (vpp == 1) or run > chunks - 2 or (run and inside < 1):
+            continue
+        for start in range(chunks - 1 - run if run else 1):
+            middle = [base] * start + [inside] * run + [base] * (chunks - 2 - run - start)
+            found[(base - first, *middle, base - last)] = None
+    return list(found)
 
 
 def usual_split(job: Job, pp: int, vpp: int) -> tuple[int, ...]:
@@ -140,7 +164,7 @@ def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:
     return found
 
 
-def _heaviest(split: Sequence[float], pp: int, head_layers: float) -> float:
+def heaviest_rank(split: Sequence[float], pp: int, head_layers: float) -> float:
     """Load of the heaviest rank in layers."""
     ranks = [sum(split[rank::pp]) for rank in range(pp)]
     return float(max([*ranks[:-1], ranks[-1] + head_layers]))
