@@ -95,17 +95,23 @@ def _lighter(job: Job, layout: Columns, splits: list[Split]) -> float:
 
 
 def _candidates(job: Job, pp: int, vpp: int) -> list[Split]:
-    """The splits of one pipeline to try: none heavier on its heaviest rank than the lightest of the listed ones."""
+    """The splits of one pipeline to try: none heavier on its heaviest rank than the lightest of the listed ones.
+
+    Beside an even split alone only if some are lighter there: with equal loads nothing is as fast as equal chunks.
+    """
     layers, tail = job.model.num_layers, tail_layers(job.model)
     offered = offered_splits(job, pp, vpp) if pp > 1 else []
     if not offered:
         return []
-    limit = min(heaviest_rank(split or own_split(job, pp, vpp), pp, tail) for split in offered) + 1e-9
-    return [
-        split
+    limit = min(heaviest_rank(split or own_split(job, pp, vpp), pp, tail) for split in offered)
+    tried = {
+        split: load
         for split in shifted_splits(layers, pp, vpp, math.ceil(tail) + 1)
-        if heaviest_rank(split, pp, tail) <= limit and split not in offered and buildable(job.training.framework, split)
-    ]
+        if (load := heaviest_rank(split, pp, tail)) <= limit + 1e-9 and split not in offered
+    }
+    if offered == [()] and layers % (pp * vpp) == 0 and min(tried.values(), default=limit) > limit - 1e-9:
+        return []
+    return [split for split in tried if buildable(job.training.framework, split)]
 
 
 def _quickest(model: JobModel, layouts: Columns, peak_bytes: Floats, pipeline: Ints) -> Ints:
@@ -130,8 +136,11 @@ def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
 
 
 def _times(model: JobModel, layouts: Columns) -> tuple[Floats, CostModel]:
-    """(seconds (L,) at the top clock, the layouts priced); tight ones count behind their time, as in the search."""
-    physics = model.cost_model(layouts)
+    """(seconds (L,) at the top clock, the layouts priced); tight ones count behind their time, as in the search.
+
+    By the physics alone: what was learned of layouts that differ in their split is nearly the same, and takes longer.
+    """
+    physics = CostModel(model.job, layouts)
     clocks = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
     runs = cost_of_failing(model.fit_probability(physics))
     return physics.iteration_time_s(np.arange(len(clocks)), clocks) * runs, physics
