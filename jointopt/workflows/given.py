@@ -36,18 +36,19 @@ def from_files(verb: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **options: P.kwargs) -> R:
         given = signature.bind(*args, **options)
         for name in _READERS.keys() & given.arguments.keys():
-            given.arguments[name] = _read(name, given.arguments[name])
+            if given.arguments[name] is not None or signature.parameters[name].default is not None:
+                given.arguments[name] = _read(name, given.arguments[name])
         return verb(*given.args, **given.kwargs)
 
     return run
 
 
 def _read(name: str, value: Any) -> Any:
-    """The argument of that name as an object; None stays."""
+    """The argument of that name as an object."""
     read, types, expected = _READERS[name]
     if isinstance(value, str | Path):
         return read(Path(value))
-    if value is None or type(value).__name__ in types:
+    if type(value).__name__ in types:
         return value
     raise UsageError(f"{name} must be {expected}; got {type(value).__name__}.")
 

@@ -57,6 +57,8 @@ def test_one_plan_may_stand_alone_and_a_job_may_be_its_path(files):
 
 @pytest.mark.parametrize(("call", "words"), [
     (lambda: jointopt.explain({"model": "opt-350m"}, "dp=8"), "job must be a Job .*; got dict"),
+    (lambda: jointopt.propose(None), "job must be a Job .*; got NoneType"),
+    (lambda: jointopt.load_job(5), "A job is read from the path of its file, .*; got int"),
     (lambda: jointopt.evaluate([1]), "table must be a pandas DataFrame or the path of a CSV file; got list"),
     (lambda: jointopt.predict("nowhere.csv"), "nowhere.csv cannot be read as CSV"),
     (lambda: jointopt.predict(JOB), "Plans are missing"), (lambda: jointopt.predict(JOB, []), "no plan to predict"),
