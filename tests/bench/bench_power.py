@@ -6,7 +6,7 @@ The default folder is ../shared/data beside the repository; without it only node
 measured and predicted (means), the error in the mean, its absolute value in mean and median, and the share of
 measurements that the interval ``avg_power_w_low`` to ``avg_power_w_high`` holds. Constants were fitted to the stages of
 the A100-SXM, the voltage curves and the A100-PCIe's pJ per flop to pipelines, H200's pJ per flop to its products, hosts
-of H100 to its three nodes.
+to the nodes (``spec/catalog/links.yaml``).
 
 - stages: the law at the measured time of a stage (Perseus, SOSP'24), as its layout is not stated;
 - pipelines: layout, clocks or limit of a run alone, as a table that `jointopt predict` reads; a sequence of 2,048, no
@@ -19,8 +19,8 @@ of H100 to its three nodes.
 - limits: networks that are no LLMs. ``drawn in full``: a limit below what a network draws at the highest is its power.
   ``with pauses``: it holds while kernels run, and a network waits in between: how long, and which share of its kernels
   follows the clock, by its times under all limits, what kernels draw by its power under the highest alone;
-- nodes: 8 GPUs and host, MLPerf's Llama 2 70B with LoRA. ``at measured time``: the energy of the predicted iteration,
-  with the power of a waiting GPU for what the measured one takes longer.
+- nodes: 8 GPUs and host, cooled by liquid, MLPerf's Llama 2 70B with LoRA. ``at measured time``: the energy of the
+  predicted iteration, with the power of a waiting GPU for what the measured one takes longer. Others at full load.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ NODES = (
     (4985.0, 0.821, {"num_gpus": 512, "global_batch_size": 64}),
     (9610.0, 1.523, {"num_gpus": 8, "tp": 1, "cp": 1, "global_batch_size": 8, "gpu": "b200-sxm-180gb"}),
 )
+
+# Of 8 H100: cooling, watts of a node and of a GPU. Latif et al. 2025 (arXiv:2507.16781), both coolings under load, and
+# Newkirk et al. 2025 (arXiv:2506.14551), heavy training; GPUs are taken at their limit, and near it
+FULL_NODES = (("air", 8160.0, 700.0), ("liquid", 6990.0, 700.0), ("air", 7752.0, 690.0))
 
 
 def row(gpu: str, what: str, measured: Iterable[float], predicted: Iterable[float], held: object) -> Row:
@@ -211,14 +215,17 @@ def with_pauses(own: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(predicted_w=by_law(*fit.x)[1])
 
 
-def node_w(gpu: str, gpu_w: Any) -> np.ndarray:
+def node_w(gpu: str, gpu_w: Any, cooling: str = "liquid") -> np.ndarray:
     """Watts of a node of 8, host included, from those of a GPU."""
-    cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8, "pue": 1.0})
+    cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8, "pue": 1.0, "cooling": cooling})
     return 1e3 * cluster_power_kw(cluster, gpu_w)
 
 
 def nodes() -> Iterator[Row]:
-    """Nodes of MLPerf's power results, as predicted and at the measured time of a step."""
+    """Nodes of MLPerf's power results, as predicted and at the measured time of a step, and others by their GPUs."""
+    for cooling, watts, gpu_w in FULL_NODES:
+        predicted = node_w("h100-sxm5-80gb", [gpu_w], cooling)
+        yield row("h100-sxm5-80gb", f"node in {cooling}, GPUs at {gpu_w:.0f} W", [watts], predicted, np.nan)
     found = predict(pd.DataFrame([LORA | plan for _, _, plan in NODES]))
     for (watts, step_s, plan), (_, f) in zip(NODES, found.iterrows(), strict=True):
         gpu, time_s = f["gpu"], f["predicted_iteration_time_s"]
