@@ -1,4 +1,4 @@
-"""Power of nodes of 8 H100: MLPerf Training v4.0, Llama 2 70B with LoRA, as Sustainable Metal Cloud published it (in immersion).
+"""Power of nodes of 8 H100 in immersion: MLPerf Training v4.0, Llama 2 70B with LoRA, by Sustainable Metal Cloud.
 
 Layouts and seconds of a step are those of its logs (mlcommons/training_results_v4.0, smc/results).
 """
