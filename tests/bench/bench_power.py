@@ -40,7 +40,7 @@ from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import cluster_power_kw
 from jointopt.runs.workloads import workloads
-from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.clusters import build_cluster, with_host_at
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.workflows.predict import predict
@@ -215,21 +215,23 @@ def with_pauses(own: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(predicted_w=by_law(*fit.x)[1])
 
 
-def node_w(gpu: str, gpu_w: Any, cooling: str = "liquid") -> np.ndarray:
-    """Watts of a node of 8, host included, from those of a GPU."""
+def node_w(gpu: str, gpu_w: Any, cooling: str = "liquid", end: str = "") -> np.ndarray:
+    """Watts of a node of 8, host included, from those of a GPU; with the host at one ``end`` of its bounds."""
     cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8, "pue": 1.0, "cooling": cooling})
-    return 1e3 * cluster_power_kw(cluster, gpu_w)
+    return 1e3 * cluster_power_kw(with_host_at(cluster, end) if end else cluster, gpu_w)
 
 
 def nodes() -> Iterator[Row]:
     """Nodes of MLPerf's power results, as predicted and at the measured time of a step, and others by their GPUs."""
     for cooling, watts, gpu_w in FULL_NODES:
-        predicted = node_w("h100-sxm5-80gb", [gpu_w], cooling)
-        yield row("h100-sxm5-80gb", f"node in {cooling}, GPUs at {gpu_w:.0f} W", [watts], predicted, np.nan)
+        gpu = "h100-sxm5-80gb"
+        low, middle, high = (node_w(gpu, gpu_w, cooling, end) for end in ("low", "", "high"))
+        yield row(gpu, f"node in {cooling}, GPUs at {gpu_w:.0f} W", [watts], [middle], low <= watts <= high)
     found = predict(pd.DataFrame([LORA | plan for _, _, plan in NODES]))
     for (watts, step_s, plan), (_, f) in zip(NODES, found.iterrows(), strict=True):
         gpu, time_s = f["gpu"], f["predicted_iteration_time_s"]
-        low, middle, high = (node_w(gpu, f[f"predicted_avg_power_w{end}"]) for end in ("_low", "", "_high"))
+        gpu_w = {end: f[f"predicted_avg_power_w_{end}".strip("_")] for end in ("low", "", "high")}
+        low, middle, high = (node_w(gpu, gpu_w[end], end=end) for end in gpu_w)
         name = f"LoRA, nodes: {plan['num_gpus'] // 8}"
         yield row(gpu, f"{name}, step {time_s / step_s - 1:+.0%}", [watts], [middle], low <= watts <= high)
         waiting_j = load_gpu(gpu).power.wait_w * (step_s - time_s)

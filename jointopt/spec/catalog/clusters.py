@@ -229,6 +229,13 @@ def link_defaults(gpu: Gpu, gpus_per_node: int | None = None, cooling: str = "")
     return by_link | of_host | {key: _stand_in(facts[key]) for key in of_all}
 
 
+def with_host_at(cluster: Cluster, end: str) -> Cluster:
+    """The cluster with hosts at the ``low`` or ``high`` end of what nodes were measured at, where they are assumed."""
+    factor, keys = float(read_yaml("links.yaml")["host_errors"][end]), ("host_power_w", "host_load_share")
+    assumed: dict[str, Any] = {key: factor * getattr(cluster, key) for key in keys if cluster.origin(key) == "assumed"}
+    return dataclasses.replace(cluster, **assumed)
+
+
 def _of_node(key: str, gpu: Gpu) -> Any:
     """The catalogue's cell of the nodes of a GPU, else of others."""
     cells = read_yaml("links.yaml")[key]
