@@ -20,7 +20,10 @@ Array = npt.NDArray[np.float64] | float
 
 DESIGN_INLET_C = 35.0  # air at which the cooler still holds the TDP (upper end of ASHRAE's class A2)
 DESIGN_MARGIN_K = 10.0  # what is left to the throttle temperature then
-REFERENCE_C = 60.0  # temperature at which the power constants hold
+# Air in which the power constants hold, at any power: they were fitted to boards as warm as their work made them (with
+# a GPU's own heat counted once more, A40 pipelines were 5 to 9 % low). No source states it: that of clusters by default
+REFERENCE_AIR_C = 22.5
+REFERENCE_C = 60.0  # of GPUs near their rated power in such air, beyond which limits and throttling count leakage
 LEAKAGE_PER_K = 0.01  # leakage grows by this share of the static power per kelvin
 THROTTLE_C = 87.0  # for a GPU whose throttle temperature the catalogue does not have
 # Resistance times heat capacity of GPU and heat sink. 14 s is HotSpot's heat sink (140.4 J/K, 0.1 K/W: Skadron et al.
@@ -140,27 +143,39 @@ class Cooler:
         return positions | ({"exhaust": self.temperature_c(reference_power_w)} if self.exhaust_share else {})
 
     @property
-    def leakage_line(self) -> tuple[float, float]:
-        """(a in W, b in W per W) of leakage = a + b x power, the mean over positions."""
-        return self._line(self.mean_inlet_c)
+    def hottest_leakage_line(self) -> tuple[float, float]:
+        """(a in W, b in W per W) of leakage = a + b x power of the hottest GPU, as limits count it."""
+        at_zero, at_one = self._leakage_w(np.array([0.0, 1.0]), self.hottest_inlet_c)
+        return float(at_zero), float(at_one - at_zero)
 
     @property
-    def hottest_leakage_line(self) -> tuple[float, float]:
-        """The same of the hottest position, which decides what a power limit leaves to the kernels."""
-        return self._line(self.hottest_inlet_c)
+    def leakage_w(self) -> float:
+        """Power in W beyond that in the reference air (negative in cooler air), mean over positions."""
+        return float(self._beyond_reference_w(self.mean_inlet_c))
 
-    def leakage_w(self, reference_power_w: Floats) -> Floats:
-        """Power in W beyond the reference's (negative on cooler GPUs), mean over positions."""
-        return self._leakage_w(reference_power_w, self.mean_inlet_c)
+    @property
+    def leakage_parts_w(self) -> tuple[float, float]:
+        """`leakage_w` as (what GPUs leak in such air, what they leak as that heats them)."""
+        at_air = (self.mean_inlet_c - REFERENCE_AIR_C) * self.leakage_w_per_k
+        return at_air, self.leakage_w - at_air
 
-    def leakage_parts_w(self, reference_power_w: Floats) -> tuple[float, Floats]:
-        """`leakage_w` as (what static power is more or less in GPUs as cool as their air, what their own heat adds)."""
-        at_air = (self.mean_inlet_c - REFERENCE_C) * self.leakage_w_per_k
-        return at_air, self.leakage_w(reference_power_w) - at_air
-
-    def peak_leakage_w(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
+    def peak_leakage_w(self, exhaust: Bools | bool = True) -> Floats:
         """`leakage_w` in W of GPUs placed as for `temperature_c`."""
-        return self._leakage_w(reference_power_w, np.where(exhaust, self.hottest_inlet_c, self.inlet_c))
+        return self._beyond_reference_w(np.where(exhaust, self.hottest_inlet_c, self.inlet_c))
+
+    def reached_w(self, kernel_limit_w: Floats, exhaust: Bools | bool = True) -> Floats:
+        """Power in W that GPUs draw which run at a limit of `kernel_limit_w`, placed as for `temperature_c`.
+
+        A cool one leaks less than limits count on, which is not given to its kernels.
+        """
+        air_c = np.where(exhaust, self.hottest_inlet_c, self.inlet_c)
+        leaks_w = np.maximum(self._leakage_w(kernel_limit_w, air_c), self._beyond_reference_w(air_c))
+        return np.asarray(kernel_limit_w + np.maximum(leaks_w, 0.0))
+
+    def _beyond_reference_w(self, air_c: Array) -> Floats:
+        """Leakage in W as it is linear in the temperature, and that in the air's: the same at any power."""
+        warmer_k = np.subtract(air_c, REFERENCE_AIR_C)
+        return np.asarray(warmer_k * (self.leakage_w_per_k * self.slowing if self.leakage_w_per_k else 0.0))
 
     def _temperature_c(self, reference_power_w: Floats, air_c: Array) -> Floats:
         return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
@@ -169,10 +184,6 @@ class Cooler:
         if not self.leakage_w_per_k:
             return np.zeros(np.shape(reference_power_w))
         return (self._temperature_c(reference_power_w, air_c) - REFERENCE_C) * self.leakage_w_per_k
-
-    def _line(self, air_c: float) -> tuple[float, float]:
-        at_zero, at_one = self._leakage_w(np.array([0.0, 1.0]), air_c)
-        return float(at_zero), float(at_one - at_zero)
 
 
 def throttle_c(gpu: Gpu) -> float:
@@ -194,8 +205,10 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
         return Cooler(inlet, float("nan"), 0.0, float("inf"))
     resistance = thermal_resistance_k_per_w(gpu.tdp_w, throttle_c(gpu))
     leakage = LEAKAGE_PER_K * constants.static_w
-    throttle = throttle_power_w(throttle_c(gpu), inlet + rise, resistance, leakage)
-    return Cooler(inlet, resistance, leakage, float(throttle), rise, share)
+    found = Cooler(inlet, resistance, leakage, 0.0, rise, share)
+    hottest_w = (throttle_c(gpu) - inlet - rise) / resistance - float(found.peak_leakage_w())
+    throttle_w = min(float(throttle_power_w(throttle_c(gpu), inlet + rise, resistance, leakage)), max(hottest_w, 0.0))
+    return replace(found, throttle_power_w=throttle_w)
 
 
 def stages_in_exhaust(cluster: Cluster, gpus_per_stage: Ints, depth: int) -> Bools:
@@ -258,13 +271,14 @@ def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) ->
 
 
 def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
-    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference temperature, never more.
+    """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference, never more.
 
-    `temperature_c`'s leakage line, solved for the power at the reference (derived here).
+    `temperature_c`'s leakage line, solved for the power at the reference (derived here), or what its air adds.
     """
     at_zero, gain = cooler.hottest_leakage_line
+    left_w = np.minimum((limit_w - at_zero) / (1.0 + gain), limit_w - cooler.peak_leakage_w())
     # fmin: a GPU of unknown power still has a time
-    return np.asarray(np.fmin(limit_w, (limit_w - at_zero) / (1.0 + gain)))
+    return np.asarray(np.fmin(limit_w, left_w))
 
 
 def leave_power(limits_w: Floats, cluster: Cluster, constants: PowerConstants) -> Bools:

@@ -320,7 +320,7 @@ class CostModel:
         """
         parts = self._cold_parts(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], parts["static"].shape)
-        at_air, heated = self.cooler.leakage_parts_w(sc.summed(parts.values()) / total)
+        at_air, heated = self.cooler.leakage_parts_w
         return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
 
     def cold_power_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
@@ -348,7 +348,7 @@ class CostModel:
         x *= terms.active_j.take(rows, 0)
         x += terms.clocked_j.take(rows, 0)
         work = np.einsum("ij,ij->i", x, v2) + terms.fixed_j[rows] - max(k.wait_w - k.static_w, 0.0) * busy
-        return np.asarray((1.0 + self.cooler.leakage_line[1]) * work * self.groups[g].replicas[rows])
+        return np.asarray(work * self.groups[g].replicas[rows])
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
@@ -359,8 +359,9 @@ class CostModel:
         costs, limit_w = self.groups[g], self.limits_w[g]
         work = t.kernel_s, costs.flops[rows], costs.hbm_bytes[rows]
         burst = clock_law.busy_power_w(self.power, t.clock_mhz, self.top_mhz, *work)
-        burst = np.minimum(burst, limit_w if len(limit_w) == 1 else limit_w[rows])
-        return np.asarray(burst + self.cooler.peak_leakage_w(burst, self.in_exhaust(g, rows)))
+        exhaust = self.in_exhaust(g, rows)
+        held = self.cooler.reached_w(limit_w if len(limit_w) == 1 else limit_w[rows], exhaust)
+        return np.asarray(np.minimum(burst + self.cooler.peak_leakage_w(exhaust), held))
 
     def in_exhaust(self, g: int, rows: Ints) -> Bools:
         """`stages_in_exhaust` of plans of group ``g``."""

@@ -59,10 +59,7 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     memory_s = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
     busy_s = scaled_time_s(sm_s, memory_s, clock, physics.top_mhz)
     free_w = busy_power_w(physics.power, clock, physics.top_mhz, busy_s, costs.flops[rows], costs.hbm_bytes[rows])
-    # a GPU heats up in seconds: it leaks as it does under its mean power
-    leaks_w = physics.cooler.peak_leakage_w(
-        physics.cold_power_w(g, rows, physics.times(g, rows, clock)), physics.in_exhaust(g, rows)
-    )
+    leaks_w = physics.cooler.peak_leakage_w(physics.in_exhaust(g, rows))
     return np.asarray(as_peaks(physics, np.array([index]), free_w + leaks_w)[0])
 
 

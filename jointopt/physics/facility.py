@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import KILO, KWH
+from jointopt.spec.catalog.clusters import with_host_at
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 
@@ -87,12 +89,14 @@ def run_costs(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
 def with_site(job: Job, plans: Columns) -> Columns:
     """Plans with those of `SITE_COLUMNS` that the job states figures for, (n,) each, from their time, energy and power.
 
-    Where the plans have 90 % intervals, ``_low`` and ``_high`` too: both time and energy at that end.
+    Where the plans have 90 % intervals, ``_low`` and ``_high`` too: time, energy and assumed hosts at that end.
     """
-    sides = ("", "_low", "_high") if "iteration_time_s_low" in plans else ("",)
+    sites = {"": job}
+    if "iteration_time_s_low" in plans:
+        sites |= {f"_{end}": replace(job, cluster=with_host_at(job.cluster, end)) for end in ("low", "high")}
     out = dict(plans)
-    for side in sides:
-        out[f"cluster_power_kw{side}"] = cluster_power_kw(job.cluster, plans[f"avg_power_w{side}"])
-        paid = bill(job, plans[f"iteration_time_s{side}"], plans[f"energy_j{side}"])
+    for side, site in sites.items():
+        out[f"cluster_power_kw{side}"] = cluster_power_kw(site.cluster, plans[f"avg_power_w{side}"])
+        paid = bill(site, plans[f"iteration_time_s{side}"], plans[f"energy_j{side}"])
         out |= {f"{name}{side}": values for name, values in paid.items()}
     return out

@@ -99,7 +99,7 @@ def energy_floor_j(
 ) -> Floats:
     """Energy (L,) in J of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
 
-    Derived here from `clock_law.energy_parts_j`: static power and cold leakage over the fastest time, dynamic work at
+    Derived here from `clock_law.energy_parts_j`: static power and leakage over the fastest time, dynamic work at
     the lowest voltage, all bytes and links.
     """
     clocked_j = terms.clocked_j.sum(axis=1)
@@ -111,14 +111,12 @@ def pipeline_floor_j(
 ) -> Floats:
     """`energy_floor_j` of one GPU per stage, (L,): work that follows V², work that does not, seconds of all stages."""
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
-    dynamic_j = (1.0 + cooler.leakage_line[1]) * (lowest * clocked_j + fixed_j)
-    return np.asarray(dynamic_j + idle_power_w(constants, cooler) * rank_s)
+    return np.asarray(lowest * clocked_j + fixed_j + idle_power_w(constants, cooler) * rank_s)
 
 
 def idle_power_w(constants: PowerConstants, cooler: Cooler) -> float:
-    """Power in W that no GPU goes below: static power and cold leakage."""
-    cold_w, gain = cooler.leakage_line
-    return max((1.0 + gain) * constants.static_w + cold_w, 0.0)
+    """Power in W that no GPU goes below: static power and leakage."""
+    return max(constants.static_w + cooler.leakage_w, 0.0)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
@@ -127,5 +125,4 @@ def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> 
     Derived here: with w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the
     clock, less the waiting that they displace, which shrinks as they get faster.
     """
-    cold_w, gain = cooler.leakage_line
-    return num_gpus * ((1.0 + gain) * max(constants.wait_w, constants.static_w) + cold_w)
+    return num_gpus * (max(constants.wait_w, constants.static_w) + cooler.leakage_w)

@@ -144,6 +144,7 @@ class Cluster:
     host_load_share: float = 0.0  # W that a host draws beyond that for each W of its GPUs: fans, supplies, switches
     exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
     exhaust_ranks: tuple[int, ...] | None = None  # local ranks in that row; None: any rank may be there
+    cooling: str | None = None  # of the nodes, air or liquid, in ``host_load_share``; None: as usual for the GPU
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
 

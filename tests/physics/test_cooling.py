@@ -52,21 +52,9 @@ def test_warmer_air_lowers_the_throttle_power(make_job: Callable[..., Job]) -> N
     assert limits == sorted(limits, reverse=True)
 
 
-def test_many_powers_at_once_equal_each_alone(a100: Cooler) -> None:
-    watts = np.array([80.0, 200.0, 390.0])
-    assert a100.leakage_w(watts).tolist() == [float(a100.leakage_w(np.array(w))) for w in watts]
-
-
-def test_leakage_is_none_at_the_reference_temperature_and_negative_below(a100: Cooler) -> None:
-    gain = a100.resistance_k_per_w
-    at_reference = (cooling.REFERENCE_C - a100.inlet_c) / gain
-    assert float(a100.leakage_w(np.array(at_reference))) == pytest.approx(0.0, abs=1e-9)
-    assert float(a100.leakage_w(np.array(0.5 * at_reference))) < 0.0
-
-
-def test_the_leakage_line_is_the_leakage(a100: Cooler) -> None:
-    at_zero, gain = a100.leakage_line
-    assert at_zero + gain * 300.0 == pytest.approx(float(a100.leakage_w(np.array(300.0))))
+@pytest.mark.parametrize(("air_c", "sign"), [(cooling.REFERENCE_AIR_C, 0), (35.0, 1), (10.0, -1)])
+def test_power_constants_hold_in_the_reference_air_whatever_a_gpu_draws(a100: Cooler, air_c: float, sign: int) -> None:
+    assert np.sign(replace(a100, inlet_c=air_c).leakage_w) == sign
 
 
 def test_a_cooler_in_warm_air_throttles_earlier(a100: Cooler, make_job: Callable[..., Job]) -> None:
@@ -81,7 +69,7 @@ def test_without_a_tdp_there_is_no_thermal_model_and_no_leakage(make_job: Callab
     assert cluster.gpu.power is not None
     unknown = cooler(replace(cluster, gpu=replace(cluster.gpu, tdp_w=None)), cluster.gpu.power)
     assert np.isnan(unknown.temperature_c(np.array(300.0)))
-    assert float(unknown.leakage_w(np.array(300.0))) == 0.0
+    assert unknown.leakage_w == 0.0
     assert unknown.throttle_power_w == np.inf
 
 
@@ -115,12 +103,12 @@ def test_the_hottest_position_decides_throttling(make_job: Callable[..., Job]) -
 
 
 def test_leakage_of_a_node_is_the_mean_of_its_positions(make_job: Callable[..., Job]) -> None:
-    node, power = spread(make_job, 12.0, gpus_per_node=4), np.array(300.0)
-    cool = replace(node, exhaust_rise_k=0.0).leakage_w(power)
-    assert float(node.leakage_w(power)) == pytest.approx(float(cool + node.peak_leakage_w(power)) / 2.0)
-    at_air, heated = node.leakage_parts_w(power)
-    assert at_air + float(heated) == pytest.approx(float(node.leakage_w(power)))
-    assert float(heated) > 0.0
+    node = spread(make_job, 12.0, gpus_per_node=4)
+    cool = replace(node, exhaust_rise_k=0.0).leakage_w
+    assert node.leakage_w == pytest.approx(float(cool + node.peak_leakage_w()) / 2.0)
+    at_air, heated = node.leakage_parts_w
+    assert at_air + heated == pytest.approx(node.leakage_w)
+    assert heated > 0.0
 
 
 def test_a_node_with_one_gpu_has_no_exhaust_row(make_job: Callable[..., Job]) -> None:
@@ -173,14 +161,11 @@ def test_the_lowest_limit_rules_and_a_blank_is_none(make_job: Callable[..., Job]
 
 
 @pytest.mark.parametrize("inlet_c", [20.0, 45.0, 60.0])
-def test_what_is_left_to_kernels_and_their_leakage_meet_the_limit(inlet_c: float, make_job: Callable[..., Job]) -> None:
+def test_kernels_with_what_a_limit_leaves_draw_the_limit(inlet_c: float, make_job: Callable[..., Job]) -> None:
     cluster = replace(make_job().cluster, inlet_temperature_c=inlet_c, exhaust_rise_k=10.0)
     assert cluster.gpu.power is not None
     cooled, limit = cooler(cluster, cluster.gpu.power), np.array([[300.0]])
-    left = electrical_limit_w(limit, cooled)
-    drawn = left + cooled.peak_leakage_w(left)
-    assert float(drawn[0, 0]) <= 300.0 * (1 + 1e-12)
-    assert float(left[0, 0]) == pytest.approx(300.0) or float(drawn[0, 0]) == pytest.approx(300.0)
+    assert float(cooled.reached_w(electrical_limit_w(limit, cooled))[0, 0]) == pytest.approx(300.0)
 
 
 def test_the_cooler_is_a_limit_too(make_job: Callable[..., Job]) -> None:

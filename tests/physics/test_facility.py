@@ -43,8 +43,8 @@ def test_two_nodes_of_one_kilowatt_for_ten_seconds_by_hand(site_cluster: Cluster
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpu_w", "node_w"), [(0.0, 1152.0), (366.0, 4578.0), (617.0, 6927.0), (690.0, 7610.0)])
-def test_a_host_of_h100_rests_at_a_sixth_of_what_its_node_draws_at_work(gpu_w: float, node_w: float) -> None:
+@pytest.mark.parametrize(("gpu_w", "node_w"), [(0.0, 1600.0), (366.0, 5025.8), (617.0, 7375.1), (690.0, 8058.4)])
+def test_a_host_of_h100_rests_at_a_fifth_of_what_its_node_draws_at_work(gpu_w: float, node_w: float) -> None:
     from jointopt.spec.catalog.clusters import build_cluster
 
     node = replace(build_cluster({"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8}), pue=1.0)

@@ -244,6 +244,7 @@ ANY_CLUSTER = st.fixed_dictionaries(
         "exhaust_rise_k": st.floats(0, 40),
         "power_limit_w": st.floats(100, 500),
         "host_power_w": st.sampled_from([0, 2800, 3300.0, 17.5]),
+        "cooling": st.sampled_from(["air", "liquid"]),
         "carbon_kg_per_kwh": st.floats(0, 10),
         "price_per_kwh": st.floats(0, 1e9) | st.integers(0, 1000),
         "inter_node_gbytes_per_s": st.sampled_from([25, 25.0, 12.5]),
@@ -461,6 +462,15 @@ def test_the_ranks_of_the_exhaust_row_are_read_in_order_and_survive_being_saved(
     job = parse(changed(SMALL, "cluster.exhaust_ranks", [3, 2]))
     assert job.cluster.exhaust_ranks == (2, 3)
     assert parse(parse_yaml(dump_job(job))) == job
+
+
+def test_nodes_cooled_by_liquid_have_no_fans_and_survive_being_saved() -> None:
+    air, liquid = (parse(changed(SMALL, "cluster.cooling", cooling)) for cooling in ("air", "liquid"))
+    assert air.cluster.host_load_share - liquid.cluster.host_load_share == pytest.approx(0.11)
+    assert parse(SMALL).cluster.host_load_share == air.cluster.host_load_share
+    assert parse(parse_yaml(dump_job(liquid))) == liquid
+    with pytest.raises(JobError, match=r"cluster\.cooling must be one of air, liquid"):
+        parse(changed(SMALL, "cluster.cooling", "water"))
 
 
 @pytest.mark.parametrize("ranks", [[], [4], [-1], [1, 1], [0, 1, 2, 3], "2;3", 2, [1.5]])

@@ -15,9 +15,11 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.physics.facility import with_site
 from jointopt.report.results import Proposal
 from jointopt.search.pareto import front_order, take
+from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import dump_job, parse_job, shipped_job
+from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from jointopt.workflows.tune import tune
 
@@ -31,6 +33,30 @@ def proposed(**changes: Any) -> Proposal:
 @pytest.fixture(scope="module")
 def front() -> dict[str, Any]:
     return with_site(JOB, proposed().front)
+
+
+# Watts of 8 GPUs, then 1,600 W and 0.17 of them for a host, which bounds take at 0.7 and 1.1 times
+@pytest.mark.parametrize(
+    ("end", "assumed", "stated"), [("", 8.0584, 6.52), ("_low", 4.87984, 4.36), ("_high", 8.31224, 6.52)]
+)
+def test_bounds_of_a_site_are_those_of_gpus_and_of_assumed_hosts(end: str, assumed: float, stated: float) -> None:
+    plans = {f"{name}{side}": np.ones(1) for name in ("iteration_time_s", "energy_j") for side in ("", "_low", "_high")}
+    plans |= {f"avg_power_w{side}": np.full(1, watts) for side, watts in (("", 690), ("_low", 420), ("_high", 690))}
+    node = {"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8, "pue": 1.0}
+    for more, kilowatts in (({}, assumed), ({"host_power_w": 1000}, stated)):
+        site = replace(JOB, cluster=build_cluster(node | more))
+        assert with_site(site, plans)[f"cluster_power_kw{end}"] == pytest.approx(kilowatts)
+
+
+def test_the_power_of_an_a100_holds_what_planners_count_for_bloom() -> None:
+    row = {"gpu": "a100-sxm4-80gb", "num_gpus": 384, "gpus_per_node": 8, "tp": 4, "pp": 12, "micro_batch_size": 2,
+           "global_batch_size": 2048, "seq_length": 2048, "dtype": "bf16", "framework": "megatron-deepspeed",
+           "recompute": "full", "zero_stage": 1, "attention": "unfused", "hidden_size": 14336, "num_layers": 70,
+           "num_attention_heads": 112, "vocab_size": 250880}  # fmt: skip
+    found = predict(pd.DataFrame([row])).iloc[0]
+    assert found["in_domain"]
+    # Luccioni et al. 2023 count each GPU at its 400 W
+    assert found["predicted_avg_power_w_low"] < 345 < 400 <= found["predicted_avg_power_w_high"]
 
 
 @given(st.lists(st.tuples(st.floats(1, 10), st.floats(1, 10)), min_size=1, max_size=20), st.floats(0, 10))

@@ -44,7 +44,7 @@ def instruction_costs(physics: CostModel, index: int, clock_mhz: Floats) -> Inst
     forward_rest_s = costs.forward_memory_s[row] + collectives_s
     backward_rest_s = costs.backward_memory_s[row] + collectives_s
     slower = physics.time_factor[index]
-    gpus = slower * physics.power_factor[index] * costs.replicas[row] * (1.0 + physics.cooler.leakage_line[1])
+    gpus = slower * physics.power_factor[index] * costs.replicas[row]
 
     def joules(kernel_s: Floats, flops: Floats | float) -> Floats:
         """Energy of kernels on all GPUs of a stage that follows its clock, less the waiting that they displace."""

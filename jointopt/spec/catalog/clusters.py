@@ -32,7 +32,9 @@ SITE = (
     "price_per_gpu_hour",
     "currency",
     "exhaust_ranks",
+    "cooling",
 )  # of the site; all optional
+COOLINGS = ("air", "liquid")  # fans carry the heat of GPUs away, or cold plates and immersion do
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
 _MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
 _MOST_MEMORY_GIB = 65_536.0
@@ -100,6 +102,8 @@ def _site(section: Section) -> dict[str, Any]:
     site: dict[str, Any] = {
         key: section.number(key, most, zero=True) for key, most in highest.items() if section.has(key)
     }
+    if section.has("cooling"):
+        site["cooling"] = section.choice("cooling", COOLINGS)
     if section.has("currency"):
         if not {"price_per_kwh", "price_per_gpu_hour"} & site.keys():
             raise section.refuse("price_per_kwh", "a price of electricity (or price_per_gpu_hour) in that currency")
@@ -153,7 +157,7 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
     if key == "host_load_share" and section.has("host_power_w") and not section.has(key):
         return 0.0, None  # what is stated of a host is all of it
     if not section.has(key):
-        return _left_open(key, gpu, nodes, per_node)
+        return _left_open(key, gpu, nodes, per_node, section.choice("cooling", COOLINGS, ""))
     value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
@@ -162,7 +166,7 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
     return value, None
 
 
-def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, Assumption | None]:
+def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int, cooling: str) -> tuple[float, Assumption | None]:
     """A figure that a mapping leaves open; silent where it is one of a link that the cluster does not have."""
     if key == "inter_node_gbytes_per_s":
         return _inter_bandwidth(gpu, nodes)
@@ -174,7 +178,7 @@ def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, As
         return math.inf, Assumption(key, math.inf, f"nothing is known of the power of a {gpu.id}; {reason}")
     if key == "power_limit_w":
         return gpu.need("tdp_w", "cap the power of a GPU (give cluster.power_limit_w)"), None
-    value, source = link_defaults(gpu, per_node)[key]
+    value, source = link_defaults(gpu, per_node, cooling)[key]
     if nodes == 1 and key.startswith("inter_node"):
         return value, None
     text = f"{value:g}{_UNITS[key]}"
@@ -205,21 +209,45 @@ class StandIn(NamedTuple):
     source: str
 
 
-def link_defaults(gpu: Gpu, gpus_per_node: int | None = None) -> Mapping[str, StandIn]:
+def link_defaults(gpu: Gpu, gpus_per_node: int | None = None, cooling: str = "") -> Mapping[str, StandIn]:
     """The fields of `jointopt.spec.cluster.Cluster` that no catalogue of GPUs has, by field name.
 
     ``host_power_w`` is the part of a host that does not follow its load, per node of ``gpus_per_node`` GPUs (the GPU's
-    usual node, else 8), ``host_load_share`` the part that does, over the power of its GPUs. Energies are of the link
-    alone, in pJ per bit and hop; the latency is per step of a ring between nodes, in microseconds.
+    usual node, else 8), ``host_load_share`` the part that does, over the power of its GPUs, with the fans of a node
+    that is cooled by air (``cooling``, as usual for the GPU where it is blank). Energies are of the link alone, in pJ
+    per bit and hop; the latency is per step of a ring between nodes, in microseconds.
     """
     facts, link = read_yaml("links.yaml"), link_of(gpu)
-    of_node = {key: facts[key].get(gpu.kin, facts[key]["other"]) for key in ("host_power_w_per_gpu", "host_load_share")}
-    host, share = (_stand_in(cell) for cell in of_node.values())
+    host = _stand_in(_of_node("host_power_w_per_gpu", gpu))
     node_gpus = gpus_per_node or gpu.usual_gpus_per_node or 8
     by_link = {key: _stand_in(facts[key][link]) for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
     of_all = ("inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "pue")
-    of_host = {"host_power_w": StandIn(host.value * node_gpus, host.source), "host_load_share": share}
+    of_host = {
+        "host_power_w": StandIn(host.value * node_gpus, host.source),
+        "host_load_share": _load_share(gpu, cooling or str(_of_node("cooling", gpu))),
+    }
     return by_link | of_host | {key: _stand_in(facts[key]) for key in of_all}
+
+
+def with_host_at(cluster: Cluster, end: str) -> Cluster:
+    """The cluster with hosts at the ``low`` or ``high`` end of what nodes were measured at, where they are assumed."""
+    factor, keys = float(read_yaml("links.yaml")["host_errors"][end]), ("host_power_w", "host_load_share")
+    assumed: dict[str, Any] = {key: factor * getattr(cluster, key) for key in keys if cluster.origin(key) == "assumed"}
+    return dataclasses.replace(cluster, **assumed)
+
+
+def _of_node(key: str, gpu: Gpu) -> Any:
+    """The catalogue's cell of the nodes of a GPU, else of others."""
+    cells = read_yaml("links.yaml")[key]
+    return cells.get(gpu.kin, cells["other"])
+
+
+def _load_share(gpu: Gpu, cooling: str) -> StandIn:
+    """W that a host draws more for each W of its GPUs: supplies and switches, and fans where air cools it."""
+    supplies, fans = _stand_in(_of_node("host_load_share", gpu)), _stand_in(read_yaml("links.yaml")["fan_share"])
+    if cooling == "liquid":
+        return StandIn(supplies.value, f"cooled by liquid: {supplies.source}")
+    return StandIn(round(supplies.value + fans.value, 4), f"cooled by air: {supplies.source}; and fans: {fans.source}")
 
 
 def link_of(gpu: Gpu) -> str:

@@ -1,4 +1,4 @@
-"""Heat: T = air + R·P with P = P_ref + leakage·(T - 60 °C).
+"""Heat: T = air + R·P with P = P_ref + leakage·(T - 60 °C); power counts what air beyond 22.5 °C adds to it.
 
 A cooler that holds 400 W at 35 °C with 10 K left to 85 °C has R = (85 - 10 - 35)/400 = 0.1 K/W. Leakage is 1 % of
 50 W per kelvin, 0.5 W/K, so R·leakage = 0.05.
@@ -38,7 +38,7 @@ def test_resistance_and_leakage_of_a_cooler_made_for_the_tdp(cool: Cool) -> None
 
 def test_300_watts_in_air_of_25_degrees(cool: Cool) -> None:
     assert float(cool().temperature_c(np.array(300.0))) == pytest.approx(temperature(300, 25))
-    assert float(cool().leakage_w(np.array(300.0))) == pytest.approx(0.5 * (temperature(300, 25) - 60))
+    assert cool().leakage_w == pytest.approx(0.5 * (25 - 22.5) / 0.95)
 
 
 def test_a_gpu_throttles_where_its_power_heats_the_air_to_85_degrees(cool: Cool) -> None:
@@ -53,8 +53,9 @@ def test_the_exhaust_row_throttles_first_and_leaks_most(cool: Cool) -> None:
     assert {k: float(v) for k, v in by_position.items()} == pytest.approx(
         {"inlet": temperature(300, 25), "exhaust": temperature(300, 37)}
     )
-    assert float(node.leakage_w(np.array(300.0))) == pytest.approx(0.5 * (temperature(300, 31) - 60))
-    assert float(node.peak_leakage_w(np.array(300.0))) == pytest.approx(0.5 * (temperature(300, 37) - 60))
+    assert node.leakage_w == pytest.approx(0.5 * (temperature(300, 31) - temperature(300, 22.5)))
+    assert float(node.peak_leakage_w()) == pytest.approx(0.5 * (temperature(300, 37) - temperature(300, 22.5)))
+    assert float(node.peak_leakage_w(False)) == pytest.approx(0.5 * (temperature(300, 25) - temperature(300, 22.5)))
     assert node.throttle_power_w == pytest.approx((85 - 37) / 0.1 - 12.5)
 
 
@@ -62,17 +63,25 @@ def test_of_three_gpus_in_a_node_one_breathes_exhaust(cool: Cool) -> None:
     assert cool(exhaust_rise_k=12.0, gpus_per_node=3).mean_inlet_c == pytest.approx(25 + 12 / 3)
 
 
-def test_leakage_in_air_and_by_the_gpus_own_heat(cool: Cool) -> None:
-    at_air, heated = cool(exhaust_rise_k=12.0).leakage_parts_w(np.array(300.0))
-    assert at_air == pytest.approx(0.5 * (31 - 60))
-    assert float(heated) == pytest.approx(0.5 * (temperature(300, 31) - 31))
+def test_leakage_in_air_and_by_what_it_heats(cool: Cool) -> None:
+    at_air, heated = cool(exhaust_rise_k=12.0).leakage_parts_w
+    assert at_air == pytest.approx(0.5 * (31 - 22.5))
+    assert heated == pytest.approx(0.5 * (31 - 22.5) * 0.05 / 0.95)
 
 
-def test_leakage_is_a_line_in_power(cool: Cool) -> None:
-    node = cool(exhaust_rise_k=12.0)
+def test_limits_count_on_leakage_that_is_a_line_in_power(cool: Cool) -> None:
     gain = 0.5 * 0.1 / 0.95
-    assert node.leakage_line == pytest.approx((0.5 * (temperature(0, 31) - 60), gain))
-    assert node.hottest_leakage_line == pytest.approx((0.5 * (temperature(0, 37) - 60), gain))
+    assert cool(exhaust_rise_k=12.0).hottest_leakage_line == pytest.approx((0.5 * (temperature(0, 37) - 60), gain))
+
+
+@pytest.mark.parametrize(
+    ("watts", "exhaust", "leaks"),
+    [(400, True, 0.5 * (temperature(400, 37) - 60)), (300, True, 0.5 * (37 - 22.5) / 0.95), (400, False, 0.0)],
+)
+def test_kernels_at_a_limit_draw_what_gpus_leak_beside_it(watts: int, exhaust: bool, leaks: float, cool: Cool) -> None:
+    # 400 W in air of 37 °C heat a GPU to 78 °C, 300 W to 67 °C; in air of 10 °C to 49 °C, which no limit counts on
+    node = cool(exhaust_rise_k=27.0, inlet_temperature_c=10.0)
+    assert float(node.reached_w(np.array(float(watts)), exhaust)) == pytest.approx(watts + leaks)
 
 
 @pytest.mark.parametrize(("air_c", "left"), [(50.0, 400 - 0.5 * 30), (25.0, 400 - 0.5 * 5), (15.0, 400.0)])
@@ -85,10 +94,10 @@ def test_a_limit_leaves_to_kernels_what_the_hottest_gpu_does_not_leak(air_c: flo
 def test_kernels_may_draw_the_lower_of_limit_and_throttle_power(
     round_job: Callable[..., Job], constants: PowerConstants
 ) -> None:
-    # at 100 W drawn it has 70 °C and leaks 5 W
+    # air of 60 °C adds 0.5·(60 - 22.5)/0.95 W, more than the 12.5 and 5 W of GPUs of 85 and 70 °C
     cluster = round_job(inlet_temperature_c=60.0).cluster
     own = kernel_limit_w(np.array([[400.0, 100.0]]), cooler(cluster, constants), cluster, 50.0)
-    assert own[0].tolist() == pytest.approx([(85 - 60) / 0.1 - 12.5, 95.0])
+    assert own[0].tolist() == pytest.approx([(85 - 60) / 0.1 - 18.75 / 0.95, 100 - 18.75 / 0.95])
 
 
 def test_without_a_known_throttle_temperature_87_degrees_stand_in(

@@ -22,11 +22,40 @@ def test_a_bit_between_racks_costs_fifteen_times_a_bit_over_nvlink() -> None:
     assert facts["inter_node_pj_per_bit"].value / facts["intra_node_pj_per_bit"].value == pytest.approx(15, rel=0.05)
 
 
-def test_an_h100_node_draws_what_was_measured() -> None:
-    gpu = load_gpu("h100-sxm5-80gb")
-    host, gpus_w = link_defaults(gpu), 8 * 690.0  # in heavy training
-    node_w = host["host_power_w"].value + (1 + host["host_load_share"].value) * gpus_w
-    assert node_w == pytest.approx(0.76 * 10_200, rel=0.02)
+# Watts of nodes of 8 and of one of their GPUs: the table in links.yaml
+NODES = {
+    ("h100-sxm5-80gb", "air", 8160.0): 700.0, ("h100-sxm5-80gb", "liquid", 6990.0): 700.0,
+    ("h100-sxm5-80gb", "air", 7752.0): 690.0, ("h100-sxm5-80gb", "liquid", 6953.0): 4887 / 8,
+    ("h100-sxm5-80gb", "liquid", 5708.0): 3746 / 8, ("h100-sxm5-80gb", "liquid", 4985.0): 3291 / 8,
+    ("b200-sxm-180gb", "liquid", 9610.0): 949.0,
+}  # fmt: skip
+
+
+def drawn_w(gpu: str, cooling: str, gpu_w: float) -> float:
+    host = link_defaults(load_gpu(gpu), 8, cooling)
+    return host["host_power_w"].value + (1 + host["host_load_share"].value) * 8 * gpu_w
+
+
+@pytest.mark.parametrize(("gpu", "cooling", "watts"), NODES)
+def test_nodes_draw_what_was_measured_by_what_cools_them(gpu: str, cooling: str, watts: float) -> None:
+    assert drawn_w(gpu, cooling, NODES[gpu, cooling, watts]) == pytest.approx(watts, rel=0.08)
+
+
+def test_nodes_that_were_measured_are_right_in_the_median() -> None:
+    errors = [drawn_w(gpu, cooling, gpu_w) / watts - 1 for (gpu, cooling, watts), gpu_w in NODES.items()]
+    assert sorted(errors)[3] == pytest.approx(0, abs=0.005)
+
+
+def test_fans_draw_eleven_hundredths_of_gpus_in_air_and_nothing_in_liquid() -> None:
+    air, liquid = (link_defaults(load_gpu("h100-sxm5-80gb"), 8, cooling) for cooling in ("air", "liquid"))
+    assert air["host_load_share"].value - liquid["host_load_share"].value == pytest.approx(0.11)
+    assert air["host_power_w"] == liquid["host_power_w"]
+    assert "cooled by air" in air["host_load_share"].source
+
+
+@pytest.mark.parametrize(("gpu", "usual"), [("h100-sxm5-80gb", "air"), ("gb200", "liquid"), ("gb300", "liquid")])
+def test_nodes_are_cooled_as_usual_where_nothing_is_stated(gpu: str, usual: str) -> None:
+    assert link_defaults(load_gpu(gpu)) == link_defaults(load_gpu(gpu), cooling=usual)
 
 
 def test_host_power_follows_the_node_size() -> None:
@@ -41,5 +70,6 @@ def test_the_link_of_a_node_is_known(gpu_id: str, link: str) -> None:
 
 def test_the_file_names_only_gpus_of_the_catalogue() -> None:
     facts = read_yaml("links.yaml")
-    named = {g for gpus in facts["links"].values() for g in gpus} | set(facts["host_power_w_per_gpu"]) - {"other"}
+    named = {g for gpus in facts["links"].values() for g in gpus} | set(facts["host_power_w_per_gpu"])
+    named = (named | set(facts["host_load_share"]) | set(facts["cooling"])) - {"other"}
     assert named <= set(gpu_ids())
