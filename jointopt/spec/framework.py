@@ -67,6 +67,8 @@ class Framework:
     expert_launch_s: float = 0.0  # of each micro-batch, MoE layer and local expert: launches that nothing hides
     expert_quantize_s: float = 0.0  # and for the casts of its operands, where products are in fp8 or fp4
     micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
+    # read and written per trained parameter to add the gradient of a micro-batch to those before, beyond its products
+    accumulated_bytes: float = 0.0
     iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
     # per iteration, layer of a stage and data-parallel rank: ZeRO-1 and 2 copy weights slice by slice
     zero_slice_s: float = 0.0

@@ -44,10 +44,17 @@ class Widths:
     fitted: float = 1.0  # none are, but its framework has a profile
     unknown: float = 1.0
     difference: float = 1.0  # on top of these, of differences between two plans of one job
-    difference_after: float | None = None  # where runs are known: on the root of the process's own half-width of them
+    # of differences too, on the root of the process's own half-width: where runs are known; none but a profile; neither
+    difference_after: float | None = None
+    difference_new: float | None = None
+    difference_unknown: float | None = None
     few: float = 1.0  # a few runs of the same source are known
     new_cluster: Bounds | None = None  # no runs are known, but a profile of the framework
     new_software: Bounds | None = None  # neither; `host_share` comes on top of the upper
+
+    def of_difference(self, known: bool, fitted: bool) -> float | None:
+        """The factor on the root of half-widths of differences, by what is known of a source; None: there is none."""
+        return self.difference_after if known else self.difference_new if fitted else self.difference_unknown
 
     def of_measured(self, count: int) -> float:
         """The factor where so many runs of the same source are known."""
@@ -261,9 +268,10 @@ class Conditioned:
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
         own, widths = Z_90 * self.posterior.contrast_deviation(runs, against), self.surrogate.widths
-        if self.own is None and len(self.known) and widths.difference_after is not None:
-            # after a few runs the process is too sure of plans like these, and too unsure of others
-            half_width = widths.difference_after * np.sqrt(own)
+        by_root = widths.of_difference(bool(len(self.known)), self.fitted)
+        if self.own is None and by_root is not None:
+            # the process is too sure of plans that are alike, or like known ones, and too unsure of others
+            half_width = by_root * np.sqrt(own)
         else:
             half_width = self.widths(runs) * widths.difference * own
         if self.new_groups is None:

@@ -17,13 +17,13 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate.own_folds import COVERAGE
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced  # it imports pandas, which most predictions never need
 
 Bounds = tuple[float, float]  # 90 % half-widths below and above, of the logarithm of time
-TAIL = 0.05  # on either side
 # Host work of software that nothing is known of, in 10 ms a micro-batch: sources are off by up to three times where
 # micro-batches are short (nanotron, sailor), and hardly by it under profiles of their own. Widths and coverage are the
 # same from 15 to 40 ms.
@@ -116,20 +116,23 @@ def _names(source: NewSource) -> list[str]:
 
 def bounds_of_clusters(sources: Sequence[NewSource]) -> Bounds | None:
     """Bounds of a cluster of which no run is known, under a fitted profile; None where no source has such a profile."""
-    return _bounds([stand_in(one, [*sources[:i], *sources[i + 1 :]]) for i, one in enumerate(sources)])
+    return _bounds([np.abs(stand_in(one, [*sources[:i], *sources[i + 1 :]])) for i, one in enumerate(sources)])
 
 
 def bounds_of_software(sources: Sequence[NewSource]) -> Bounds | None:
     """Bounds of software that nothing is known of, to the upper of which `host_share` is added; None for no sources."""
-    lower, upper = _bounds([one.generic for one in sources]), _bounds([one.generic - one.host for one in sources])
-    return None if lower is None or upper is None else (lower[0], upper[1])
+    return _bounds([np.maximum(-one.generic, one.generic - one.host) for one in sources])
 
 
 def _bounds(parts: Sequence[Floats]) -> Bounds | None:
-    """The quantiles of residuals, each part weighed alike."""
+    """Bounds as far below as above, which hold 90 % of runs that lie ``parts`` beyond nothing, each weighed alike.
+
+    Equal in logarithms: tails of a twentieth on either side would be wider and hold fewer of a source left out
+    (docs/surrogate-experiments.md).
+    """
     values = [part for part in parts if len(part)]
     if not values:
         return None
     weights = np.concatenate([np.full(len(part), 1.0 / len(part)) for part in values])
-    low, high = np.quantile(np.concatenate(values), [TAIL, 1.0 - TAIL], weights=weights, method="inverted_cdf")
-    return max(-float(low), 0.01), max(float(high), 0.01)
+    half = float(np.quantile(np.concatenate(values), COVERAGE, weights=weights, method="inverted_cdf"))
+    return max(half, 0.01), max(half, 0.01)

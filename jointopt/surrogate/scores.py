@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.surrogate.held_out import HeldOut, calibrated
+from jointopt.surrogate.held_out import HeldOut, calibrated, conformal
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
 
@@ -44,8 +44,18 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
     held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
     pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
     found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
-    cluster, software = bounds_of_clusters(new), bounds_of_software(new)
-    return replace(found, widths=replace(found.widths, new_cluster=cluster, new_software=software))
+    bounds = {"new_cluster": bounds_of_clusters(new), "new_software": bounds_of_software(new)}
+    return replace(found, widths=replace(found.widths, **bounds, **_of_new_pairs(scores)))
+
+
+def _of_new_pairs(scores: list[Scores]) -> dict[str, float]:
+    """Factors on the roots of half-widths of differences where no run of a source is known, as `Widths` names them.
+
+    What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
+    """
+    names = {"difference_new": "source_out", "difference_unknown": "unseen"}
+    held = {name: [h.by_root for s in scores if (h := s.pairs.get(kind))] for name, kind in names.items()}
+    return {name: conformal(parts) for name, parts in held.items() if parts}
 
 
 def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
@@ -60,7 +70,7 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
         }  # fmt: skip
         row: dict[str, Any] = {"source": s.source, "physics": s.physics}
         row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
-        held |= {"differences": (s.pairs.get("source_out"), w.fitted * w.difference)}
+        held |= {"differences": _by_root(s.pairs.get("source_out"), w.difference_new, w.fitted * w.difference)}
         if (three := s.pairs.get("three")) and w.difference_after is not None:
             held |= {"differences, +3 runs": (three.by_root, w.difference_after)}
         row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
@@ -71,6 +81,11 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
     table = pd.DataFrame(rows)
     mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
     return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
+
+
+def _by_root(held: HeldOut | None, factor: float | None, of_card: float) -> tuple[HeldOut | None, float]:
+    """Held-out differences and the factor on their half-widths; on the roots of these where the card has such."""
+    return (held, of_card) if held is None or factor is None else (held.by_root, factor)
 
 
 def _after(held: HeldOut | None, widths: Widths) -> tuple[HeldOut | None, float]:

@@ -19,6 +19,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.posterior import condition_alone
 from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances, default_kernel, terms, variances
+from jointopt.surrogate.scores import Scores, with_calibrated_widths
 from jointopt.workflows.propose import propose
 
 NONE = np.empty(0, np.int64)
@@ -100,6 +101,21 @@ def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_p
     one = THREE.take(np.array([0]))
     deviation = known.posterior.contrast_deviation(THREE, one)
     assert known.difference(THREE, one)[1] == pytest.approx(1.5 * np.sqrt(Z_90 * deviation))
+
+
+@pytest.mark.parametrize(("fitted", "factor"), [(True, 1.5), (False, 3.0)])
+def test_of_a_new_source_a_profile_makes_differences_as_sure_as_those_of_sources_left_out(
+    fitted: bool, factor: float
+) -> None:
+    roots = np.linspace(0.1, 0.4, 11)
+    by = {"source_out": 1.5, "unseen": 3.0}
+    off = {kind: HeldOut(of * roots, np.zeros(11), roots**2, np.arange(11)) for kind, of in by.items()}
+    none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    scores = Scores("a", 0.1, None, off["source_out"], None, None, off["unseen"], None, pairs=off)
+    found = with_calibrated_widths(none, [scores]).conditioned("b", fitted)
+    one = THREE.take(np.array([0]))
+    deviation = found.posterior.contrast_deviation(THREE, one)
+    assert found.difference(THREE, one)[1] == pytest.approx(factor * np.sqrt(Z_90 * deviation))
 
 
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")

@@ -71,31 +71,35 @@ def test_sources_that_hardly_depend_on_products_are_weak_evidence_of_them() -> N
 
 def test_a_new_cluster_is_as_far_off_as_one_recorded_source_is_from_another() -> None:
     found = bounds_of_clusters([source([0.0] * 9), source([0.2] * 9)])
-    assert found == (pytest.approx(0.2 / (1.0 + DOUBT)), pytest.approx(0.2))
+    assert found == (pytest.approx(0.2), pytest.approx(0.2))  # the other is off by 0.2 / (1 + DOUBT)
 
 
 def test_profiles_that_hit_their_own_sources_do_not_narrow_the_bounds() -> None:
-    # one of 13 stand-ins, more than a twentieth, is off by 1.3; with errors under own profiles among them it is less
-    found = bounds_of_clusters([*(source([0.0] * 9) for _ in range(12)), source([0.0] * 9, factor=1.3)])
+    # one of nine stand-ins, more than a tenth, is off by 1.3; with errors under own profiles among them it is less
+    found = bounds_of_clusters([*(source([0.0] * 9) for _ in range(8)), source([0.0] * 9, factor=1.3)])
     assert found is not None
     assert found[1] > 0.9 * np.log(1.3)
 
 
-def test_bounds_are_quantiles_below_and_above_and_sources_count_alike() -> None:
-    def spread(n: int, scale: float) -> NewSource:
-        return replace(source([0.0] * n), generic=scale * np.linspace(-0.1, 0.3, n))
+def spread(n: int, scale: float) -> NewSource:
+    return replace(source([0.0] * n), generic=scale * np.linspace(-0.1, 0.3, n))
 
+
+def test_bounds_hold_nine_tenths_of_runs_and_reach_as_far_below_as_above() -> None:
     found = bounds_of_software([spread(1001, 1.0), spread(101, 1.0)])
-    assert found == (pytest.approx(0.08, abs=0.004), pytest.approx(0.28, abs=0.004))
-    wide = bounds_of_software([spread(1001, 1.0), spread(101, 2.0)])
-    assert wide is not None
-    assert wide[1] == pytest.approx(0.52, abs=0.01)  # a tenth of the wider source lies above
+    assert found == (pytest.approx(0.26, abs=0.004), pytest.approx(0.26, abs=0.004))
+
+
+def test_sources_count_alike_in_bounds_however_many_runs_they_have() -> None:
+    found = bounds_of_software([spread(1001, 1.0), spread(101, 2.0)])
+    assert found is not None
+    assert found[1] == pytest.approx(0.44, abs=0.01)  # a fifth of the wider source lies above, nothing of the other
 
 
 def test_what_short_micro_batches_explain_does_not_widen_the_bounds_of_long_ones() -> None:
     slow = replace(source([0.0] * 9), generic=np.full(9, 0.9), host=np.full(9, 0.7))
     assert bounds_of_software([slow, replace(slow, generic=slow.generic - 0.7, host=0.0 * slow.host)]) == (
-        pytest.approx(0.01),
+        pytest.approx(0.2),
         pytest.approx(0.2),
     )
 

@@ -18,6 +18,7 @@ from tests.physics.hand.plain_machine import (
     LATENT,
     LAUNCHING,
     LAYER_SHAPES,
+    LAYER_WEIGHTS,
     MOE,
     MOVING,
     SEQ,
@@ -206,6 +207,21 @@ def test_the_head_moves_its_logits_as_often_as_the_framework_s_loss(passes: floa
     product, logits = operands_s((16000, 1024)), 4 * SEQ * 16000
     assert forward[2] - forward[1] == pytest.approx(product + streamed_s(passes * 2 / 3 * logits))
     assert backward[2] - backward[1] == pytest.approx(2 * product + streamed_s(passes / 3 * logits))
+
+
+def test_adding_gradients_of_a_micro_batch_moves_the_framework_s_bytes_per_parameter_backward() -> None:
+    without, added = (middle(machine=MOVING, framework={"accumulated_bytes": b}) for b in (0.0, 18.0))
+    moved = {name: added[name] - without[name] for name in added}
+    assert moved["backward_memory_s"] == pytest.approx(streamed_s(18 * LAYER_WEIGHTS))
+    assert moved["hbm_bytes"] == pytest.approx(18 * LAYER_WEIGHTS)
+    assert moved["forward_memory_s"] == moved["backward_sm_s"] == 0.0
+
+
+@pytest.mark.parametrize(("stage", "kept"), [(1, 1.0), (2, 0.25)])
+def test_zero_2_adds_to_the_gradients_that_a_rank_keeps(stage: int, kept: float) -> None:
+    plan = {"dp": 4, "zero_stage": stage, "machine": MOVING}
+    without, added = (middle(**plan, framework={"accumulated_bytes": b}) for b in (0.0, 10.0))
+    assert added["hbm_bytes"] - without["hbm_bytes"] == pytest.approx(10 * kept * LAYER_WEIGHTS)
 
 
 def test_embedding_and_head_launch_their_kernels() -> None:
