@@ -213,8 +213,10 @@ class Conditioned:
 
     def parts(self, runs: Runs) -> tuple[Floats, Floats]:
         """`NewGroups.parts` of ``runs``: ones where there is no such."""
-        alike = np.ones(len(runs)), np.ones(len(runs))
-        return alike if self.new_groups is None else self.new_groups.parts(runs, self.known)
+        if self.new_groups is None:
+            return np.ones(len(runs)), np.ones(len(runs))
+        mean, deviation = self.posterior.predict(runs) if self.new_groups.as_sure else 2 * (np.zeros(len(runs)),)
+        return self.new_groups.parts(runs, self.known, mean, Z_90 * self.widths(runs) * deviation)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
@@ -230,7 +232,7 @@ class Conditioned:
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         if self.new_groups is not None:  # groups may differ where features do not
-            part, wider = self.parts(runs)
+            part, wider = self.new_groups.parts(runs, self.known, mean, half_width)
             mean, half_width = part * mean, wider * half_width
         return self._not_below(mean, runs), half_width, inside
 
