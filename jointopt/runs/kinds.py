@@ -104,7 +104,7 @@ def wanted_by(job: Job, whole: int, most: int, kinds: int, plans: tuple[str, ...
 
 
 def kin_of(job: Job, most: int, kinds: int) -> Wanted:
-    """Rows by the job's framework on other GPUs or nodes, or of other software on its GPU: nearest as in `wanted_by`."""
+    """Rows by a job's framework on other GPUs or nodes, or of other software on its GPU; nearest as in `wanted_by`."""
     cluster, framework = job.cluster, job.training.framework
     own, here = related_to({cluster.gpu.id}, cluster.gpus_per_node, framework), related_to({cluster.gpu.id})
     profile = framework.name if framework.fitted else ""

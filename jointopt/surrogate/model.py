@@ -206,7 +206,7 @@ class Conditioned:
 
     def _mean(self, runs: Runs) -> Floats:
         if self.own is not None:
-            return self.own.time(self.posterior.mean(runs), runs)
+            return self.own.mean(self.posterior, runs, self.known)
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
         return self.parts(runs)[0] * self.posterior.mean(runs)
@@ -227,7 +227,9 @@ class Conditioned:
         first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
         some = runs.take(first)
         mean, deviation = self.posterior.predict(some)
-        mean = (mean if self.own is None else self.own.time(mean, some))[of]
+        if self.own is not None:
+            mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)
+        mean = mean[of]
         inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)

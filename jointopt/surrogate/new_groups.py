@@ -10,8 +10,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.core.units import Z_90
-from jointopt.surrogate.own_folds import held_half_width
+from jointopt.surrogate.own_folds import held_half_width, sure_part
 from jointopt.surrogate.residual_gp import Runs, kinship
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ DRAWS, SURE = 500, 0.8
 # Groups are left out one by one, of more than so many some together. In fifths the others are fewer than they will be,
 # and the process seems worse than it is (docs/surrogate-experiments.md).
 MOST_FOLDS = 30
-_LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 _SIZES = ("log2_hidden", "log2_layers", "log2_seq_length", "log2_gpus")
 LEAST_GROUPS = 5  # of three of vTrain's, 6 of 16 draws chose the physics, 15 % off where the process is 4 %
 
@@ -106,16 +104,6 @@ def _sizes(runs: Runs) -> Floats:
     """Hidden size, layers, sequence length, GPUs and batch (n, 5), as rounded logarithms."""
     batch = runs.matrix(("log2_micro_batches", "log2_micro_batch_size", "log2_dp")).sum(axis=1)
     return np.column_stack([runs.matrix(_SIZES), batch]).round(4) + 0.0  # no negative zero
-
-
-def sure_part(mean: Floats, half_width: Floats) -> Floats:
-    """The part (n,) of a process's ``mean`` (n,) that is signal: mean^2 over mean^2 and variance, 0 to 1.
-
-    An empirical Wiener filter (Ghael, Sayeed and Baraniuk 1997, Improved wavelet denoising via empirical Wiener
-    filtering): what is small beside its 90 % ``half_width`` (n,) hardly counts, what stands out does.
-    """
-    square = np.square(mean)
-    return np.asarray(square / np.maximum(square + np.square(half_width / Z_90), _LEAST_SQUARE))
 
 
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:

@@ -95,7 +95,7 @@ def of_many(key: str, data: TrainingSet, rows: Ints, kernel: Kernel) -> dict[str
         found = learn_source(key, data, rows[fold != one], kernel)
         kept = supporting(np.arange(len(found.rows), dtype=np.int64))
         process = found.own.process(kernel, found.runs.take(kept), found.residual[kept])
-        nested[at] = found.own.time(process.mean(new := runs.take(at)), new)
+        nested[at] = found.own.mean(process, runs.take(at), found.runs)
         chosen.append(_parts(found.own))
     answers = {"physics": 0.0 * nested, "printed": whole.mean, "nested": nested}
     left_out = f"{len(np.unique(units_left_out(runs)[0]))} {what}"
@@ -104,7 +104,11 @@ def of_many(key: str, data: TrainingSet, rows: Ints, kernel: Kernel) -> dict[str
 
 def _parts(own: OwnRuns) -> str:
     kernel = "own" if own.kernel else "shared"
-    return kernel + f", trees {own.time.weight:g}{' on its rest' * own.time.beyond}" * bool(own.time.weight)
+    return (
+        kernel
+        + " as sure" * own.as_sure
+        + f", trees {own.time.weight:g}{' on its rest' * own.time.beyond}" * bool(own.time.weight)
+    )
 
 
 def _line(
