@@ -103,6 +103,18 @@ def wanted_by(job: Job, whole: int, most: int, kinds: int, plans: tuple[str, ...
     return Wanted(related, whole, most, kinds, distance_from([job]), plans)
 
 
+def kin_of(job: Job, most: int, kinds: int) -> Wanted:
+    """Rows by a job's framework on other GPUs or nodes, or of other software on its GPU; nearest as in `wanted_by`."""
+    cluster, framework = job.cluster, job.training.framework
+    own, here = related_to({cluster.gpu.id}, cluster.gpus_per_node, framework), related_to({cluster.gpu.id})
+    profile = framework.name if framework.fitted else ""
+
+    def related(kind: Kind) -> bool:
+        return (here(kind) or _profile(kind.framework) == profile) and not own(kind)
+
+    return Wanted(related, most, most, kinds, distance_from([job]))
+
+
 def wanted_by_table(table: pd.DataFrame, most: int) -> Wanted:
     """Rows on the GPUs or by the frameworks of a table: nearest are those of its GPUs, frameworks, then models."""
     words = {name: set(map(str, table[name].dropna().unique())) if name in table else set() for name in _WORDS}

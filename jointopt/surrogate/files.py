@@ -101,7 +101,13 @@ def _new_groups(
 
 def _new_groups_of(values: Mapping[str, Any]) -> NewGroups:
     errors = {name: float(values["errors"][name]) for name in ("physics", "process", "time")}
-    numbers = float(values["weight"]), float(values["wider"]), errors, int(values["judged"])
+    numbers = (
+        float(values["weight"]),
+        float(values["wider"]),
+        errors,
+        int(values["judged"]),
+        bool(values.get("as_sure")),
+    )
     found = NewGroups(tuple(map(str, values["sources"])), *numbers)
     of_errors = np.isfinite(list(errors.values())).all() and min(errors.values()) >= 0.0 and found.judged > 0
     if not (found.sources and found.weight in WEIGHTS and 1.0 <= found.wider <= _MOST_WIDER and of_errors):

@@ -89,12 +89,19 @@ class Measurements:
     def stored(cls, url: str, job: Job, plans: tuple[str, ...] = ()) -> Measurements:
         """Measurements of the database of that URL on the kind of cluster of a job, of many the nearest.
 
-        ``plans``: of rows on the very workload these go first (`plan_key`).
+        Where these are few, of their kin too, as measured runs given have (`kin_evidence`). ``plans``: of rows on the
+        very workload these go first (`plan_key`).
         """
-        from jointopt.runs.kinds import wanted_by
+        import pandas as pd
+
+        from jointopt.runs.kinds import kin_of, wanted_by
         from jointopt.runs.store import Store
 
-        table = Store(url).read(wanted_by(job, MOST_RELATED, SAMPLED, MOST_WORKLOADS, plans))
+        store = Store(url)
+        table = store.read(wanted_by(job, MOST_RELATED, SAMPLED, MOST_WORKLOADS, plans))
+        room = SAMPLED - len(table)
+        if room > 0 and len(kin := store.read(kin_of(job, room, MOST_WORKLOADS))):
+            table = pd.concat([table, kin], ignore_index=True) if len(table) else kin
         return cls(with_results(table), name=without_password(url))
 
     @classmethod

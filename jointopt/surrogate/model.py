@@ -213,15 +213,17 @@ class Conditioned:
 
     def _mean(self, runs: Runs) -> Floats:
         if self.own is not None:
-            return self.own.time(self.posterior.mean(runs), runs)
+            return self.own.mean(self.posterior, runs, self.known)
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
         return self.parts(runs)[0] * self.posterior.mean(runs)
 
     def parts(self, runs: Runs) -> tuple[Floats, Floats]:
         """`NewGroups.parts` of ``runs``: ones where there is no such."""
-        alike = np.ones(len(runs)), np.ones(len(runs))
-        return alike if self.new_groups is None else self.new_groups.parts(runs, self.known)
+        if self.new_groups is None:
+            return np.ones(len(runs)), np.ones(len(runs))
+        mean, deviation = self.posterior.predict(runs) if self.new_groups.as_sure else 2 * (np.zeros(len(runs)),)
+        return self.new_groups.parts(runs, self.known, mean, Z_90 * self.widths(runs) * deviation)
 
     def predict(self, runs: Runs) -> tuple[Floats, Floats, Bools]:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
@@ -232,12 +234,14 @@ class Conditioned:
         first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
         some = runs.take(first)
         mean, deviation = self.posterior.predict(some)
-        mean = (mean if self.own is None else self.own.time(mean, some))[of]
+        if self.own is not None:
+            mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)
+        mean = mean[of]
         inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         if self.new_groups is not None:  # groups may differ where features do not
-            part, wider = self.parts(runs)
+            part, wider = self.new_groups.parts(runs, self.known, mean, half_width)
             mean, half_width = part * mean, wider * half_width
         return self._not_below(mean, runs), half_width, inside
 

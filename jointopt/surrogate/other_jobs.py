@@ -8,17 +8,8 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.own_folds import FOLDS
-from jointopt.surrogate.own_runs import (
-    LEAST_GAIN,
-    LEAST_RUNS,
-    SUPPORT,
-    Measured,
-    OwnRuns,
-    crossed_process,
-    learn_own,
-    mixed_again,
-    supporting,
-)
+from jointopt.surrogate.own_mix import LEAST_GAIN, mixed_again
+from jointopt.surrogate.own_runs import LEAST_RUNS, SUPPORT, Measured, OwnRuns, crossed_process, learn_own, supporting
 from jointopt.surrogate.residual_gp import Kernel, Runs, together
 
 MOST = 2_000  # runs that are learned from: more take longer than they are worth before a run
@@ -61,10 +52,12 @@ def from_other_jobs(plans: Runs, watts: Floats, known: Measured, shared: Kernel,
         return None
     own, crossed, _ = learn_own(str(plans.source[0]), some, shared, seed)
     kept = supporting(np.arange(count, dtype=np.int64), seed)
-    process = own.process(shared, some.runs.take(kept), some.residual[kept]).mean(plans)
+    process = own.process(shared, some.runs.take(kept), some.residual[kept])
     without, error = (_apart(off, some.runs.group) for off in (some.residual, some.residual - crossed))
     better = own.knows_power and own.errors["power"] < own.errors["power physics"]
-    return OtherJobs(own.time(process, plans), without, error, own.log_power(plans, watts) if better else None)
+    return OtherJobs(
+        own.mean(process, plans, some.runs), without, error, own.log_power(plans, watts) if better else None
+    )
 
 
 def with_own_rows(
@@ -86,7 +79,7 @@ def with_own_rows(
         own = learn_own(source, every, shared, seed)[0]
     fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS
     near, _ = crossed_process(own, shared, every, fold, seed)
-    found = own.time(own.process(shared, runs, y).mean(plans), plans)
+    found = own.mean(own.process(shared, runs, y), plans, runs)
     found[index] = mixed_again(own.time, runs, y, near, fold, seed)[-len(index) :]
     return found
 

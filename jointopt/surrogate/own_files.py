@@ -10,7 +10,8 @@ from typing import Any
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES
 from jointopt.surrogate.own_kernel import OwnKernel
-from jointopt.surrogate.own_runs import Mix, OwnRuns
+from jointopt.surrogate.own_mix import Mix
+from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Kernel
@@ -23,7 +24,16 @@ def entry_of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
     """A card's entry on a source's own runs, whose trees are written into ``folder``."""
     kept: dict[str, Any] = {
         name: getattr(own, name)
-        for name in ("source", "width", "width_of_known", "held_out", "off_below", "clock_remark", "power_limit_w")
+        for name in (
+            "source",
+            "width",
+            "width_of_known",
+            "held_out",
+            "off_below",
+            "clock_remark",
+            "power_limit_w",
+            "as_sure",
+        )
     }
     for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
         kept[name] = _of_mix(mix, folder / OWN_TREES.format(number, of))
@@ -71,6 +81,7 @@ def read_own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
+        as_sure=bool(values.get("as_sure", False)),
         importance=_importance(values["importance"]),
     )  # fmt: skip
 

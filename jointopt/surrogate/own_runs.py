@@ -6,16 +6,14 @@ there: stacking by cross-fitted predictions (Wolpert 1992, Stacked generalizatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import MOST_GPU_POWER_W, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.physics.describe import CONSTANTS
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
@@ -28,65 +26,19 @@ from jointopt.surrogate.own_folds import (
     held_half_width,
     median_error,
     model_names,
+    sure_part,
     units_left_out,
 )
 from jointopt.surrogate.own_kernel import learn_alone
+from jointopt.surrogate.own_mix import LEAST_GAIN, Blend, CrossedTrees, Mix, learn_mix, mixed_again
 from jointopt.surrogate.own_targets import OwnTarget, at_rest_w, limit_cut, line_clocks
 from jointopt.surrogate.posterior import Noise, Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
 from jointopt.surrogate.residual_gp import Kernel, Runs
-from jointopt.surrogate.trees import Trees
-
-if TYPE_CHECKING:
-    from jointopt.surrogate.residual_trees import ResidualBooster
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all
 RELEARNED = 400  # runs, up to which hyperparameters are learned anew without each fold, as they then see much of it
-WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
-LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
-LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
-SENSITIVITY = "sensitivity to "
-MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
-# Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
-# whose truth is known (studies/learning): trees that do not all see the same follow steps as well, and noise less.
-_DEPTH, _TREES, _ROWS, _COLUMNS = 4, 300, 0.7, 0.3
-
-
-@dataclass(frozen=True)
-class Mix:
-    """Trees beside a process: ``weight`` of the answer is theirs, (1 - weight) the process's.
-
-    ``beyond``: they were trained on what the process leaves, and add to it; else on the residual of the physics.
-    ``names``: their features; all sensitivities follow these.
-    """
-
-    trees: Trees | None = None
-    weight: float = 0.0
-    beyond: bool = False
-    names: tuple[str, ...] = ()
-
-    def __call__(self, process: Floats, runs: Runs) -> Floats:
-        """log(measured / physics) (n,) out of that of the process and the runs themselves."""
-        if self.trees is None or not self.weight or not len(runs):
-            return process
-        return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
-
-    def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
-        """Names of features (k,), and what each adds to the logarithm by the trees, at last what they add to all runs.
-
-        Of (n, k + 1), whose sum is all that the trees add; the last falls where a run is unlike those learned from.
-        """
-        names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
-        if self.trees is None or not self.weight:
-            return names, np.zeros((len(runs), len(names) + 1))
-        return names, self.weight * self.trees.contributions(inputs(runs, self.names))
-
-    def importance(self, runs: Runs) -> dict[str, float]:
-        """Mean size of what features add to the logarithm by the trees: of those that add most, the largest first."""
-        names, added = self.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
-        size = np.abs(added[:, :-1]).mean(axis=0)
-        return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
 
 
 @dataclass(frozen=True)
@@ -99,7 +51,8 @@ class OwnRuns:
     runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
     says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
     the runs were under, None: a version that knew of none learned from them. ``heat``: peak power, and temperature over
-    the air, where they were measured often enough, by `heat_names`.
+    the air, where they were measured often enough, by `heat_names`. ``as_sure``: on models without known runs the
+    process counts as far as it is sure of each plan.
     """
 
     source: str
@@ -118,6 +71,7 @@ class OwnRuns:
     clock_remark: str = ""
     power_limit_w: float | None = None
     heat: Mapping[str, OwnTarget] = field(default_factory=dict)
+    as_sure: bool = False
 
     @property
     def measured_limit_w(self) -> float:
@@ -141,6 +95,18 @@ class OwnRuns:
         if self.kernel is None:
             return condition(shared, runs, residual, noise)
         return condition_alone(self.kernel, runs, residual, noise)
+
+    def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
+        """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""
+        counted = self.counted(*process.predict(runs), runs, known) if self.as_sure else process.mean(runs)
+        return self.time(counted, runs)
+
+    def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
+        """What counts of the mean (n,) of a process of that standard deviation (n,), without trees."""
+        if not self.as_sure:
+            return mean
+        new = ~np.isin(model_names(runs), model_names(known))
+        return np.where(new, sure_part(mean, Z_90 * deviation) * mean, mean)
 
     def widths(self, runs: Runs, known: Runs) -> Floats:
         """Conformal factors (n,) on the process's half-widths: those of models of which runs are ``known``, or not."""
@@ -179,7 +145,8 @@ class OwnRuns:
     def to_text(self) -> str:
         """A line per quantity: the weight of each part, and median errors on what was left out without and with it."""
         e, on = self.errors, f" on held-out {self.held_out}"
-        kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel)"
+        sure = ", of other models as far as it is sure" * self.as_sure
+        kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel{sure})"
         lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'])}"]
         for of, target in self.targets.items():
             if (name := HEAT_NAMES.get(of, of)) in e:
@@ -196,15 +163,6 @@ def _gain(mix: Mix, others: str, before: float, after: float, on: str, physics: 
     trees = f"trees {mix.weight:g}" + " on its rest" * mix.beyond
     errors = f"{100.0 * before:.1f} -> {100.0 * after:.1f} %"
     return f"{others.format(share)}, {trees}: {errors}{on} (physics {100.0 * physics:.1f} %)"
-
-
-def inputs(runs: Runs, names: Sequence[str]) -> Floats:
-    """Features of trees (n, k): those of ``names``, then every sensitivity."""
-    return np.hstack([runs.matrix(names), runs.sensitivity])
-
-
-def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Floats:
-    return process + weight * (trees if beyond else trees - process)
 
 
 @dataclass(frozen=True)
@@ -242,8 +200,9 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
     near, near_deviation = crossed_process(found, shared, measured, singly, seed)
     names = tuple(name for name in runs.names if name != CLOCK)
-    mix, mixed = learn_mix(runs, residual, process, near, fold, names, seed)
-    errors["time"] = median_error(mixed - residual, fold)
+    trees = CrossedTrees(runs, residual, near, fold, names, seed)
+    found, blend = _best_blend(found, trees, process, deviation)
+    mix, mixed, errors["time"] = trees.mix(blend), blend.answer, blend.error
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
     of_known = (mixed_again(mix, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
@@ -283,57 +242,19 @@ def _best_process(
     return own, process, deviation, errors
 
 
-def learn_mix(
-    runs: Runs, residual: Floats, process: Floats, near: Floats, fold: Ints, names: tuple[str, ...], seed: int = 0,
-    most: Floats | float = np.inf,
-) -> tuple[Mix, Floats]:  # fmt: skip
-    """Trees beside the cross-fitted answers of a process (n,), and the cross-fitted answers (n,) of both together.
+def _best_blend(own: OwnRuns, trees: CrossedTrees, process: Floats, deviation: Floats) -> tuple[OwnRuns, Blend]:
+    """``own`` with the process in whole where that does better on models left out, else as far as it is sure; trees.
 
-    ``near``: its answers with runs of the same models known, as where trees add to it. ``most``: answers end there.
+    What is learned of few models holds in part for the next, and in doubt it moves the physics less: of nanotron's runs
+    whose software is in no odd state, predicted from its other models, 4.1 % instead of 5.9, physics 3.9
+    (docs/surrogate-experiments.md).
     """
-    best, answer = (False, 0.0), np.minimum(process, most)
-    least = (1.0 - LEAST_GAIN) * median_error(answer - residual, fold)
-    columns = inputs(runs, names)
-    for beyond in (False, True):
-        trees = _crossed_trees(columns, _target(residual, near, beyond), fold, names, seed)
-        for weight in WEIGHTS:
-            mixed = np.minimum(_blend(process, trees, weight, beyond), most)
-            if (error := median_error(mixed - residual, fold)) < least:
-                best, answer, least = (beyond, weight), mixed, error
-    beyond, weight = best
-    if not weight:
-        return Mix(), answer
-    trees_of_all = Trees.of(booster(columns, _target(residual, near, beyond), names, seed))
-    return Mix(trees_of_all, weight, beyond, names), answer
-
-
-def mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
-    """Cross-fitted answers (n,) of a ``mix`` that is settled, over other folds, of which ``process`` has its own."""
-    if not mix.weight:
-        return process
-    target = _target(residual, process, mix.beyond)
-    trees = _crossed_trees(inputs(runs, mix.names), target, fold, mix.names, seed)
-    return _blend(process, trees, mix.weight, mix.beyond)
-
-
-def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
-    return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
-
-
-def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[str], seed: int) -> Floats:
-    return crossed(fold, lambda fit, at: booster(columns[fit], target[fit], names, seed).predict(columns[at]))
-
-
-def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
-    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
-    from jointopt.physics.describe import CATEGORY
-    from jointopt.surrogate.residual_trees import ResidualBooster
-
-    categories = [i for i, name in enumerate(names) if CATEGORY in name]
-    return ResidualBooster(
-        max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0, min_child_weight=3.0,
-        random_state=seed, categories=categories, subsample=_ROWS, colsample=_COLUMNS,
-    ).fit(columns, target)  # fmt: skip
+    whole = trees.best(process)
+    if own.held_out != "models":
+        return own, whole
+    in_part = trees.best(sure_part(process, Z_90 * deviation) * process)
+    as_sure = not whole.is_better(in_part)
+    return replace(own, as_sure=as_sure), in_part if as_sure else whole
 
 
 def crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.dataset import Priced
-    from jointopt.surrogate.own_runs import Mix
+    from jointopt.surrogate.own_mix import Mix
 
 _log = logging.getLogger(__name__)
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them

@@ -16,7 +16,8 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
-from jointopt.surrogate.own_runs import SENSITIVITY, Mix, OwnRuns, inputs
+from jointopt.surrogate.own_mix import SENSITIVITY, Mix, inputs
+from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import at_clock
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together

@@ -25,7 +25,8 @@ from jointopt.physics.describe import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.own_folds import crossed, folds_by_model
-from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, inputs, supporting
+from jointopt.surrogate.own_mix import inputs
+from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, supporting
 from jointopt.surrogate.own_training import learn_source
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, default_kernel
@@ -116,7 +117,9 @@ def own_answers(cluster: Cluster, fit: Ints, at: Ints, kernel: Kernel) -> dict[s
     process = process_of(own, kernel, known, residual)
     every = process(np.arange(len(known)), new.runs)
     stacked = with_process(process, known, residual)(new.runs, every)
-    return {OWN_PROCESS: every + moved, WITH_PROCESS: stacked + moved, BOTH: own.time(every, new.runs) + moved}
+    kept = supporting(np.arange(len(known), dtype=np.int64))
+    both = own.mean(own.process(kernel, known.take(kept), residual[kept]), new.runs, known)
+    return {OWN_PROCESS: every + moved, WITH_PROCESS: stacked + moved, BOTH: both + moved}
 
 
 def process_of(own: OwnRuns, kernel: Kernel, known: Runs, residual: Floats) -> Callable[[Ints, Runs], Floats]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from jointopt.runs.kinds import Kind, distance_from, kind_of, related_to, wanted_by, wanted_by_table
+from jointopt.runs.kinds import Kind, distance_from, kin_of, kind_of, related_to, wanted_by, wanted_by_table
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
@@ -62,6 +62,22 @@ def test_a_job_wants_rows_of_its_own_gpus_nodes_and_framework(job: Job) -> None:
     assert wanted.related(H100)
     assert not wanted.related(H100._replace(gpus_per_node=4))
     assert not wanted.related(H100._replace(framework="torchtitan"))
+
+
+@pytest.mark.parametrize(
+    ("change", "kin"),
+    [
+        ({}, False), ({"gpus_per_node": 4}, True), ({"framework": "torchtitan"}, True), ({"framework": ""}, True),
+        ({"gpu": "a100-sxm4-80gb"}, True), ({"gpu": "a100-sxm4-80gb", "framework": "torchtitan"}, False),
+    ],
+)  # fmt: skip
+def test_kin_share_the_gpu_or_the_framework_and_are_not_of_the_jobs_own_kind(
+    change: dict[str, object], kin: bool, job: Job
+) -> None:
+    job = replace(job, training=replace(job.training, framework=load_framework("megatron-lm")))
+    wanted = kin_of(job, 30, 2)
+    assert (wanted.whole, wanted.most, wanted.kinds) == (30, 30, 2)
+    assert wanted.related(H100._replace(**change)) == kin  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

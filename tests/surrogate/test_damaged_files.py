@@ -17,7 +17,8 @@ from jointopt.core.errors import TableError
 from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.model import Surrogate, Widths
-from jointopt.surrogate.own_runs import Mix, OwnRuns, inputs
+from jointopt.surrogate.own_mix import Mix, inputs
+from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel

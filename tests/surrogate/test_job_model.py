@@ -170,6 +170,26 @@ def test_propose_and_explain_read_the_measurements_of_the_storage(job: Job, url:
     assert found.iteration_time_s > 1.15 * explain(job, plan).iteration_time_s
 
 
+@pytest.mark.parametrize("own", [0, len(PLANS)])
+def test_a_store_gives_a_job_runs_of_kin_as_a_table_of_measured_runs_does(job: Job, url: str, own: int) -> None:
+    kin = measured_runs(job, 1.3, gpu="h100-sxm5-80gb")
+    runs = pd.concat([measured_runs(job, 1.2).head(own), kin], ignore_index=True)
+    Store(url).add(runs, "mine")
+    plan = "dp=8 micro_batch_size=4"
+    stored, given = explain(job, plan, storage=url), explain(job, plan, measured=runs)
+    assert list(stored.informed_by.values()) == list(given.informed_by.values())
+    assert any("counted in part" in place for place in stored.informed_by)
+    assert stored.iteration_time_s == pytest.approx(given.iteration_time_s, rel=1e-6)
+    assert stored.iteration_time_s > explain(job, plan).iteration_time_s
+
+
+def test_kin_are_left_out_where_a_store_has_enough_runs_of_the_jobs_kind(job: Job, url: str) -> None:
+    Store(url).add(pd.concat([measured_runs(job, 1.3), measured_runs(job, 1.3, gpu="h100-sxm5-80gb")]), "mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jointopt.surrogate.measurements.SAMPLED", len(PLANS))
+        assert JobModel.of(job, storage=url).evidence.counts == {url: len(PLANS)}
+
+
 def test_a_surrogate_of_ones_own_remembers_the_cluster(job: Job, tmp_path: pathlib.Path) -> None:
     runs = pd.concat([measured_runs(job, f, source=s) for f, s in ((1.3, "mine"), (1.25, "mine"), (1.0, "b"))])
     other = runs.assign(framework="nemo", source="c")

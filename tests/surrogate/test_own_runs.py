@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
 from jointopt.physics.describe import CONSTANTS
-from jointopt.surrogate import own_runs
+from jointopt.surrogate import own_mix, own_runs
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_folds import folds_by_model, held_half_width
-from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns, _best_process, learn_mix, learn_own
+from jointopt.surrogate.own_folds import folds_by_model, held_half_width, median_error
+from jointopt.surrogate.own_mix import Blend, CrossedTrees, Mix, learn_mix
+from jointopt.surrogate.own_runs import Measured, OwnRuns, _best_blend, _best_process, learn_own
+from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
 from jointopt.surrogate.trees import Trees
@@ -82,6 +84,54 @@ def test_new_runs_are_predicted_better_than_by_the_process_alone(learned: OwnRun
     mixed = np.abs(predicted(learned, new, known, residual) - steps(new))
     alone = np.abs(OwnRuns(SOURCE).process(KERNEL, known, residual).mean(new) - steps(new))
     assert mixed.mean() < 0.7 * alone.mean()
+
+
+def blended(process: Floats, deviation: float, held_out: str = "models") -> tuple[OwnRuns, Blend]:
+    """What is chosen of a process that says so of runs, all 1.1 times as long as the physics, without trees."""
+    some = runs(40)
+    trees = CrossedTrees(some, np.full(40, np.log(1.1)), process, np.arange(40) % 4, ())
+    trees.__dict__["answers"] = (np.ones(40), np.zeros(40))  # of no use, on the residual and on what is left
+    return _best_blend(OwnRuns(SOURCE, held_out=held_out), trees, process, np.full(40, deviation))
+
+
+@pytest.mark.parametrize(
+    ("says", "deviation", "held_out", "as_sure"),
+    [
+        (1.4, 0.3, "models", True),  # 27 % off; of a signal of 0.56 it says 1.21, 10 % off
+        (1.1, 0.3, "models", False),  # right; of a signal of 0.09 it says 1.009, 8 % off
+        (1.2, 0.001, "models", True),  # so sure that both are the same: in doubt the smaller correction
+        (1.4, 0.3, "groups", False),
+    ],
+)
+def test_a_process_of_other_models_counts_as_far_as_it_is_sure_but_where_all_of_it_is_better(
+    says: float, deviation: float, held_out: str, as_sure: bool
+) -> None:
+    process = np.full(40, np.log(says))
+    found, blend = blended(process, deviation, held_out)
+    signal = process**2 / (process**2 + deviation**2)
+    assert found.as_sure == as_sure
+    np.testing.assert_allclose(blend.answer, (signal if as_sure else 1.0) * process)
+
+
+def test_only_models_without_known_runs_have_a_part_of_the_process() -> None:
+    known, new = runs(8), runs(8, seed=9)
+    new = replace(new, group=np.array(["model 9|1"] * 4 + known.group[:4].tolist()))
+    process = condition(KERNEL, known, np.full(8, 0.3))
+    mean, deviation = process.predict(new)
+    signal = mean**2 / (mean**2 + deviation**2)
+    own = OwnRuns(SOURCE, as_sure=True)
+    np.testing.assert_allclose(own.mean(process, new, known), np.r_[signal[:4], np.ones(4)] * mean, rtol=1e-9)
+    np.testing.assert_array_equal(replace(own, as_sure=False).mean(process, new, known), process.mean(new))
+    assert (
+        "process 1 (shared kernel, of other models as far as it is sure), trees 0"
+        in replace(own, errors={"process": 0.1, "time": 0.1, "physics": 0.1}).to_text()
+    )
+
+
+def test_a_model_of_few_runs_counts_by_their_root() -> None:
+    # one of 100 runs 10 % off, one of 4 that is 40 % off: (10 * 0.1 + 2 * 0.4) / 12
+    off, fold = np.log1p(np.r_[np.full(100, 0.1), np.full(4, 0.4)]), np.r_[np.zeros(100, int), np.ones(4, int)]
+    assert median_error(off, fold) == pytest.approx(0.15)
 
 
 def test_trees_stay_out_where_nothing_but_noise_is_left() -> None:
@@ -207,7 +257,7 @@ def test_trees_that_gain_less_than_three_percent_stay_out(
 ) -> None:
     some, process, truth = runs(40), np.zeros(40), np.full(40, -np.log(1.1))
     trees = np.full(40, np.log(1.0 + 0.1 * (1.0 - gain)) - np.log(1.1))  # off by a tenth less that
-    monkeypatch.setattr(own_runs, "_crossed_trees", lambda *_: trees)
+    monkeypatch.setattr(own_mix, "_crossed_trees", lambda *_: trees)
     fold, _ = folds_by_model(some)
     mix, answer = learn_mix(some, truth, process, process, fold, tuple(sorted(some.features)))
     assert (mix.weight > 0.0, np.array_equal(answer, process)) == (kept, not kept)

@@ -31,7 +31,8 @@ from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import Measured, Mix, OwnRuns
+from jointopt.surrogate.own_mix import Mix
+from jointopt.surrogate.own_runs import Measured, OwnRuns
 from jointopt.surrogate.own_targets import (
     OwnTarget,
     at_rest_w,

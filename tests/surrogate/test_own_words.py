@@ -11,7 +11,8 @@ import pytest
 from jointopt.physics.describe import CONSTANTS, OCCUPANCY, SHARES
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.heat_names import PEAK, RISE
-from jointopt.surrogate.own_runs import Mix, OwnRuns, booster, inputs
+from jointopt.surrogate.own_mix import Mix, booster, inputs
+from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget, at_clock
 from jointopt.surrogate.own_words import _GROUPS, group_words, learned_sentence, target_sentences
 from jointopt.surrogate.power_scale import PowerScale

@@ -23,7 +23,7 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import load
 from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.own_runs import Mix
+from jointopt.surrogate.own_mix import Mix
 from jointopt.surrogate.own_targets import OwnTarget
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.within_job import Spread

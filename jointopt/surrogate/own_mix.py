@@ -1,0 +1,174 @@
+"""Trees beside a process (or a line in the physics), weighed by what both are worth on runs left out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jointopt.core.schema import Floats, Ints
+from jointopt.physics.describe import CONSTANTS
+from jointopt.surrogate.own_folds import crossed, median_error
+from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.trees import Trees
+
+if TYPE_CHECKING:
+    from jointopt.surrogate.residual_trees import ResidualBooster
+
+WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
+LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
+LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
+SENSITIVITY = "sensitivity to "
+MOST_IMPORTANT, EXPLAINED = 10, 500  # features in a card, and runs that they are judged on
+# Best of depths 4-6, of all to a half of the rows and all to a seventh of the columns, on tables of 300 and 1,000 runs
+# whose truth is known (studies/learning): trees that do not all see the same follow steps as well, and noise less.
+_DEPTH, _TREES, _ROWS, _COLUMNS = 4, 300, 0.7, 0.3
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Trees beside a process: ``weight`` of the answer is theirs, (1 - weight) the process's.
+
+    ``beyond``: they were trained on what the process leaves, and add to it; else on the residual of the physics.
+    ``names``: their features; all sensitivities follow these.
+    """
+
+    trees: Trees | None = None
+    weight: float = 0.0
+    beyond: bool = False
+    names: tuple[str, ...] = ()
+
+    def __call__(self, process: Floats, runs: Runs) -> Floats:
+        """log(measured / physics) (n,) out of that of the process and the runs themselves."""
+        if self.trees is None or not self.weight or not len(runs):
+            return process
+        return _blend(process, self.trees.predict(inputs(runs, self.names)), self.weight, self.beyond)
+
+    def contributions(self, runs: Runs) -> tuple[tuple[str, ...], Floats]:
+        """Names of features (k,), and what each adds to the logarithm by the trees, at last what they add to all runs.
+
+        Of (n, k + 1), whose sum is all that the trees add; the last falls where a run is unlike those learned from.
+        """
+        names = (*self.names, *(f"{SENSITIVITY}{name}" for name in CONSTANTS[: runs.sensitivity.shape[1]]))
+        if self.trees is None or not self.weight:
+            return names, np.zeros((len(runs), len(names) + 1))
+        return names, self.weight * self.trees.contributions(inputs(runs, self.names))
+
+    def importance(self, runs: Runs) -> dict[str, float]:
+        """Mean size of what features add to the logarithm by the trees: of those that add most, the largest first."""
+        names, added = self.contributions(runs.take(np.arange(min(len(runs), EXPLAINED), dtype=np.int64)))
+        size = np.abs(added[:, :-1]).mean(axis=0)
+        return {names[i]: round(float(size[i]), 4) for i in np.argsort(-size)[:MOST_IMPORTANT] if size[i] > 0.0}
+
+
+def inputs(runs: Runs, names: Sequence[str]) -> Floats:
+    """Features of trees (n, k): those of ``names``, then every sensitivity."""
+    return np.hstack([runs.matrix(names), runs.sensitivity])
+
+
+def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Floats:
+    return process + weight * (trees if beyond else trees - process)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """How far trees count beside a process, cross-fitted answers (n,) of both together, and the error of these."""
+
+    beyond: bool
+    weight: float
+    answer: Floats
+    error: float
+
+    def is_better(self, other: Blend) -> bool:
+        """Whether it is better by more than chance makes it."""
+        return self.error < (1.0 - LEAST_GAIN) * other.error
+
+
+@dataclass(frozen=True)
+class CrossedTrees:
+    """Trees of runs with that ``residual`` (n,): cross-fitted answers (n,) on it, and on what ``near`` (n,) leaves.
+
+    ``near``: answers of a process with runs of the same models known, as where trees add to it.
+    """
+
+    runs: Runs
+    residual: Floats
+    near: Floats
+    fold: Ints
+    names: tuple[str, ...]
+    seed: int = 0
+
+    @functools.cached_property
+    def answers(self) -> tuple[Floats, Floats]:
+        """On the residual, and on what is left."""
+        columns = inputs(self.runs, self.names)
+        beside, beyond = (
+            _crossed_trees(columns, _target(self.residual, self.near, of), self.fold, self.names, self.seed)
+            for of in (False, True)
+        )
+        return beside, beyond
+
+    def best(self, process: Floats, most: Floats | float = np.inf) -> Blend:
+        """The best `Blend` with cross-fitted answers of a process (n,), which end at ``most``."""
+        answer = np.minimum(process, most)
+        best = Blend(False, 0.0, answer, median_error(answer - self.residual, self.fold))
+        least = (1.0 - LEAST_GAIN) * best.error
+        for beyond, trees in zip((False, True), self.answers, strict=True):
+            for weight in WEIGHTS:
+                mixed = np.minimum(_blend(process, trees, weight, beyond), most)
+                if (error := median_error(mixed - self.residual, self.fold)) < least:
+                    best, least = Blend(beyond, weight, mixed, error), error
+        return best
+
+    def mix(self, blend: Blend) -> Mix:
+        """The trees of all runs as far as they count."""
+        if not blend.weight:
+            return Mix()
+        target = _target(self.residual, self.near, blend.beyond)
+        trees = Trees.of(booster(inputs(self.runs, self.names), target, self.names, self.seed))
+        return Mix(trees, blend.weight, blend.beyond, self.names)
+
+
+def learn_mix(
+    runs: Runs, residual: Floats, process: Floats, near: Floats, fold: Ints, names: tuple[str, ...], seed: int = 0,
+    most: Floats | float = np.inf,
+) -> tuple[Mix, Floats]:  # fmt: skip
+    """Trees beside the cross-fitted answers of a process (n,), and the cross-fitted answers (n,) of both together.
+
+    As `CrossedTrees.best`.
+    """
+    trees = CrossedTrees(runs, residual, near, fold, names, seed)
+    blend = trees.best(process, most)
+    return trees.mix(blend), blend.answer
+
+
+def mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
+    """Cross-fitted answers (n,) of a ``mix`` that is settled, over other folds, of which ``process`` has its own."""
+    if not mix.weight:
+        return process
+    target = _target(residual, process, mix.beyond)
+    trees = _crossed_trees(inputs(runs, mix.names), target, fold, mix.names, seed)
+    return _blend(process, trees, mix.weight, mix.beyond)
+
+
+def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
+    return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
+
+
+def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[str], seed: int) -> Floats:
+    return crossed(fold, lambda fit, at: booster(columns[fit], target[fit], names, seed).predict(columns[at]))
+
+
+def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
+    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
+    from jointopt.physics.describe import CATEGORY
+    from jointopt.surrogate.residual_trees import ResidualBooster
+
+    categories = [i for i, name in enumerate(names) if CATEGORY in name]
+    return ResidualBooster(
+        max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0, min_child_weight=3.0,
+        random_state=seed, categories=categories, subsample=_ROWS, colsample=_COLUMNS,
+    ).fit(columns, target)  # fmt: skip
