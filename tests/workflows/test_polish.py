@@ -82,7 +82,7 @@ def test_a_schedule_is_shown_for_each_slowdown_that_still_saves() -> None:
     slowdowns = [100 * (point.iteration_time_s / polished.iteration_time_s - 1) for point in polished.points]
     limits = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0)  # per cent; slower ones take more energy for waiting
     for slowdown, limit in zip(slowdowns, limits, strict=True):
-        assert limit - 0.1 < slowdown <= limit + 1e-6  # slack is spent up to the limit, but for a step of a clock
+        assert limit - 0.25 < slowdown <= limit + 1e-6  # slack is spent up to the limit, but for a step of a clock
 
 
 def test_a_longer_iteration_that_is_allowed_saves_more() -> None:
@@ -217,7 +217,7 @@ def test_of_a_window_s_schedules_all_or_of_48_every_second_are_tried_as_ends(
 
 def test_lowtime_gives_schedules_down_to_the_first_that_is_no_slower_than_the_plan() -> None:
     pytest.importorskip("lowtime")
-    schedule = schedule_of("dp=8 pp=4 mbs=32 clock=1500")
+    schedule = schedule_of("dp=8 pp=4 mbs=32 clock=1700")
     problem = schedule.problem
     unit_s = (problem.makespan_s(problem.slowest()) - problem.makespan_s(schedule.plan_choice(problem))) / 8
     found = [problem.makespan_s(choice) for choice in _by_lowtime(schedule, problem, unit_s)]

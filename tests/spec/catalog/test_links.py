@@ -25,9 +25,9 @@ def test_a_bit_between_racks_costs_fifteen_times_a_bit_over_nvlink() -> None:
 # Watts of nodes of 8 and of one of their GPUs: the table in links.yaml
 NODES = {
     ("h100-sxm5-80gb", "air", 8160.0): 700.0, ("h100-sxm5-80gb", "liquid", 6990.0): 700.0,
-    ("h100-sxm5-80gb", "air", 7752.0): 690.0, ("h100-sxm5-80gb", "liquid", 6953.0): 4887 / 8,
-    ("h100-sxm5-80gb", "liquid", 5708.0): 3746 / 8, ("h100-sxm5-80gb", "liquid", 4985.0): 3291 / 8,
-    ("b200-sxm-180gb", "liquid", 9610.0): 949.0,
+    ("h100-sxm5-80gb", "air", 7752.0): 690.0, ("h100-sxm5-80gb", "liquid", 6953.0): 4909 / 8,
+    ("h100-sxm5-80gb", "liquid", 5708.0): 3771 / 8, ("h100-sxm5-80gb", "liquid", 4985.0): 3310 / 8,
+    ("b200-sxm-180gb", "liquid", 9610.0): 7563 / 8,
 }  # fmt: skip
 
 
