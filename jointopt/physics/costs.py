@@ -87,8 +87,7 @@ def differing_costs(
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
     laid, profile = laid or Laid.of(job, layouts), job.training.framework
-    lay, groups, trained = laid.lay, laid.groups, laid.trained
-    layers = lay.layers
+    lay, groups, trained, layers = laid.lay, laid.groups, laid.trained, laid.lay.layers
     layer = layer or layer_costs(job, hw, lay)
     work, kinds = laid.work(job, hw, layer)
     per_layer = layer_traffic(job, hw, lay, groups, layer)

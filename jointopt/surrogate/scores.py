@@ -44,18 +44,20 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
     held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
     pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
     found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
-    bounds = {"new_cluster": bounds_of_clusters(new), "new_software": bounds_of_software(new)}
-    return replace(found, widths=replace(found.widths, **bounds, **_of_new_pairs(scores)))
+    widths = replace(
+        found.widths, new_cluster=bounds_of_clusters(new), new_software=bounds_of_software(new),
+        difference_new=_of_new_pairs(scores, "source_out"), difference_unknown=_of_new_pairs(scores, "unseen"),
+    )  # fmt: skip
+    return replace(found, widths=widths)
 
 
-def _of_new_pairs(scores: list[Scores]) -> dict[str, float]:
-    """Factors on the roots of half-widths of differences where no run of a source is known, as `Widths` names them.
+def _of_new_pairs(scores: list[Scores], kind: str) -> float | None:
+    """The factor on the roots of half-widths of differences of that kind; None where there are none.
 
     What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
     """
-    names = {"difference_new": "source_out", "difference_unknown": "unseen"}
-    held = {name: [h.by_root for s in scores if (h := s.pairs.get(kind))] for name, kind in names.items()}
-    return {name: conformal(parts) for name, parts in held.items() if parts}
+    held = [h.by_root for s in scores if (h := s.pairs.get(kind))]
+    return conformal(held) if held else None
 
 
 def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:

@@ -324,6 +324,10 @@ _HOST = (
     "the model's experts run one after the other and wait for their launches (64 on a rank at ep 1): GPUs idle until "
     "there are fewer; see E39"
 )
+_SUMS = (
+    "a rank with fewer experts sums fewer gradients per micro-batch, which fills its memory: power goes by -2 to +2 % "
+    "where it waits for no launches"
+)
 _SPREAD = "with tp 2 the expert group of 4 lies over 8 GPUs, two nodes of 4: its all-to-alls cross the network"
 
 STATEMENTS = (
@@ -345,6 +349,7 @@ STATEMENTS = (
     Statement("E16", "2", "the same within a node (tp 1): less time and energy", "falls", _expert_time_one_rank),
     Statement(
         "E39", "2", "the same, unfused attention: slight rise of power, less time, energy", "slightly", _expert_unfused,
+        _SUMS,
     ),
     Statement("E17", "2b", "expert parallelism raises GPU utilization", "rises", _expert_utilization),
     Statement("E18", "Insight 1", "energy tracks time for experts too", "closely", _insight_1),
