@@ -103,7 +103,7 @@ class OwnRuns:
         return self.time(self.counted(*process.predict(runs), runs, known), runs)
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
-        """What counts of the mean (n,) of a process of that standard deviation (n,), without trees."""
+        """As much of the mean (n,) of a process of that standard deviation (n,) as counts, without trees."""
         if not self.as_sure:
             return mean
         return np.where(self._new(runs, known), sure_part(mean, Z_90 * deviation) * mean, mean)
