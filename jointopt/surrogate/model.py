@@ -278,6 +278,9 @@ class Conditioned:
             half_width = by_root * np.sqrt(own)
         else:
             half_width = self.widths(runs) * widths.difference * own
+        if self.own is not None and self.own.as_sure:
+            (whole, counted), (other, of_other) = self._of_own(runs), self._of_own(against)
+            half_width = half_width + np.abs(whole - other - (counted - of_other))  # as below
         if self.new_groups is None:
             return self.mean(runs) - self.mean(against), np.asarray(half_width)
         whole, other = self.posterior.mean(runs), self.posterior.mean(against)
@@ -285,6 +288,11 @@ class Conditioned:
         mean = self._not_below(first, runs) - self._not_below(second, against)
         # what does not count of the process may be true all the same
         return mean, np.asarray(half_width + np.abs(whole - other - mean))
+
+    def _of_own(self, runs: Runs) -> tuple[Floats, Floats]:
+        """The mean of the whole process, and what counts of it beside the trees of many runs, (n,) each."""
+        mean, deviation = self.posterior.predict(runs)
+        return mean, mean if self.own is None else self.own.counted(mean, deviation, runs, self.known)
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import MOST_GPU_POWER_W, Floats, Ints
+from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
@@ -98,21 +98,25 @@ class OwnRuns:
 
     def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""
-        counted = self.counted(*process.predict(runs), runs, known) if self.as_sure else process.mean(runs)
-        return self.time(counted, runs)
+        if not self.as_sure or not self._new(runs, known).any():  # deviations of many plans take time
+            return self.time(process.mean(runs), runs)
+        return self.time(self.counted(*process.predict(runs), runs, known), runs)
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
-        """What counts of the mean (n,) of a process of that standard deviation (n,), without trees."""
+        """As much of the mean (n,) of a process of that standard deviation (n,) as counts, without trees."""
         if not self.as_sure:
             return mean
-        new = ~np.isin(model_names(runs), model_names(known))
-        return np.where(new, sure_part(mean, Z_90 * deviation) * mean, mean)
+        return np.where(self._new(runs, known), sure_part(mean, Z_90 * deviation) * mean, mean)
+
+    @staticmethod
+    def _new(runs: Runs, known: Runs) -> Bools:
+        return ~np.isin(model_names(runs), model_names(known))
 
     def widths(self, runs: Runs, known: Runs) -> Floats:
         """Conformal factors (n,) on the process's half-widths: those of models of which runs are ``known``, or not."""
         if self.width_of_known is None:
             return np.full(len(runs), self.width)
-        return np.where(np.isin(model_names(runs), model_names(known)), self.width_of_known, self.width)
+        return np.where(self._new(runs, known), self.width, self.width_of_known)
 
     @property
     def knows_power(self) -> bool:

@@ -359,7 +359,7 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
     held = [(origin, HeldOut(data.known_residual[f.rows], f.mean, f.half_width, f.rows)) for f in found]
     row: dict[str, Any] = {"source": origin, "physics": float(np.median(np.abs(np.expm1(-data.known_residual))))}
     if (every := joined([each for _, each in held])) is not None:
-        # as weights were chosen: means over what was left out at a time, so that a small model counts as a large one
+        # as weights were chosen: means over what was left out at a time, by the roots of its runs
         counts = [len(f.rows) for f in found]
         for name, of in (("physics", "physics"), ("group out", "time")):
             row[name] = float(np.average([f.own.errors[of] for f in found], weights=counts))
