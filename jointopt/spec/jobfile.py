@@ -89,7 +89,9 @@ def with_changes(job: Job, changes: Mapping[str, Any]) -> Job:
 def job_file(path: str | Path) -> Path:
     """The file that a path, or the name of a shipped job, means."""
     if not isinstance(path, str | Path):
-        raise UsageError(f"A job is read from the path of its file, or a shipped job's name; got {type(path).__name__}.")
+        raise UsageError(
+            f"A job is read from the path of its file, or a shipped job's name; got {type(path).__name__}."
+        )
     shipped = str(path) in shipped_jobs() and not Path(path).is_file()
     return _STUDIES / str(path) / "job.yaml" if shipped else Path(path)
 
