@@ -205,10 +205,8 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
         return Cooler(inlet, float("nan"), 0.0, float("inf"))
     resistance = thermal_resistance_k_per_w(gpu.tdp_w, throttle_c(gpu))
     leakage = LEAKAGE_PER_K * constants.static_w
-    found = Cooler(inlet, resistance, leakage, 0.0, rise, share)
-    hottest_w = (throttle_c(gpu) - inlet - rise) / resistance - float(found.peak_leakage_w())
-    throttle_w = min(float(throttle_power_w(throttle_c(gpu), inlet + rise, resistance, leakage)), max(hottest_w, 0.0))
-    return replace(found, throttle_power_w=throttle_w)
+    throttle = throttle_power_w(throttle_c(gpu), inlet + rise, resistance, leakage)
+    return Cooler(inlet, resistance, leakage, float(throttle), rise, share)
 
 
 def stages_in_exhaust(cluster: Cluster, gpus_per_stage: Ints, depth: int) -> Bools:
