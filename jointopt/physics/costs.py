@@ -15,7 +15,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics import offload, traffic
-from jointopt.physics.compute import QUANTIZED, STREAMED, Pass
+from jointopt.physics.compute import QUANTIZED, STREAMED, Pass, Work
 from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
 from jointopt.physics.layer_traffic import PerLayer, layer_traffic, over_stages
 from jointopt.physics.layout_arrays import LayoutArrays
@@ -103,7 +103,7 @@ def differing_costs(
         step_s = np.where(on_host, offload.optimizer_step_s(job, lay, trained), step_s)
         step_bytes = np.where(on_host, 0.0, step_bytes)
     host = _exposed_host_s(job, lay, layers)
-    added_s, added_bytes = _gradient_sum(job, hw, lay, trained)
+    backward = work.backward + _gradient_sum(job, hw, lay, trained)
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
     turns = np.array([1.0 + (s in V_SHAPED) for s in lay.split.schedule])[lay.split.which, None]  # of a V
@@ -115,13 +115,13 @@ def differing_costs(
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + host / 3.0,
-        backward_sm_s=work.backward.sm_s, backward_memory_s=work.backward.memory_s + added_s,
+        backward_sm_s=backward.sm_s, backward_memory_s=backward.memory_s,
         backward_comm_s=summed(t.backward_s for t in exposed.values()) + host * 2.0 / 3.0,
         host_s=_host_s(job, lay, layers), p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.sm_s(exposed),
-        hbm_bytes=work.forward.hbm_bytes + work.backward.hbm_bytes + added_bytes, link_j=summed(link_parts_j.values()),
+        hbm_bytes=work.forward.hbm_bytes + backward.hbm_bytes, link_j=summed(link_parts_j.values()),
         iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes, link_parts_j=link_parts_j, kind=laid.kind,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()},
         waiting_sm_s=waiting_sm_s(lay, layer)[:, None] * (layers - lay.dense_layers),
@@ -211,15 +211,16 @@ def _optimizer_step(
     return step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + slices_s, step_bytes
 
 
-def _gradient_sum(job: Job, hw: traffic.Hardware, lay: LayoutArrays, params: Parameters) -> tuple[Floats, Floats]:
-    """(seconds, bytes of device memory) to add the gradients of a micro-batch to those before, (L, pp): memory-bound.
+def _gradient_sum(job: Job, hw: traffic.Hardware, lay: LayoutArrays, params: Parameters) -> Work:
+    """Kernels that add the gradients of a micro-batch to those before, (L, pp): memory-bound.
 
     Of trained ``params``, the profile's ``accumulated_bytes`` each; ZeRO-2 and 3 add what a rank keeps of them. The
     first micro-batch, which has nothing before it, counts as the others.
     """
     shard, expert_shard = (np.where(lay.zero >= 2, n, 1.0)[:, None] for n in (lay.shards, lay.expert_shards))
     added = job.training.framework.accumulated_bytes * (params.dense / shard + params.expert / expert_shard)
-    return added / (STREAMED * hw.kernels.gemm.hbm_bytes_per_s), added
+    none, seconds = np.zeros_like(added), added / (STREAMED * hw.kernels.gemm.hbm_bytes_per_s)
+    return Work(sm_s=none, memory_s=seconds, flops=none, hbm_bytes=added).clocked(job.training.framework)
 
 
 @dataclass(frozen=True)
