@@ -128,6 +128,19 @@ def test_only_models_without_known_runs_have_a_part_of_the_process() -> None:
     )
 
 
+def test_a_difference_between_plans_of_another_model_holds_what_the_whole_process_says_of_it() -> None:
+    some, new = runs(8), replace(runs(3, seed=9), group=np.array(["model 9|1"] * 3))
+    first, residual = new.take(np.zeros(1, np.int64)), np.linspace(-0.4, 0.4, 8)
+    (mean, half), (whole, of_whole) = (
+        Surrogate(KERNEL, None, some.names, some, residual, own=(OwnRuns(SOURCE, as_sure=sure),))
+        .conditioned(SOURCE, True)
+        .difference(new, first)
+        for sure in (True, False)
+    )
+    assert np.abs(whole - mean).max() > 0.001
+    np.testing.assert_allclose(half, of_whole + np.abs(whole - mean))
+
+
 def test_a_model_of_few_runs_counts_by_their_root() -> None:
     # one of 100 runs 10 % off, one of 4 that is 40 % off: (10 * 0.1 + 2 * 0.4) / 12
     off, fold = np.log1p(np.r_[np.full(100, 0.1), np.full(4, 0.4)]), np.r_[np.zeros(100, int), np.ones(4, int)]
