@@ -82,10 +82,6 @@ class Blend:
     answer: Floats
     error: float
 
-    def is_better(self, other: Blend) -> bool:
-        """Whether it is better by more than chance makes it."""
-        return self.error < (1.0 - LEAST_GAIN) * other.error
-
 
 @dataclass(frozen=True)
 class CrossedTrees:

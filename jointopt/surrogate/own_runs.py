@@ -249,15 +249,14 @@ def _best_process(
 def _best_blend(own: OwnRuns, trees: CrossedTrees, process: Floats, deviation: Floats) -> tuple[OwnRuns, Blend]:
     """``own`` with the process in whole where that does better on models left out, else as far as it is sure; trees.
 
-    What is learned of few models holds in part for the next, and in doubt it moves the physics less: of nanotron's runs
-    whose software is in no odd state, predicted from its other models, 4.1 % instead of 5.9, physics 3.9
-    (docs/surrogate-experiments.md).
+    What is learned of few models holds in part for the next: of nanotron's runs whose software is in no odd state,
+    predicted from its other models, 4.1 % instead of 5.9, physics 3.9 (docs/surrogate-experiments.md).
     """
     whole = trees.best(process)
     if own.held_out != "models":
         return own, whole
     in_part = trees.best(sure_part(process, Z_90 * deviation) * process)
-    as_sure = not whole.is_better(in_part)
+    as_sure = in_part.error <= whole.error
     return replace(own, as_sure=as_sure), in_part if as_sure else whole
 
 

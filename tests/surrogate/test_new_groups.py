@@ -98,6 +98,8 @@ def test_intervals_hold_what_was_left_out_at_the_weight_and_are_never_narrower()
     found, held = judged(np.full(5, 0.1), np.full(5, 0.15), half_width=0.02)
     assert found.wider == pytest.approx(2.5 * 2.015 / 1.645, rel=1e-3)
     np.testing.assert_allclose(held.half_width, found.wider * 0.02)
+    by_physics, _ = judged(np.full(5, 0.1), np.full(5, 0.3), half_width=0.02)  # 0.1 off, where the process is 0.2 off
+    assert (by_physics.weight, by_physics.wider) == (0.0, pytest.approx(5.0 * 2.015 / 1.645, rel=1e-3))
     assert judged(np.full(5, 0.1), np.full(5, 0.3))[0].wider == 1.0
 
 

@@ -99,7 +99,7 @@ def blended(process: Floats, deviation: float, held_out: str = "models") -> tupl
     [
         (1.4, 0.3, "models", True),  # 27 % off; of a signal of 0.56 it says 1.21, 10 % off
         (1.1, 0.3, "models", False),  # right; of a signal of 0.09 it says 1.009, 8 % off
-        (1.2, 0.001, "models", True),  # so sure that both are the same: in doubt the smaller correction
+        (1.2, 0.03, "models", True),  # a little less of it is a little better
         (1.4, 0.3, "groups", False),
     ],
 )
@@ -126,6 +126,19 @@ def test_only_models_without_known_runs_have_a_part_of_the_process() -> None:
         "process 1 (shared kernel, of other models as far as it is sure), trees 0"
         in replace(own, errors={"process": 0.1, "time": 0.1, "physics": 0.1}).to_text()
     )
+
+
+def test_a_difference_between_plans_of_another_model_holds_what_the_whole_process_says_of_it() -> None:
+    some, new = runs(8), replace(runs(3, seed=9), group=np.array(["model 9|1"] * 3))
+    first, residual = new.take(np.zeros(1, np.int64)), np.linspace(-0.4, 0.4, 8)
+    (mean, half), (whole, of_whole) = (
+        Surrogate(KERNEL, None, some.names, some, residual, own=(OwnRuns(SOURCE, as_sure=sure),))
+        .conditioned(SOURCE, True)
+        .difference(new, first)
+        for sure in (True, False)
+    )
+    assert np.abs(whole - mean).max() > 0.001
+    np.testing.assert_allclose(half, of_whole + np.abs(whole - mean))
 
 
 def test_a_model_of_few_runs_counts_by_their_root() -> None:
