@@ -204,8 +204,8 @@ def _adapters(c: Constants) -> Finding:
 
 
 _PINNED = (
-    "boards exceed their limit by as much at any size: kernels of larger micro-batches take 1 % more power, and GPUs "
-    "that rest longer are cooler and leak less; under FSDP, where they rest less, the peak rises (C27)"
+    "boards exceed their limit by nearly as much at any size: how large kernels are, and so what they draw, is decided "
+    "by the tensor ranks more than by the sequences of a micro-batch (C27)"
 )
 _MEAN = (
     "larger micro-batches have more bubble, so GPUs rest longer: the swing of temperature grows with them, its top "

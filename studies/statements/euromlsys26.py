@@ -319,7 +319,7 @@ def _leanest_is_a_pipeline(c: Constants) -> Finding:
     return Finding(f"the least energy of all layouts and clocks: {leanest}", "pp=1" not in leanest)
 
 
-_THIN = "A is first in time; in energy at the top clock B lies 1 % below it, far inside the model's error"
+_THIN = "A is first in time; in energy at the top clock B lies 2 % below it, far inside the model's error"
 _HOST = (
     "the model's experts run one after the other and wait for their launches (64 on a rank at ep 1): GPUs idle until "
     "there are fewer; see E39"
