@@ -365,4 +365,4 @@ def _searched_splits(proposal: Proposal) -> str:
         searched and one > 0 and STAGE_LAYERS.numbers(one) not in listed[pair]
         for one, pair in zip(code, zip(pp, vpp, strict=True), strict=True)
     )
-    return f" {count:,} of them with a split of the layers that was searched beside the listed ones." if count else ""
+    return f" {count:,} of them have a split of the layers that was searched beside the listed ones." if count else ""

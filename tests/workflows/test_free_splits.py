@@ -68,7 +68,7 @@ def test_the_proposal_counts_its_plans_with_a_searched_split() -> None:
     listed = offered_splits(found.job, PP, VPP)
     count = sum(STAGE_LAYERS.numbers(code) not in listed for code in found.front["stage_layers"].tolist())
     assert count > 0
-    assert f"{count} of them with a split of the layers" in " ".join(found.text().split())
+    assert f"{count} of them have a split of the layers" in " ".join(found.text().split())
 
 
 @pytest.mark.parametrize(("layers", "pp", "vpp"), [(64, 8, 8), (80, 4, 7), (61, 16, 1), (126, 16, 8), (7, 2, 1)])
