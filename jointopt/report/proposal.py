@@ -358,11 +358,9 @@ def _methods(proposal: Proposal) -> str:
 
 def _searched_splits(proposal: Proposal) -> str:
     """How many plans of the front have a split of the layers beside the listed ones; blank for none."""
-    pp, vpp, code = (proposal.front[name].tolist() for name in ("pp", "vpp", "stage_layers"))
-    listed = {pair: offered_splits(proposal.job, *pair) for pair in set(zip(pp, vpp, strict=True))}
-    searched = proposal.job.search.stage_layers is None
-    count = sum(
-        searched and one > 0 and STAGE_LAYERS.numbers(one) not in listed[pair]
-        for one, pair in zip(code, zip(pp, vpp, strict=True), strict=True)
-    )
+    if proposal.job.search.stage_layers is not None or "stage_layers" not in proposal.front:
+        return ""
+    plans = list(zip(*(proposal.front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
+    listed = {(pp, vpp): offered_splits(proposal.job, pp, vpp) for pp, vpp, _ in plans}
+    count = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
     return f" {count:,} of them have a split of the layers that was searched beside the listed ones." if count else ""

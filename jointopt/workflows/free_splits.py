@@ -28,7 +28,7 @@ from jointopt.surrogate.memory import cost_of_failing
 PIPELINES = 12  # (pp, vpp) whose splits are searched, first those that may be fastest
 NEAR = 1.05  # and of those, none that by its loads may not come as near as this many times the fastest of all
 PRICED = 8  # layouts of each, by their quick bounds, of which the fastest stands for all
-GAIN = 1e-3  # of time or energy; less is not worth a split
+GAIN = 0.01  # of time or energy; less is not worth plans whose differences from others are less sure than that
 
 
 @dataclass(frozen=True)

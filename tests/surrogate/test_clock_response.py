@@ -75,7 +75,7 @@ def top_and(data: TrainingSet, below: Ints) -> Ints:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A surrogate of a cluster whose kernels follow the clock otherwise than in the physics."""
     out = tmp_path_factory.mktemp("swept")
-    swept("C").to_csv(out / "runs.csv", index=False)
+    swept("C", seed=7).to_csv(out / "runs.csv", index=False)
     (out / "printed.txt").write_text(retrain(tables=[out / "runs.csv"], out=out / "surrogate").text())
     return out / "surrogate"
 
