@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,33 +76,34 @@ def _contenders(model: JobModel, layouts: Columns, peak_bytes: Floats) -> Iterat
         return
     some = take(layouts, _quickest(model, layouts, peak_bytes, pipeline))
     pipeline = some["pp"].astype(np.int64) * width + some["vpp"]
-    time_s, _ = _times(model, some)
+    physics, runs = _priced(model, some)
+    time_s = runs * _times(physics)
     best = {one: int(np.where(pipeline == one, time_s, np.inf).argmin()) for one in tried}
     hope_s = {
         one: time_s[row] * _lighter(model.job, take(some, np.array([row])), tried[one]) for one, row in best.items()
     }
     for one in sorted(best, key=hope_s.__getitem__)[:PIPELINES]:
         if hope_s[one] <= NEAR * time_s.min():
-            yield take(some, np.array([best[one]])), tried[one]
+            yield take(some, np.array([best[one]])), list(tried[one])
 
 
-def _lighter(job: Job, layout: Columns, splits: list[Split]) -> float:
+def _lighter(job: Job, layout: Columns, loads: Mapping[Split, float]) -> float:
     """The load of the heaviest rank with the best of the splits, as a share of that in a layout (1,) as it is."""
     pp, vpp, code = (int(layout[name][0]) for name in ("pp", "vpp", "stage_layers"))
     own = STAGE_LAYERS.numbers(code) if code else own_split(job, pp, vpp)
-    loads = [heaviest_rank(split, pp, tail_layers(job.model)) for split in (own, *splits)]
-    return min(loads) / loads[0]
+    load = heaviest_rank(own, pp, tail_layers(job.model))
+    return min([load, *loads.values()]) / load
 
 
-def _candidates(job: Job, pp: int, vpp: int) -> list[Split]:
-    """The splits of one pipeline to try: none heavier on its heaviest rank than the lightest of the listed ones.
+def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
+    """The splits of one pipeline to try, with the load of their heaviest rank: no more than with the listed ones.
 
     Beside an even split alone only if some are lighter there: with equal loads nothing is as fast as equal chunks.
     """
     layers, tail = job.model.num_layers, tail_layers(job.model)
     offered = offered_splits(job, pp, vpp) if pp > 1 else []
     if not offered:
-        return []
+        return {}
     limit = min(heaviest_rank(split or own_split(job, pp, vpp), pp, tail) for split in offered)
     tried = {
         split: load
@@ -110,8 +111,8 @@ def _candidates(job: Job, pp: int, vpp: int) -> list[Split]:
         if (load := heaviest_rank(split, pp, tail)) <= limit + 1e-9 and split not in offered
     }
     if offered == [()] and layers % (pp * vpp) == 0 and min(tried.values(), default=limit) > limit - 1e-9:
-        return []
-    return [split for split in tried if buildable(job.training.framework, split)]
+        return {}
+    return {split: load for split, load in tried.items() if buildable(job.training.framework, split)}
 
 
 def _quickest(model: JobModel, layouts: Columns, peak_bytes: Floats, pipeline: Ints) -> Ints:
@@ -131,28 +132,34 @@ def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
     """
     codes = np.array([int(layout["stage_layers"][0]), *map(STAGE_LAYERS.of, splits)])
     repeated = {name: np.repeat(values, len(codes)) for name, values in layout.items()}
-    time_s, physics = _times(model, repeated | {"stage_layers": codes})
-    return np.column_stack([time_s, time_s if model.job.cluster.gpu.power is None else _energies(model, physics)])
+    physics, runs = _priced(model, repeated | {"stage_layers": codes})
+    time_s = _times(physics)
+    energy_j = time_s if model.job.cluster.gpu.power is None else _energies(model.job, physics)
+    return np.column_stack([runs * time_s, runs * energy_j])
 
 
-def _times(model: JobModel, layouts: Columns) -> tuple[Floats, CostModel]:
-    """(seconds (L,) at the top clock, the layouts priced); tight ones count behind their time, as in the search.
+def _priced(model: JobModel, layouts: Columns) -> tuple[CostModel, Floats]:
+    """(Layouts by the physics alone, how many runs (L,) each counts, as tight ones do in the search).
 
-    By the physics alone: what was learned of layouts that differ in their split is nearly the same, and takes longer.
+    What was learned of layouts that differ in their split is nearly the same, and takes longer.
     """
     physics = CostModel(model.job, layouts)
+    return physics, cost_of_failing(model.fit_probability(physics))
+
+
+def _times(physics: CostModel) -> Floats:
+    """Seconds (L,) of all layouts at the top clock."""
     clocks = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
-    runs = cost_of_failing(model.fit_probability(physics))
-    return physics.iteration_time_s(np.arange(len(clocks)), clocks) * runs, physics
+    return physics.iteration_time_s(np.arange(len(clocks)), clocks)
 
 
-def _energies(model: JobModel, physics: CostModel) -> Floats:
-    """Joules (L,) of all layouts at the clock at which the first takes least; tight ones likewise."""
-    slack, grid = float(model.job.search.per_stage_clocks), len(model.job.search.clock_mhz)
+def _energies(job: Job, physics: CostModel) -> Floats:
+    """Joules (L,) of all layouts at the clock at which the first takes least."""
+    slack, grid = float(job.search.per_stage_clocks), len(job.search.clock_mhz)
 
     def joules(rows: Ints, clock: Ints) -> Floats:
         return physics.evaluate(rows, physics.stage_clocks(rows, clock, np.full(len(rows), slack)))["energy_j"]
 
     best = int(joules(np.zeros(grid, np.int64), np.arange(grid)).argmin())
     rows = np.arange(len(physics.layouts["pp"]))
-    return joules(rows, np.full_like(rows, best)) * cost_of_failing(model.fit_probability(physics))
+    return joules(rows, np.full_like(rows, best))

@@ -56,7 +56,7 @@ def _usual_ranks(num_layers: int, pp: int, vpp: int, head_layers: float) -> tupl
     return tuple(layers[0].tolist())
 
 
-def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
+def offered_splits(job: Job, pp: int, vpp: int) -> list[Split]:
     """The splits of the layers over pp*vpp chunks that the space holds, each once; the empty one is a plan's blank.
 
     What the framework splits by itself; embedding and head counted as layers where that divides; one balanced split
@@ -68,7 +68,7 @@ def offered_splits(job: Job, pp: int, vpp: int) -> list[tuple[int, ...]]:
     layers, framework, chunks = job.model.num_layers, job.training.framework, pp * vpp
     even = layers % chunks == 0
     blank = even or (vpp == 1 and "even_stages" not in framework.rules and pp <= layers)
-    found: list[tuple[int, ...]] = [()] if blank else []
+    found: list[Split] = [()] if blank else []
     if pp == 1 or chunks > layers + 2 * (vpp > 1) or vpp > MOST_CHUNKS:
         return found
     if "ends" in framework.stage_splits:
@@ -106,7 +106,7 @@ def shifted_splits(layers: int, pp: int, vpp: int, most_off: int) -> list[Split]
     return list(found)
 
 
-def usual_split(job: Job, pp: int, vpp: int) -> tuple[int, ...]:
+def usual_split(job: Job, pp: int, vpp: int) -> Split:
     """The split that a blank means to a framework that starts uneven pipelines only where theirs is stated; else ().
 
     Its recipes count embedding and head as layers where that divides; else the balanced one.
@@ -125,7 +125,7 @@ def buildable(framework: Framework, split: Sequence[int]) -> bool:
     return "ends" in framework.stage_splits and split in _with_ends(sum(split), len(split))
 
 
-def by_split(c: Columns, holds: Callable[[tuple[int, ...], Any], Any]) -> Bools:
+def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
     """A mask: ``holds(numbers, pp*vpp)`` of stated ``stage_layers``, false for blank ones; columns broadcast."""
     codes, chunks = np.broadcast_arrays(c["stage_layers"], c["pp"] * c["vpp"])
     out = np.zeros(codes.shape, np.bool_)
@@ -154,7 +154,7 @@ def largest_chunk(model: Model, c: Columns) -> Ints:
     return np.asarray(most, np.int64)
 
 
-def _with_ends(layers: int, chunks: int) -> list[tuple[int, ...]]:
+def _with_ends(layers: int, chunks: int) -> list[Split]:
     """Splits, else even, in which the head, or embedding and head, count as a layer (Megatron's account-for-...)."""
     found = []
     for ends in ((1, 1), (0, 1)):
@@ -171,7 +171,7 @@ def heaviest_rank(split: Sequence[float], pp: int, head_layers: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def balanced_split(num_layers: int, pp: int, vpp: int, head_layers: float) -> tuple[int, ...]:
+def balanced_split(num_layers: int, pp: int, vpp: int, head_layers: float) -> Split:
     """Layers of each chunk in the order of the pipeline whose heaviest rank is lightest, the head counted as layers.
 
     Within a rank likewise, chunk by chunk; of equals the two ends come last, and of the others later ones first, where
@@ -227,7 +227,7 @@ def layers_per_stage(
 
 
 @functools.lru_cache(maxsize=4096)
-def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
+def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) -> Split:
     """Layers per rank as nanotron's `build_model` gives them out: a rank takes blocks until it exceeds its share.
 
     Costs are multiplications per token, the embedding is free; the share of rank i ends at (i + 1) / pp of the sum.
@@ -244,7 +244,7 @@ def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) ->
 
 
 @functools.lru_cache(maxsize=4096)
-def _uneven_split(num_layers: int, pp: int, embedding_layers: float, head_layers: float) -> tuple[int, ...]:
+def _uneven_split(num_layers: int, pp: int, embedding_layers: float, head_layers: float) -> Split:
     """The integer split, at least one layer per stage, whose sorted loads are lexicographically smallest.
 
     Each further layer goes to the lightest stage. Of equals the later comes first (1F1B keeps fewer micro-batches alive
