@@ -86,12 +86,12 @@ class CostModel:
 
         Every group costs the same whenever plans are evaluated, however few layouts it has.
         """
-        if not len(new := np.unique(index[self.group_of[index] < 0])):
+        priced, wanted = self.group_of >= 0, np.zeros(len(self.group_of), np.bool_)
+        wanted[index] = True
+        if not (count := np.count_nonzero(wanted & ~priced)):
             return
-        priced = np.flatnonzero(self.group_of >= 0)
-        if len(priced) < len(new):
-            new = np.union1d(priced, new)
-        for rows, costs in self.lots(new):
+        wanted = wanted | priced if np.count_nonzero(priced) < count else wanted & ~priced
+        for rows, costs in self.lots(np.flatnonzero(wanted)):
             self.add(rows, costs)
 
     def lots(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
@@ -202,15 +202,19 @@ class CostModel:
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
-        self._price(index)
-        group_of = self.group_of[index]
-        for g in np.unique(group_of).tolist():
-            members = np.flatnonzero(group_of == g)
+        for g, members in self._by_group(index):
             depth = self.groups[g].depth
             size = max(256, _CELLS // depth)
             for start in range(0, len(members), size):
                 at = members[start : start + size]
                 yield g, at, self.row_of[index[at]], depth
+
+    def _by_group(self, index: Ints) -> Iterator[tuple[int, Ints]]:
+        """Groups of the layouts ``index``, and the positions there of each one's."""
+        self._price(index)
+        group_of = self.group_of[index]
+        for g in np.flatnonzero(np.bincount(group_of)).tolist():
+            yield g, np.flatnonzero(group_of == g)
 
     @functools.cached_property
     def memory_bytes(self) -> Floats:
@@ -227,11 +231,8 @@ class CostModel:
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Time in s and energy in J, (n,) each, that layout rows go below at no clocks."""
-        self._price(index)
         time, energy = np.empty(len(index)), np.empty(len(index))
-        group_of = self.group_of[index]
-        for g in np.unique(group_of).tolist():
-            at = np.flatnonzero(group_of == g)
+        for g, at in self._by_group(index):
             time[at], energy[at] = (values[self.row_of[index[at]]] for values in self._floor(g))
         return self._moved(index, time, energy)
 
@@ -280,10 +281,7 @@ class CostModel:
         """Clocks (n, deepest pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
         out = np.full((len(index), int(self.layouts["pp"][index].max(initial=1))), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
-        self._price(index)
-        group_of = self.group_of[index]
-        for g in np.unique(group_of):
-            at = np.flatnonzero(group_of == g)
+        for g, at in self._by_group(index):
             (costs, ceiling), rows = self.distinct[g], self.row_of[index[at]]
             overlap = costs.dp_overlap(self.job, rows)
             clocks = slack.stage_clocks_mhz(

@@ -84,6 +84,9 @@ def _part(item: Any, name: str) -> Any:
 
 def plain(value: Any) -> Any:
     """The value with arrays as lists, objects as mappings, assumptions as sentences, what is not finite as ``None``."""
+    if value is None or isinstance(value, str | int | float):  # numbers of NumPy among them, but for those of 32 bits
+        value = value.item() if isinstance(value, np.generic) else value
+        return None if isinstance(value, float) and not math.isfinite(value) else value
     if hasattr(value, "document"):
         return plain(value.document())
     if isinstance(value, Assumption):
@@ -94,9 +97,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def json_text(document: Any) -> str:

@@ -138,11 +138,11 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
     if not {"gpu", "dtype"} <= set(runs := with_precision(runs)):
         return []
     lines = []
-    for (name, text), rows in runs.groupby(["gpu", "dtype"], sort=False):
+    for (name, text), count in runs.groupby(["gpu", "dtype"], sort=False).size().items():
         gpu, dtype = known_gpu(name), named_dtype(str(text))
         if gpu and dtype and dtype not in gpu.peak_tflops:
             lines.append(
-                f"{_rows_are(len(rows))} in {dtype} on {name}, of which no source states a rate: priced in a wider "
+                f"{_rows_are(count)} in {dtype} on {name}, of which no source states a rate: priced in a wider "
                 "precision, and marked out of domain."
             )
     return lines

@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -38,7 +36,7 @@ REWEIGHTS, LEAST_SPREAD = 8, 0.3
 SAMPLES = ((40, 10**6), (200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
-LARGE = 256  # rows of a matrix, from which blocks of it are multiplied
+LARGE = 256  # rows of a matrix, above which its root is multiplied
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
 # Multiples of the kernel's standard deviations, and the share of sources that each is expected of. Recorded sources
 # alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted to have
@@ -161,18 +159,21 @@ class Posterior:
 def _squared(inverse: Floats) -> Callable[[Floats], Floats]:
     """A function: c·A·c (scales, n) of rows c (scales, n, m), for symmetric matrices A, ``inverse`` (scales, m, m).
 
-    Of a large one blocks beside the diagonal are taken once and count twice: 5/8 of the products.
+    Of a large one as the squares of c times its root, a triangle, in single precision: 5/8 of the products at twice the
+    speed. The root loses half of the digits that A itself would, and deviations hold to 1 in 100,000.
     """
     count = inverse.shape[1]
-    size, blocks = (-(-count // 4) if count > LARGE else count), []
-    for start in range(0, count, size):
-        block = inverse[:, : start + size, start : start + size].copy()
-        block[:, :start] *= 2.0
-        blocks.append((slice(start + size), slice(start, start + size), block))
+    if count <= LARGE:
+        return lambda cross: np.asarray(np.einsum("cij,cij->ci", cross @ inverse, cross))
+    root, size = np.linalg.cholesky(inverse).astype(np.float32), -(-count // 4)
+    blocks = [np.ascontiguousarray(root[:, start:, start : start + size]) for start in range(0, count, size)]
 
     def of(cross: Floats) -> Floats:
-        parts = (np.einsum("cij,cij->ci", cross[..., up_to] @ block, cross[..., at]) for up_to, at, block in blocks)
-        return functools.reduce(operator.iadd, parts)
+        out, single = np.zeros(cross.shape[:2]), cross.astype(np.float32)
+        for block in blocks:
+            part = single[..., count - block.shape[1] :] @ block
+            out += np.einsum("cij,cij->ci", part, part, dtype=np.float64)
+        return out
 
     return of
 

@@ -203,9 +203,7 @@ def scaled_terms(kernel: Kernel, a: Runs, b: Runs, factors: Floats) -> Callable[
 
 def alike(x: Floats, y: Floats) -> Floats:
     """exp(-d²/2) of the distances d (n, m) of two sets of points."""
-    out = np.asarray(x @ y.T)
-    out -= 0.5 * (x**2).sum(1)[:, None]
-    out -= 0.5 * (y**2).sum(1)
+    out = np.asarray(_with_halves(x)[0] @ _with_halves(y)[1].T)
     np.minimum(out, 0.0, out=out)
     np.exp(out, out=out)
     return out
@@ -213,8 +211,23 @@ def alike(x: Floats, y: Floats) -> Floats:
 
 def alike_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
     """`alike` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
+    left, right = _with_halves(x)[0], np.ascontiguousarray(_with_halves(y)[1].T)
     size = max(CACHED_CELLS // max(len(y), 1), 1)
-    return np.concatenate([alike(x[at : at + size], y) @ weights for at in range(0, max(len(x), 1), size)])
+    some, out = np.empty((min(size, len(x)), len(y))), np.empty((len(x), *weights.shape[1:]))
+    for at in range(0, len(x), size):
+        rows = left[at : at + size]
+        cells = np.matmul(rows, right, out=some[: len(rows)])
+        out[at : at + size] = np.exp(cells, out=cells) @ weights
+    return out
+
+
+def _with_halves(x: Floats) -> tuple[Floats, Floats]:
+    """Points (n, k) with half their squares, by which a product of one with another set's other is -d²/2: (n, k + 2).
+
+    The product then holds what would be two passes more over all pairs.
+    """
+    half, one = -0.5 * np.square(x).sum(axis=1), np.ones(len(x))
+    return np.column_stack([x, half, one]), np.column_stack([x, one, half])
 
 
 def apart(x: Floats, y: Floats) -> Floats:
