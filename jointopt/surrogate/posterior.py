@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -115,14 +116,19 @@ class Posterior:
         if self.runs is None or self.weights is None or self.inverse is None or self.noise_variance is None:
             noise = 2.0 * self.squares[:, 4:] * self.kernel.noise**2
             return np.zeros(len(runs)), np.sqrt(self.share @ (prior + noise))
-        mean, deviation, known = np.empty(len(runs)), np.empty(len(runs)), _squared(self.inverse)
+        mean, deviation = np.empty(len(runs)), np.empty(len(runs))
         for at, cross in self._covariances(runs, self.runs):
             means = np.einsum("cij,cj->ci", cross, self.weights)
-            left = prior[:, at] - known(cross)
+            left = prior[:, at] - self._known(cross)
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
         return mean, deviation
+
+    @functools.cached_property
+    def _known(self) -> Callable[[Floats], Floats]:
+        """Variance (scales, n) that measured runs take off, of covariances (scales, n, measured) with them."""
+        return _squared(np.asarray(self.inverse))  # of a posterior after some runs
 
     def _covariances(self, runs: Runs, seen: Runs) -> Iterator[tuple[Ints, Floats]]:
         """Rows of ``runs``, and their prior covariance (scales, rows, measured) with those ``seen``, in pieces."""
