@@ -138,7 +138,8 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
     if not {"gpu", "dtype"} <= set(runs := with_precision(runs)):
         return []
     lines = []
-    for (name, text), count in runs.groupby(["gpu", "dtype"], sort=False).size().items():
+    counts = runs.groupby(["gpu", "dtype"], sort=False).size()
+    for (name, text), count in zip(counts.index.tolist(), counts.tolist(), strict=True):
         gpu, dtype = known_gpu(name), named_dtype(str(text))
         if gpu and dtype and dtype not in gpu.peak_tflops:
             lines.append(
