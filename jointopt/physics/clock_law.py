@@ -89,7 +89,7 @@ def capped_clock_mhz(
     top_s = np.add(sm_s, other_s)
     power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes, comm_j)
     exceeds = np.asarray(power > limit_w)
-    clock = np.full(exceeds.shape, max_clock_mhz)
+    clock = np.full(exceeds.shape, max_clock_mhz, np.float64)
     over = np.flatnonzero(exceeds)
     if over.size:
         some = (sm_s, other_s, flops, hbm_bytes, comm_j, limit_w)

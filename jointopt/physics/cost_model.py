@@ -306,7 +306,7 @@ class CostModel:
     def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
         costs, passes, profile = self.groups[g], stages[1:3], self.job.training.framework
         hides = costs.dp_overlap(self.job, rows), profile.ddp_window
-        exposed = ms.dp_exposed_s(costs, rows, *passes, costs.num_micro_batches[rows], *hides)
+        exposed = ms.dp_exposed_s(costs, rows, passes, makespan, *hides)
         step = costs.slowest_step_s[rows]
         total = makespan + exposed + step + profile.iteration_overhead_s
         return ms.StageTimes(*stages, makespan, exposed, step, total)

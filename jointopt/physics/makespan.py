@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import SCHEDULE, Floats, Ints
+from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.layout_arrays import Split
-from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.pipeline import iteration_time_s, last_turns_s
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 
@@ -65,7 +65,8 @@ class Pipelines:
         return self._shares(lambda shares: shares.max(axis=3))
 
     def _shares(self, of_chunks: Callable[[Floats], Floats]) -> Floats:
-        shares = np.ones((2, len(self.p2p_s), self.depth))
+        shares = np.empty((2, len(self.p2p_s), self.depth))
+        shares[:] = 1.0 / self.vpp[:, None]
         for number in np.flatnonzero(self.split.walked).tolist():
             rows = np.flatnonzero(self.split.which == number)
             shares[:, rows] = of_chunks(self.chunk_shares(rows)[:2])
@@ -94,7 +95,8 @@ Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `Sta
 def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
     """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch, (n, pp).
 
-    The last group of interleaved runs may be partly empty.
+    The last group of pp micro-batches of interleaved runs may be partly empty: each of those in it takes an equal share
+    of what the whole group adds; the first group adds to the way through the first chunks.
     """
     return _makespan_s(pipes, rows, forward, backward, _each_walked_s)
 
@@ -110,17 +112,35 @@ def most_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Flo
 
 
 def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, walked_s: _Walked) -> Floats:
-    depth, batches, which = pipes.depth, pipes.num_micro_batches[rows], pipes.split.which[rows]
-    vpp = pipes.vpp[rows]
-    own, walked = pipes.split.own_passes[which], pipes.split.walked[which]
-    full = np.where((vpp > 1) & (depth > 1) & ~own, -(-batches // depth) * depth, batches)
+    depth, batches = pipes.depth, pipes.num_micro_batches[rows]
+    own = pipes.split.own_passes[pipes.split.which[rows]]
+    last = np.where((pipes.vpp[rows] > 1) & ~own, batches % depth, 0)  # micro-batches of a group that is not full
+    part = last > 0
+    whole = np.where(part, batches + depth - last, batches)
+    after = _full_groups_s(pipes, rows, forward, backward, whole, walked_s)
+    if not part.any():
+        return after
+    first, back = first_chunks_s(pipes, rows, forward, backward)
+    before = path_bound_s(first + back, forward, np.zeros_like(batches))
+    some = part & (batches > depth)
+    seconds = rows[some], forward[some], backward[some]
+    before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], walked_s)
+    return np.where(part, before + last / depth * (after - before), after)
+
+
+def _full_groups_s(
+    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints, walked_s: _Walked
+) -> Floats:
+    """Seconds (n,) of ``batches`` micro-batches, of interleaved runs full groups of them."""
+    walked = pipes.split.walked[pipes.split.which[rows]]
     alike = slice(None) if not walked.any() else ~walked
     makespan = np.empty(len(rows))
     seconds = forward[alike], backward[alike]
-    makespan[alike] = iteration_time_s(*seconds, np.full(len(seconds[0]), depth), vpp[alike], full[alike])
+    depth = np.full(len(seconds[0]), pipes.depth)
+    makespan[alike] = iteration_time_s(*seconds, depth, pipes.vpp[rows][alike], batches[alike])
     if walked.any():
-        makespan[walked] = walked_s(pipes, rows[walked], forward[walked], backward[walked], full[walked])
-    return np.asarray(makespan - (full - batches) * (forward + backward).max(axis=1))
+        makespan[walked] = walked_s(pipes, rows[walked], forward[walked], backward[walked], batches[walked])
+    return makespan
 
 
 _Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
@@ -128,11 +148,18 @@ _Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
 
 def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
-    sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
-    shares = pipes.first_shares[:, rows]
-    first, back = (share * (s - sends) + sends / vpp for share, s in zip(shares, (forward, backward), strict=True))
+    first, back = first_chunks_s(pipes, rows, forward, backward)
     first += np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
     return path_bound_s(first, forward + backward, batches)
+
+
+def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+    """Seconds (n, pp) that each rank's first chunk takes of one micro-batch, forward and backward."""
+    sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
+    if not pipes.split.walked.any():
+        return forward / vpp, backward / vpp
+    first, back = pipes.first_shares[:, rows]
+    return first * (forward - sends) + sends / vpp, back * (backward - sends) + sends / vpp
 
 
 def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
@@ -185,31 +212,109 @@ def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Float
 
 
 def dp_exposed_s(
-    costs: StageCosts, rows: Ints, forward: Floats, backward: Floats, batches: Ints, overlap: Floats | float,
+    costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats, overlap: Floats | float,
     ddp_window: float = 0.0,
 ) -> Floats:  # fmt: skip
     """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
 
-    At most the share ``overlap``, one or (n, 1), of it hides (Megatron's ``overlap_grad_reduce``,
+    ``passes``: (n, pp) each, as of `makespan_s`, and its seconds or a bound of them, ``makespan`` (n,). At most the
+    share ``overlap``, one or (n, 1), of the traffic hides (Megatron's ``overlap_grad_reduce``,
     ``overlap_param_gather``); without ZeRO and pipelines all that has time in ``ddp_window`` of a backward pass.
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
+    reduce, zero = costs.reduce_s.take(rows, 0), costs.layouts["zero_stage"][rows, None]
+    # what is at hand is the last backward pass; the distributed optimizer gathers weights under the next forward pass
+    window = passes[1] + np.where(zero == 1, passes[0], 0.0)
+    if costs.depth == 1:
+        # ZeRO-2/3 scatter after every micro-batch and may hide under all of them
+        window = np.where(zero >= 2, costs.num_micro_batches[rows, None] * passes[1], window)
+        left = reduce - np.minimum(overlap * reduce, window)
+        if ddp_window:
+            hidden = np.minimum(reduce, ddp_window * passes[1])
+            left = np.where((zero == 0) & (overlap > 0.0), reduce - hidden, left)
+        return np.asarray(left[:, 0])
+    return _exposed_of_pipelines_s(costs, rows, passes, makespan, overlap * reduce, window)
+
+
+def _exposed_of_pipelines_s(
+    costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats, may_hide: Floats, window: Floats
+) -> Floats:
+    """Seconds (n,) of `dp_exposed_s` where rank i ends its last backward pass before rank 0, which ends the pipeline.
+
+    As much before as the way home is long, or more; where even so much leaves no rank with more than rank 0 has, rank 0
+    decides. ``may_hide``, ``window`` (n, pp): of its traffic, and the time for it in 1F1B.
+    """
     reduce = costs.reduce_s.take(rows, 0)
-    zero = costs.layouts["zero_stage"][rows, None]
-    vpp = costs.layouts["vpp"][rows, None]
-    # time of a stage, per micro-batch, outside its forward pass: backward, and waiting for the slowest stage
-    free = (forward + backward).max(axis=1, keepdims=True) - forward
-    # what is at hand is the last backward pass (interleaved, its chunks keep the pace of the slowest stage);
-    # ZeRO-2/3 scatter after every micro-batch and may hide under all of them
-    window = np.where((vpp > 1) & (zero < 2), free, backward)
-    window = window + np.where(zero >= 2, free * (batches[:, None] - 1), 0.0)
-    # the distributed optimizer gathers weights under the next iteration's first forward pass
-    window = window + np.where(zero == 1, forward, 0.0)
-    hidden = np.minimum(overlap * reduce, window)
-    if ddp_window and costs.depth == 1:
-        hidden = np.where((zero == 0) & (overlap > 0.0), np.minimum(reduce, ddp_window * backward), hidden)
-    left = reduce - hidden
-    # stage i ends its last backward this much before stage 0; interleaved, that of its last chunk
-    drained = (np.cumsum(backward, axis=1) - backward) / vpp
-    return np.asarray(np.maximum((left - drained).max(axis=1), 0.0))
+    stays, left = reduce - may_hide, reduce - np.minimum(may_hide, window)
+    own = costs.split.own_passes[costs.split.which[rows]]
+    plain = (costs.layouts["vpp"][rows] == 1) & (costs.layouts["zero_stage"][rows] < 2) & ~own
+    # ranks of schedules with passes of their own end together; a makespan of interleaved ones need not have a whole
+    # pass of rank 0, so that only what hides nowhere is certain
+    exposed = np.where(plain, left[:, 0], np.where(own, stays.max(axis=1), stays[:, 0]))
+    home = _ways_s(costs.pipelines, rows, *passes)[1]
+    more = np.flatnonzero(~plain | ((left - home).max(axis=1) > left[:, 0]))
+    if len(more):
+        some = passes[0][more], passes[1][more]
+        end = _traffic_ends_s(costs, rows[more], some, stays[more], window[more], plain[more])
+        exposed[more] = np.maximum(exposed[more], end - makespan[more])
+    return exposed
+
+
+def _traffic_ends_s(
+    costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], stays: Floats, window: Floats, plain: Bools
+) -> Floats:
+    """Seconds (n,) from the start of an iteration until the gradient traffic of all ranks has ended, at least.
+
+    Paths through the schedule: down to rank k, all of its work, and back up to rank i <= k, which then has its last
+    backward pass behind it, and may have had that beside its traffic. Sums of passes, so that no faster pass makes
+    them longer. What is counted back from the makespan may be: that need not wait for rank i.
+    """
+    (forward, backward), batches = passes, costs.num_micro_batches[rows, None]
+    zero, vpp = (costs.layouts[name][rows, None] for name in ("zero_stage", "vpp"))
+    paced = (vpp > 1) | costs.split.own_passes[costs.split.which[rows], None]
+    there, home = _ways_s(costs.pipelines, rows, forward, backward)
+    step = forward + backward
+    work = there + batches * step + home
+    # interleaved, chunks keep the pace of rank k; ZeRO-2/3 scatter after every micro-batch and hide under all of them
+    turns = np.where(zero >= 2, batches - np.where(paced, 0, 1), np.where(paced, 1, 0))
+    window = np.where(paced, window - backward, window) - turns * forward
+    longest = np.maximum(work, batches * step + _ways_by_chunks_s(costs.pipelines, rows, forward, backward))
+    if plain.any():
+        longest[plain] = np.maximum(longest, last_turns_s(forward.T, backward.T, batches[:, 0]).T)[plain]
+    starts = _from_here(np.where(plain[:, None], longest, work - turns * step)) - window
+    return np.asarray(
+        (np.maximum(_from_here(longest) + stays, starts + costs.reduce_s.take(rows, 0)) - home).max(axis=1)
+    )
+
+
+def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+    """Seconds (n, pp) of the first micro-batch down to each rank, and of the last one from there back to rank 0.
+
+    Ranks of schedules with own passes end as they like: 0.
+    """
+    first, back = first_chunks_s(pipes, rows, forward, backward)
+    back = np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
+    return np.cumsum(first, axis=1) - first, np.cumsum(back, axis=1) - back
+
+
+def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Both of `_ways_s` (n, pp) where chunks differ, by that chunk of a rank for which it waits most; else 0.
+
+    On its way to it the first micro-batch goes through the chunks before it, under which the rank has those of a whole
+    group of micro-batches to do; so it is on the way back.
+    """
+    at_most, which = np.zeros(forward.shape), pipes.split.which[rows]
+    differ = pipes.split.walked[which] & ~pipes.split.own_passes[which] & (pipes.num_micro_batches[rows] >= pipes.depth)
+    for vpp in np.unique(pipes.vpp[rows][differ]).tolist():
+        at = np.flatnonzero(differ & (pipes.vpp[rows] == vpp))
+        for chunks in chunk_times_s(pipes, rows[at], forward[at], backward[at])[:2]:
+            done, ring = np.cumsum(chunks, axis=0) - chunks, chunks.sum(axis=1, keepdims=True)
+            ahead = np.cumsum(chunks, axis=1) - chunks + np.cumsum(ring, axis=0) - ring
+            at_most[at] += (ahead - pipes.depth * done).max(axis=0).T
+    return at_most
+
+
+def _from_here(values: Floats) -> Floats:
+    """The largest of the values of each rank and those after it, (n, pp)."""
+    return np.asarray(np.maximum.accumulate(values[:, ::-1], axis=1)[:, ::-1])

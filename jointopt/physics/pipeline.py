@@ -103,6 +103,21 @@ def _one_f_one_b_time_s(f: Floats, b: Floats, m: Ints) -> Floats:
     return np.asarray(path.max(axis=0))
 
 
+def last_turns_s(forward_s: Floats, backward_s: Floats, m: Ints) -> Floats:
+    """Seconds (p, n) of the longest paths through 1F1B that turn on each rank last, and then wait on none after it.
+
+    From there they go through the last backward passes of that rank and of all before it: parts of what
+    `_one_f_one_b_time_s` takes the longest of. ``forward_s``, ``backward_s`` (p, n); minus infinity where ``m`` (n,) is
+    so small that no rank up to there has a steady round.
+    """
+    p, t = len(forward_s), forward_s + backward_s
+    s, rank = _prefix_sums(t), np.arange(p, dtype=np.float64)[:, None]
+    last_fill = _suffix_max(s[1:] + (p - 1 - rank) * _running_max(forward_s))
+    steady = m + (rank - p - 1)
+    arrived = np.where(steady >= 0, last_fill - s[:-1] + steady * t, -np.inf)
+    return np.asarray(_running_max(arrived) + s[1:] + (p - 1 - rank) * backward_s)
+
+
 def _warmup_column(p: int, v: int, m: int) -> Floats:
     """Warm-up forwards of each rank, (p, 1)."""
     return np.array([warmup_slots(p, v, m, rank) for rank in range(p)], dtype=np.float64)[:, None]

@@ -107,6 +107,12 @@ def test_the_limit_that_does_not_bind_changes_nothing():
     assert ceiling(BLOOM, 1000.0) == pytest.approx(TOP)
 
 
+def test_a_top_clock_written_without_decimals_leaves_clocks_under_a_limit_their_own():
+    whole = clock_law.capped_clock_mhz(A100, *BLOOM, np.array([250.0, 250.1]), 1410, 210)
+    assert whole.tolist() == ceiling(BLOOM, np.array([250.0, 250.1])).tolist()
+    assert whole[0] < whole[1] < 1410
+
+
 def test_a_lower_limit_never_allows_a_higher_clock():
     limits = np.linspace(30.0, 600.0, 200)
     assert (np.diff(ceiling(BLOOM, limits)) >= 0).all()

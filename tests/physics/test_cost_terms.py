@@ -106,13 +106,13 @@ def test_communication_of_a_plan_is_its_collectives_sends_gathers_and_gradients(
 
 
 def test_gradients_of_interleaved_zero_2_hide_under_all_backward_passes() -> None:
-    # two ranks of 1 s forward, 1 and 2 s backward, three micro-batches; rank 1 hides 3 * 2 s of its 10 s
-    costs = stages(dp=4, pp=2, vpp=2, zero_stage=2, model=replace(DENSE, num_layers=8))
+    # two ranks of 1 s forward, 1 and 2 s backward; rank 1 begins after 0.5 s, works 4 * 3 s, and 0.5 s are left then
+    costs = stages(dp=4, pp=2, vpp=2, zero_stage=2, batches=4, model=replace(DENSE, num_layers=8))
     costs = replace(costs, reduce_s=np.array([[10.0, 10.0]]))
-    forward, backward = np.array([[1.0, 1.0]]), np.array([[1.0, 2.0]])
-    left = dp_exposed_s(costs, ROW, forward, backward, np.array([3]), 1.0)
-    # rank 0 has its last backward pass of 1 s, and 2 s of each micro-batch before beside its forward pass
-    assert left == pytest.approx([5.0])
+    passes = np.array([[1.0, 1.0]]), np.array([[1.0, 2.0]])
+    left = dp_exposed_s(costs, ROW, passes, np.array([13.0]), 1.0)
+    # rank 0, which keeps that pace, has 2 s of each micro-batch beside its forward pass: 8 of its 10 s hide
+    assert left == pytest.approx([2.0])
 
 
 def test_latent_attention_gathers_no_heads_however_few_groups_it_states() -> None:

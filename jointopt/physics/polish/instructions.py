@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import Floats
 from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.makespan import dp_exposed_s
+from jointopt.physics.makespan import dp_exposed_s, makespan_s
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,15 @@ def beyond_schedule_s(physics: CostModel, index: int) -> Callable[[Floats, Float
     """
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     costs = physics.groups[g]
-    batches: Ints = costs.num_micro_batches[rows]
     profile, slower = physics.job.training.framework, float(physics.time_factor[index])
     fixed_s = float(costs.slowest_step_s[rows[0]]) + profile.iteration_overhead_s
     overlap = costs.dp_overlap(physics.job, rows)
 
     def seconds(first_forward_s: Floats, last_backward_s: Floats) -> float:
         passes = first_forward_s[None] / slower, last_backward_s[None] / slower
-        exposed = dp_exposed_s(costs, rows, *passes, batches, overlap, profile.ddp_window)
+        exposed = dp_exposed_s(
+            costs, rows, passes, makespan_s(costs.pipelines, rows, *passes), overlap, profile.ddp_window
+        )
         return slower * (float(exposed[0]) + fixed_s)
 
     return seconds

@@ -212,12 +212,13 @@ def test_gathered_weights_hide_under_the_pass_that_needs_them() -> None:
 def test_gradients_of_a_later_stage_hide_while_the_pipeline_drains(vpp: int) -> None:
     # the last layer's experts, and with them most gradients, lie on the second stage (layers 2, 3 of 0-3, interleaved
     # 1, 3), whose last backward ends one pass (or, where it is interleaved, one chunk) of the first stage earlier
-    model = replace(MOE, num_dense_layers=3, moe_ffn_hidden_size=8192)
-    later = LAYER_WEIGHTS + (1024 * 64 * 24 + 1024 * 1024 + 2 * 1024 + 16 * 1024) + TABLE_WEIGHTS
+    model = replace(MOE, num_dense_layers=3, num_experts=64, moe_ffn_hidden_size=2048, vocab_size=128)
+    later = LAYER_WEIGHTS + (1024 * 64 * 24 + 1024 * 1024 + 2 * 1024 + 64 * 1024) + 128 * 1024
     reduce = inside_s("all_reduce", 4 * later, 4)
-    reduce += inside_s("all_reduce", 4 * 16 * 3 * 1024 * 8192, 4)
+    reduce += inside_s("all_reduce", 4 * 64 * 3 * 1024 * 2048, 4)
     found = timed(0.3e-3, dp=4, pp=2, vpp=vpp, model=model, framework={"pp_overlap": 1.0})["dp_comm"]
-    assert found == pytest.approx(reduce - 2 * 0.2e-3 / vpp)
+    # the router makes the last chunk longer than others, so that the way there is a little shorter than the schedule's
+    assert found == pytest.approx(reduce - 2 * 0.2e-3 / vpp, abs=5e-6)
 
 
 def test_an_interleaved_stage_hides_gradients_while_its_chunks_keep_the_pace() -> None:
@@ -235,7 +236,8 @@ def test_a_light_interleaved_stage_hides_gradients_while_the_slowest_one_works()
     reduce = inside_s("all_reduce", 4 * (2 * LAYER_WEIGHTS + TABLE_WEIGHTS + 200_000 * 1024), 4)
     profile = {"pp_overlap": 1.0, "dp_overlap": 1.0, "expert_host_s": 0.02e-3}
     found = timed(0.3e-3, dp=4, pp=2, vpp=2, model=model, framework=profile)["dp_comm"]
-    assert found == pytest.approx(reduce - (0.3e-3 + 0.62e-3 - 0.2e-3))
+    # before the second stage's work begins lies the shortest way there, a hundredth of a pass below the schedule's
+    assert found == pytest.approx(reduce - (0.3e-3 + 0.62e-3 - 0.2e-3), abs=0.01e-3)
 
 
 def test_an_iteration_is_its_schedule_its_exposed_gradients_and_its_optimizer_step() -> None:
