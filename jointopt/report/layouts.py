@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report import table
-from jointopt.report.plans import TIGHT, predicted_table, rank_words
+from jointopt.report.plans import FITS, TIGHT, predicted_table, rank_words
 
 MOST_PARTS = 3  # that a step names
 _ALIKE = 1e-3
@@ -56,7 +56,7 @@ class Rank:
         if beside and self.energy_behind is not None:
             beside += f", at {_apart(self.energy_behind, 'more', 'less')} energy"
         tight = (
-            f" It {'may not fit' if self.fit_probability >= 0.5 else 'is likelier not to fit'} in memory "
+            f" It {'may not fit' if self.fit_probability >= FITS else 'is likelier not to fit'} in memory "
             f"(probability {self.fit_probability:.2f}), for which it ranks behind its time."
             if self.fit_probability < TIGHT
             else ""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
-TIGHT = 0.8  # a plan that fits less probably is marked
+TIGHT, FITS = 0.8, 0.5  # a plan that fits less probably is marked; one below this is not expected to fit
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
@@ -210,7 +210,12 @@ _RATE_WORDS: dict[str, Callable[[float], str]] = {
 
 def is_tight(plan: Row) -> bool:
     """Whether a predicted plan may well not fit in memory."""
-    return float(plan.get("fit_probability", 1.0)) < TIGHT
+    return probability_of_fitting(plan) < TIGHT
+
+
+def probability_of_fitting(plan: Row) -> float:
+    """The probability that a predicted plan fits in memory, 1 where nothing states it."""
+    return float(plan.get("fit_probability", 1.0))
 
 
 def _against_first(values: Sequence[float]) -> list[str]:

@@ -23,12 +23,14 @@ from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
 from jointopt.report.many_goals import following_words, spread_in_goals
 from jointopt.report.plans import (
+    FITS,
     basis_lines,
     compared_lines,
     doubt_words,
     is_tight,
     plan_frame,
     predicted_table,
+    probability_of_fitting,
     rate_words,
     shows_site,
     site_table,
@@ -283,7 +285,8 @@ def _title(proposal: Proposal) -> list[str]:
 
 def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Sequence[str]) -> list[str]:
     if len(proposal.reference["pp"]):
-        usual = "the fastest plan that fits, at the GPU's maximum clock"
+        fits = probability_of_fitting(plans[0]) >= FITS
+        usual = f"the fastest plan{' that fits' * fits}, at the GPU's maximum clock"
         what = f"the baseline, {proposal.baseline}" if proposal.baseline else usual
         lines = [f"= {what}; Δ% is relative to it."]
         lines += compared_lines(plans, drawn)
@@ -292,12 +295,21 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     lines += wider_lines(reasons_of(plans, proposal.surrogate))
     if any(map(is_tight, plans)):
-        least = min(plan["fit_probability"] for plan in plans)
-        lines.append(
-            f"~ tight: may not fit in memory (probability {least:.2f} at least); it ranks "
-            "behind others of its time, 20 % at even odds."
-        )
+        lines.append(_tight_words(sorted(map(probability_of_fitting, plans))))
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
+
+
+def _tight_words(fitting: Sequence[float]) -> str:
+    """The sentence on plans marked ~, by the probabilities with which all that are shown fit, lowest first."""
+    if fitting[-1] < FITS:
+        return (
+            f"~ none of these is expected to fit in memory: probability {fitting[0]:.2f} to {fitting[-1]:.2f}. More "
+            "nodes, or GPUs with more memory, would help."
+        )
+    return (
+        f"~ tight: may not fit in memory (probability {fitting[0]:.2f} at least); it ranks behind others of its time, "
+        "20 % at even odds."
+    )
 
 
 def _site(proposal: Proposal) -> list[str]:

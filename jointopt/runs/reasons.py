@@ -30,9 +30,9 @@ def of_memory(run: pd.Series) -> str:
 def of_power(run: pd.Series) -> str:
     """Whether the power is in another unit or a node's, or the board's limit was raised."""
     gpu = known_gpu(run["gpu"])
-    if gpu is not None and _drawn_w(run) < gpu.mean_power_span_w[0]:
-        return "is it in kW, or its energy in kJ?"
-    if gpu is not None and _drawn_w(run) > gpu.mean_power_span_w[1]:
+    if gpu is not None and drawn_w(run) < gpu.mean_power_span_w[0]:
+        return "is it in kW, or its energy in kJ?" if _stated(run) else "is it in kJ, or of one GPU alone?"
+    if gpu is not None and drawn_w(run) > gpu.mean_power_span_w[1]:
         return "is it of a whole node?"
     return "was the board's limit raised? Then power_limit_w is that limit"
 
@@ -67,8 +67,13 @@ def of_time(run: pd.Series, flop_per_s: float) -> str:
     return _UNIT
 
 
-def _drawn_w(run: pd.Series) -> float:
+def drawn_w(run: pd.Series) -> float:
     """Mean power of a GPU in W: as stated, else by energy."""
-    if "avg_power_w" in run and is_known(run["avg_power_w"]):
+    if _stated(run):
         return float(run["avg_power_w"])
     return float(run["energy_j"] / (run["iteration_time_s"] * run["num_gpus"]))
+
+
+def _stated(run: pd.Series) -> bool:
+    """Whether a row states the mean power itself."""
+    return "avg_power_w" in run and is_known(run["avg_power_w"])

@@ -59,8 +59,6 @@ def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
 
 
 def _clocks_miscounted(runs: pd.DataFrame) -> pd.Series:
-    if runs["stage_clock_mhz"].isna().all():
-        return pd.Series(False, index=runs.index)
     count = runs["stage_clock_mhz"].map(len, na_action="ignore").astype(float)
     return (count > 1) & ((count - runs["pp"]).abs() > 0)
 
@@ -71,8 +69,7 @@ def _energy_contradicts(runs: pd.DataFrame) -> pd.Series:
 
 
 def _energy_excessive(runs: pd.DataFrame) -> pd.Series:
-    power_w = runs["energy_j"] / runs["iteration_time_s"] / runs["num_gpus"]
-    return (power_w > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
+    return (_drawn_w(runs) > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
 
 
 def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
@@ -84,6 +81,10 @@ def _at_most(smaller: str, larger: str) -> Rule:
     return Rule((smaller, larger), f"{smaller} to be at most {larger}", above(smaller, larger))
 
 
+_AGREEING_ENERGY = Rule(
+    ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
+    f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}", _energy_contradicts,
+)  # fmt: skip
 RUN_RULES = (
     Rule(("num_gpus", *DEGREES), f"{'*'.join(DEGREES)} to be num_gpus", _degrees_contradict),
     Rule(("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size"), True),
@@ -104,8 +105,7 @@ RULES = (
     _at_most("num_query_groups", "num_attention_heads"),
     Rule(("moe_router_topk", "num_experts"), "moe_router_topk to be at most num_experts",
          lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0)),
-    Rule(("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
-         f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}", _energy_contradicts),
+    _AGREEING_ENERGY,
     Rule(("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
          f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W", _energy_excessive),
     Rule(("peak_power_w", "avg_power_w"), f"peak_power_w to be at least avg_power_w, within {_AGREEMENT:.0%}",
@@ -329,7 +329,7 @@ def _peak_words(run: pd.Series) -> str:
 
 
 def _drawn_w(runs: pd.DataFrame) -> pd.Series:
-    """Mean power of a GPU in W, (n,): as stated, else by energy."""
+    """`reasons.drawn_w` of each row, (n,)."""
     return runs["avg_power_w"].fillna(runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).astype(float)
 
 
@@ -372,12 +372,12 @@ def _energy_beyond(runs: pd.DataFrame) -> pd.Series:
 
 
 def _energy_words(run: pd.Series) -> str:
-    watts = run["energy_j"] / (run["iteration_time_s"] * run["num_gpus"])
-    words = _bound(watts, *_span("mean_power_span_w", str(run["gpu"])))
+    run = run.drop("avg_power_w", errors="ignore")  # the reason is one of the energy
+    words = _bound(reasons.drawn_w(run), *_span("mean_power_span_w", str(run["gpu"])))
     return f"energy_j over iteration_time_s and num_gpus to be {words} W on this GPU ({reasons.of_power(run)})"
 
 
-# The first column is what was measured, and cannot be.
+# the first column is what was measured, and cannot be
 RESULT_RULES = (
     _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=reasons.of_memory),
     _on_gpu("avg_power_w", "mean_power_span_w", "W", result=reasons.of_power),
@@ -391,6 +391,7 @@ DOUBTS = (
     Rule((*_DRAWN, "power_limit_w"), _limit_words, _above_limit),
     Rule(_TIMED, _peak_words, _near_peak),
     Rule(_TIMED, _slow_words, _too_slow),
+    _AGREEING_ENERGY,
 )
 MEASUREMENT_RULES = (
     *RULES, *GPU_RULES, *RESULT_RULES,

@@ -43,6 +43,7 @@ FEW = (("few", True), ("unseen_few", False))
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
 BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
 MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
+OTHER_UNIT = 100.0  # times off the physics, as no run is: half of the rows left out in another unit are by more
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ class Use:
     unpriced: int  # the physics cannot price them
     reason: str = ""  # of the first of those
     beyond: float = BROKEN  # times the physics
+    off: float = 1.0  # how many times the physics the broken ones are off, their median
 
     def to_text(self) -> str:
         """One line on how many rows were learned from, and why others were not."""
-        hint = ": is iteration_time_s in seconds?" if self.broken > MOST_BROKEN * self.timed else ""
+        doubtful = self.broken > MOST_BROKEN * self.timed or self.off > OTHER_UNIT
+        hint = ": is iteration_time_s in seconds?" if doubtful else ""
         reasons = {
             f"{self.broken:,} more than {self.beyond:g} times off the physics{hint}": self.broken,
             f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})": self.unpriced,
@@ -101,7 +104,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     """
     timed = timed_runs(table)
     if timed.empty:
-        raise TableError("No row has status ok and an iteration_time_s; training needs runs that were timed.")
+        raise TableError("No row has status ok and an iteration_time_s that can be used; training needs timed runs.")
     known = price(timed, heat=measures_heat(timed))
     unknown = (
         known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))
@@ -109,13 +112,15 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     time_s = timed["iteration_time_s"].to_numpy(float)
     origin = _origins(timed).to_numpy()
     both, at, plain = np.intersect1d(known.rows, unknown.rows, return_indices=True)
-    sound = np.abs(known.residual(time_s[known.rows])[at]) <= np.log(broken)
+    off = np.abs(known.residual(time_s[known.rows])[at])
+    sound = off <= np.log(broken)
     reasons, rows = known.reasons | unknown.reasons, both[sound]
     uses = []
     for name in np.unique(origin).tolist():
         timed_rows, priced, learned = (int((of == name).sum()) for of in (origin, origin[both], origin[rows]))
         why = next((reasons[row] for row in sorted(reasons) if origin[row] == name), "")
-        uses.append(Use(name, timed_rows, learned, priced - learned, timed_rows - priced, why, broken))
+        times = float(np.exp(np.median(lost))) if (lost := off[~sound & (origin[both] == name)]).size else 1.0
+        uses.append(Use(name, timed_rows, learned, priced - learned, timed_rows - priced, why, broken, times))
     known, unknown = known.take(at[sound]), unknown.take(plain[sound])
     unknown = replace(
         unknown, runs=replace(unknown.runs, source=known.runs.source)

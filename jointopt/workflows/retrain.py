@@ -53,7 +53,10 @@ def retrain(
     _check_folder(out := Path(out))
     old = _before(out, force)
     data, remarks = _gathered(given, storage)
-    surrogate, scores = train(data, seed, load_surrogate("default"), for_others)
+    try:
+        surrogate, scores = train(data, seed, load_surrogate("default"), for_others)
+    except TableError as error:
+        raise TableError(" ".join([str(error), *remarks])) from error  # why rows that have results do not count
     judged = _judged(scores.attrs.get("rows", {}))
     compared, forgotten = None, tuple[str, ...]()
     if old is not None:

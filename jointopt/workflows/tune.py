@@ -30,7 +30,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.behind import set_bounds
-from jointopt.workflows.campaign.campaign import Campaign, count, outcome
+from jointopt.workflows.campaign.campaign import Campaign, count
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
 from jointopt.workflows.campaign.growing import Growing
@@ -342,7 +342,7 @@ class _Loop(Campaign):
                 self._timed.append((done.seconds, run.result("iteration_time_s")))
                 self.record.progress(self._state(budget))
                 progress.report(_BAR, *budget.done(self.spent))
-                _log.info("%s: %s", name(place), outcome(run))
+                self.tell(run, name(place))
                 self.judge(done, name(place).capitalize())
         return not self.reason
 

@@ -27,7 +27,7 @@ from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.workflows.campaign.campaign import Campaign, outcome
+from jointopt.workflows.campaign.campaign import Campaign
 from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.record import Queued
@@ -154,7 +154,7 @@ class _Bench(Campaign):
             for place, done in runs:
                 self._add(order[place], done.row, earlier=False)
                 progress.report("runs", len(self._runs), len(self.plans.rows))
-                _log.info("%s: %s", name(place), outcome(self._runs[order[place]]))
+                self.tell(self._runs[order[place]], name(place))
                 self.judge(done, "The run")
         progress.report("runs", 1, 1)
         return "failed" if self.reason else "done"

@@ -75,6 +75,22 @@ def test_thinning_never_invents_a_plan(make_front: Fronts, n: int) -> None:
     assert {0, n - 1} <= set(kept.tolist())
 
 
+@pytest.mark.parametrize(
+    ("best", "words", "others"),
+    [(0.4, "~ none of these is expected to fit in memory: probability 0.30 to 0.40.", "plan that fits"),
+     (0.6, "~ tight: may not fit in memory (probability 0.30 at least)", "is expected to fit")],
+)  # fmt: skip
+def test_a_front_of_which_no_plan_is_expected_to_fit_is_called_so(
+    make_proposal: Proposals, make_front: Fronts, best: float, words: str, others: str
+) -> None:
+    """The reference is the front's first plan, and expected to fit as far as the best of them is."""
+    front = make_front(3, fit_probability=np.array([best, 0.3, best]))
+    reference = make_front(1, fit_probability=np.array([best]))
+    text = " ".join(make_proposal(front=front, reference=reference).text().split())
+    assert words in text
+    assert others not in text
+
+
 def test_an_extrapolated_plan_is_marked_and_explained(make_proposal: Proposals, make_front: Fronts) -> None:
     columns = {"in_domain": np.array([True, False]), "doubts": np.array(["", "framework"], object)}
     text = make_proposal(front=make_front(2, **columns)).text()

@@ -82,7 +82,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU (is it of a whole node?)"),
     ({"avg_power_w": 0.35}, "avg_power_w", "W on this GPU (is it in kW, or its energy in kJ?)"),
     ({"gpu": "h100-sxm-96gb", "avg_power_w": 0.35}, "avg_power_w", "to be at least 5 W on this GPU (is it in kW"),
-    ({"energy_j": 40.0 * 16 * 0.35}, "energy_j", "W on this GPU (is it in kW, or its energy in kJ?)"),
+    ({"energy_j": 40.0 * 16 * 0.35}, "energy_j", "W on this GPU (is it in kJ, or of one GPU alone?)"),
 ]
 
 
@@ -163,6 +163,22 @@ def test_tensor_cores_that_the_row_states_and_gpus_of_ones_own_are_not_doubted(c
 def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:
     _, problems = check_measurements(pd.DataFrame([LLAMA | {"num_gpus": 12}]), rules=MEASUREMENT_RULES)
     assert [(p.line, p.column) for p in problems] == [(2, "num_gpus")]
+
+
+def test_energy_of_one_gpu_beside_a_power_that_is_right_is_the_energys_fault() -> None:
+    """The 16 GPUs draw 350 W each in 40 s: 224 kJ; what one of them takes would be 22 W of each."""
+    run = LLAMA | {"avg_power_w": 350.0, "energy_j": 350.0 * 40.0}
+    sound, (message,) = sound_results(pd.DataFrame([run]), RESULT_RULES)
+    assert pd.isna(sound["energy_j"].iloc[0])
+    assert sound["avg_power_w"].iloc[0] == 350.0
+    assert "is it in kJ, or of one GPU alone?" in message
+
+
+def test_energy_and_power_that_contradict_each_other_are_doubted() -> None:
+    """7/8 of the energy is within a fifth, a half is not."""
+    runs = pd.DataFrame([LLAMA | {"avg_power_w": 350.0, "energy_j": s * 350.0 * 640.0} for s in (0.875, 0.5)])
+    (line,) = doubtful_lines(runs)
+    assert line.startswith("1 row whose energy_j is doubtful (row 2: expected avg_power_w * iteration_time_s")
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the recorded measurements are not beside the repository")

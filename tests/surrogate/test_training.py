@@ -260,3 +260,13 @@ def test_what_is_of_one_source_alone_is_learned_from_fifty_runs_on(data, monkeyp
     source = SimpleNamespace(runs=SimpleNamespace(source=np.full(len(rows), "lab")))
     monkeypatch.setattr(own_training, "learn_source", lambda key, *_: key)
     assert own_training.learn_every_own(SimpleNamespace(known=source), KERNEL) == learned
+
+
+@pytest.mark.parametrize(("times", "doubtful"), [(1000.0, True), (0.001, True), (20.0, False)])
+def test_the_unit_is_in_doubt_where_a_third_of_the_rows_are_in_another(three_sources, times, doubtful):
+    """Twenty times the physics is a run that went wrong, a thousand times is one in milliseconds."""
+    third = np.arange(len(three_sources)) % 3 == 0
+    time_s = three_sources["iteration_time_s"] * np.where(third, times, 1.0)
+    (use, *_) = training_set(three_sources.assign(source="one", iteration_time_s=time_s)).use
+    assert use.broken == third.sum()
+    assert ("is iteration_time_s in seconds?" in use.to_text()) is doubtful

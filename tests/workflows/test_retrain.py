@@ -217,6 +217,14 @@ def test_too_little_to_train_on_is_one_sentence(three_sources, tmp_path, rows, w
     assert not (tmp_path / "out").exists()
 
 
+def test_a_refusal_says_why_rows_that_have_times_do_not_count(three_sources, tmp_path):
+    """Batches in tokens would need hundreds of times the full rate of the GPUs."""
+    tokens = three_sources["global_batch_size"] * three_sources["seq_length"]
+    three_sources.assign(global_batch_size=tokens).to_csv(tmp_path / "tokens.csv", index=False)
+    with pytest.raises(TableError, match=r"training needs timed runs\. .* rows with an impossible iteration_time_s"):
+        retrain(tables=[tmp_path / "tokens.csv"], out=tmp_path / "out")
+
+
 def test_rows_without_a_source_are_of_their_file(three_sources, tmp_path):
     for name in ("a100", "h100"):
         rows = three_sources[three_sources["source"] == name].drop(columns="source")

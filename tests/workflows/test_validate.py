@@ -66,6 +66,16 @@ def test_errors_are_relative_to_what_was_measured_and_intervals_are_judged(small
     assert "Row 2, oom: too large" in found.text()
 
 
+@pytest.mark.parametrize(("times", "notes"), [(1000.0, 1), (0.5, 0)])
+def test_a_time_in_another_unit_is_noted_once_as_soon_as_it_is_measured(small: Job, times: float, notes: int) -> None:
+    """Plans of the front are predicted to take 2 to 4 s."""
+    row = {"status": "ok", "iteration_time_s": 3.0 * times, "energy_j": 4000.0}
+    found = validate(small, Simulated(dict.fromkeys(range(1, 4), row)), 2, surrogate="none")
+    lines = [note for note in found.notes if "is iteration_time_s in seconds, and of one iteration?" in note]
+    assert len(lines) == notes
+    assert all(line.startswith("Run 1 took ") and " times what was predicted: " in line for line in lines)
+
+
 def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(small: Job, url: str) -> None:
     first = validate(small, Simulated({2: KeyboardInterrupt()}), 3, surrogate="none", storage=url)
     launcher = Simulated()

@@ -35,8 +35,12 @@ _CAUSES: tuple[_Cause, ...] = (
     (r"CUDA error|device-side assert", FailureKind.CUDA, "a CUDA error"),
 )
 _SIGNALS: tuple[_Cause, ...] = (
-    (r"SIGKILL|exitcode\s*:\s*-9|exit code -9", FailureKind.KILLED, "a process was killed (SIGKILL)"),
-    (r"SIGSEGV|Segmentation fault|exitcode\s*:\s*-11", FailureKind.CRASHED, "a process crashed (SIGSEGV)"),
+    (r"SIGKILL|exitcode\s*:\s*-9|exit code (?:-9|137)\b", FailureKind.KILLED, "a process was killed (SIGKILL)"),
+    (
+        r"SIGSEGV|Segmentation fault|exitcode\s*:\s*-11|exit code (?:-11|139)\b",
+        FailureKind.CRASHED,
+        "a process crashed (SIGSEGV)",
+    ),
 )
 _BEFORE = re.compile(r"((?:\[[^\]\s]*\]:\s?|\d+: ?)*)(.*)")  # [rank3]:, [default0]:, and the labels of srun
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*(?::.*)?$")
@@ -104,7 +108,7 @@ def _cause(log: str, code: int) -> Failure:
 
 def _in_words(known: Failure | None, code: int, error: str) -> Failure:
     """A known cause, the flag that the program does not know, else the exit code, with the error behind it."""
-    found = known or Failure(FailureKind.EXIT_CODE, f"exit code {code}")
+    found = known or _named(_SIGNALS, f"exit code {code}") or Failure(FailureKind.EXIT_CODE, f"exit code {code}")
     if found.kind is FailureKind.EXIT_CODE and _FLAG.search(error):
         flags = " ".join(re.findall(r"(?<!\S)--?[A-Za-z](?:[\w.-]*\w)?|(?<=')\w+(?=')", error))
         return Failure(FailureKind.UNKNOWN_FLAG, f"unknown flag {flags}".strip() + _quoted(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from jointopt.report.results import MeasuredRun
 from jointopt.report.table import result
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.time_unit import DOUBTED, QUESTION
 from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_constraints
 from jointopt.workflows.campaign.profiles import under_profile
@@ -45,6 +47,7 @@ class Campaign:
         self._given = [] if measured is None else [measured.table]
         self._retry = retry
         self._ended: list[Mapping[str, Any]] = []  # rows, in the order in which they ended
+        self._doubted = False
 
     def note(self, text: str) -> None:
         """A sentence for the result, logged at once."""
@@ -88,6 +91,13 @@ class Campaign:
             _log.info("%s: %s", name(place), text)
 
         return self.record.run_all(self.launcher, drawn(), self.broken_by, report)
+
+    def tell(self, run: MeasuredRun, called: str) -> None:
+        """Log how a run ended, and note the first one whose time is so far from its prediction that its unit may be."""
+        _log.info("%s: %s", called, outcome(run))
+        if not self._doubted and (doubt := in_another_unit(run)):
+            self._doubted = True
+            self.note(f"{called.capitalize()} {doubt}")
 
     def judge(self, done: Done, run: str) -> None:
         """Find a reason to stop after a run, called ``run`` in sentences: a full store, or failures for one cause."""
@@ -133,6 +143,14 @@ def outcome(run: MeasuredRun) -> str:
             beside = f" ({result(name, expected)} expected)" if np.isfinite(expected) else ""
             parts.append(f"{result(name, measured)}{beside}")
     return ", ".join([*parts, *(f"beyond the bound on {name}" for name in run.broken)])
+
+
+def in_another_unit(run: MeasuredRun) -> str:
+    """The rest of a sentence on a run whose time is far beyond its interval and its prediction; empty of others."""
+    times = run.result("iteration_time_s") / run.predicted.get("iteration_time_s", math.nan)
+    if run.inside("iteration_time_s") or not (times > DOUBTED or times < 1 / DOUBTED):
+        return ""
+    return f"took {times:.3g} times what was predicted: {QUESTION}"
 
 
 def count(number: int, noun: str) -> str:
