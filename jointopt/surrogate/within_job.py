@@ -28,6 +28,9 @@ class Spread:
 # ended 41 % behind the best after 8 runs; shared 0.5 to 1 with trend 0.1 to 0.4 came within 1 % in 5 or 6.
 ROUGH = Spread(shared=0.7, trend=0.2, noise=0.1)
 INFORMED = Spread(shared=0.1, trend=0.02, noise=0.05)  # where other jobs of the same cluster have moved plan by plan
+# Of average power, with what `power_scale` counts on in common and of a run. On made-up clusters 0.02 to 0.05 per
+# doubling and 0.02 to 0.07 of a plan change errors of energy by half a point, up on one and down on another.
+OF_POWER = Spread(shared=0.15, trend=0.03, noise=0.05)
 
 _TAIL = 3.0  # degrees of freedom of the noise: some runs are several times slower for reasons of their own
 _NOISE_RUNS = 4.0  # how many runs the prior of the noise is worth against those measured
@@ -117,24 +120,37 @@ def _spread_out(mean: Floats, loadings: Floats, noise_variance: float) -> Adapte
     return Adapted(mean, deviation, loadings, float(np.sqrt(noise_variance)))
 
 
-def left_out_loss(
+def left_out(
     features: Floats, log_predicted: Floats, index: Ints, log_measured: Floats, spread: Spread,
     bounded: Bools | None = None,
-) -> float:  # fmt: skip
-    """The mean of -log of the density at each measured plan's log, but for bounded ones, when all others are known."""
-    losses, bounded = [], np.zeros(len(index), bool) if bounded is None else bounded
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """(error, its standard deviation) (m,) of the log of each measured plan when all others are known.
+
+    NaN for those that are ``bounded``, of which only the least is known.
+    """
+    bounded = np.zeros(len(index), bool) if bounded is None else bounded
+    off, deviation = np.full((2, len(index)), np.nan)
     for i in np.flatnonzero(~bounded):
         row, others = index[i], np.arange(len(index)) != i
         rest = adapted(features, log_predicted, index[others], log_measured[others], spread, bounded[others])
-        losses.append(_loss(log_measured[i] - rest.mean[row], rest.deviation[row]))
-    return float(np.mean(losses))
+        off[i], deviation[i] = log_measured[i] - rest.mean[row], rest.deviation[row]
+    return off, deviation
 
 
-def unmoved_loss(off: Floats, least: float) -> float:
-    """`left_out_loss` of a prediction that runs do not move, ``off`` (m,) from them; ``least``: its least scatter."""
+def mean_loss(off: Floats, deviation: Floats) -> float:
+    """The mean of -log of the density of errors ``off`` (m,) that are expected to be so wide; NaN aside."""
+    known = np.isfinite(off)
+    return float(np.mean(_loss(off[known], deviation[known])))
+
+
+def unmoved_scatter(off: Floats, least: float) -> Floats:
+    """Standard deviation (m,) of errors ``off`` (m,) of what runs do not move, by all others; NaN aside.
+
+    ``least``: the least of them.
+    """
     squares = off**2
-    scatter = np.sqrt((squares.sum() - squares) / max(len(off) - 1, 1))
-    return float(np.mean(_loss(off, np.maximum(scatter, least))))
+    others = max(np.isfinite(squares).sum() - 1, 1)
+    return np.asarray(np.maximum(np.sqrt((np.nansum(squares) - squares) / others), least))
 
 
 def _loss(off: Floats, deviation: Floats) -> Floats:

@@ -22,7 +22,7 @@ from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power_scale import power_scale
 from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.within_job import INFORMED, ROUGH, Spread, adapted, left_out_loss, plan_features
+from jointopt.surrogate.within_job import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1, cut=0.7)
 PHI = NormalDist().cdf
@@ -79,7 +79,7 @@ def test_before_any_run_plans_spread_by_factor_trend_and_noise() -> None:
     found = adapted(np.array([[2.0], [-2.0]]), np.zeros(2), NONE, np.empty(0), Spread(0.3, 0.2, 0.1))
     assert found.deviation == pytest.approx(np.sqrt([0.09 + 0.16 + 0.01] * 2))
     assert Spread() == Spread(0.2, 0.03, 0.07)
-    assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05)) == (ROUGH, INFORMED)
+    assert (Spread(0.7, 0.2, 0.1), Spread(0.1, 0.02, 0.05), Spread(0.15, 0.03, 0.05)) == (ROUGH, INFORMED, OF_POWER)
 
 
 def test_a_run_left_out_has_the_density_that_the_other_leaves() -> None:
@@ -89,8 +89,8 @@ def test_a_run_left_out_has_the_density_that_the_other_leaves() -> None:
         gain = 0.09 / (0.09 + run)
         width = np.sqrt(0.09 - 0.09 * gain + plan)
         losses.append(np.log(width) - t.logpdf((one - gain * other) / width, 3))
-    found = left_out_loss(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
-    assert found == pytest.approx(np.mean(losses))
+    found = left_out(np.zeros((2, 1)), np.zeros(2), np.array([0, 1]), np.array([0.1, 0.3]), spread)
+    assert mean_loss(*found) == pytest.approx(np.mean(losses))
 
 
 def test_a_plan_fits_with_the_normal_probability_of_its_room() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, truncnorm
 
-from jointopt.surrogate.within_job import Spread, _beyond, adapted, left_out_loss, plan_features, unmoved_loss
+from jointopt.surrogate.within_job import Spread, _beyond, adapted, left_out, mean_loss, plan_features, unmoved_scatter
 
 PLANS = {
     "dp": np.array([8, 4, 2, 1]), "tp": np.array([1, 2, 4, 8]), "pp": np.ones(4, int), "cp": np.ones(4, int),
@@ -93,24 +93,30 @@ def test_what_all_plans_share_is_no_difference_between_them():
 
 def test_a_run_left_out_is_predicted_from_the_others_alone():
     index, seen = np.array([0, 1, 2]), np.array([0.2, 0.2, 0.2])
-    alike = left_out_loss(FEATURES, FLAT, index, seen, Spread())
-    scattered = left_out_loss(FEATURES, FLAT, index, np.array([0.2, -0.2, 0.2]), Spread())
+    alike = mean_loss(*left_out(FEATURES, FLAT, index, seen, Spread()))
+    scattered = mean_loss(*left_out(FEATURES, FLAT, index, np.array([0.2, -0.2, 0.2]), Spread()))
     assert alike < scattered - 0.3
 
 
 def test_likelihood_prefers_the_prediction_that_is_sure_and_right_and_punishes_one_that_is_sure_and_wrong():
     index, near, far = np.arange(4), np.array([0.01, -0.01, 0.01, -0.01]), np.array([0.4, -0.4, 0.4, -0.4])
     sure, unsure = Spread(0.01, 0.01, 0.02), Spread(0.3, 0.01, 0.3)
-    assert left_out_loss(FEATURES, FLAT, index, near, sure) < left_out_loss(FEATURES, FLAT, index, near, unsure)
-    assert left_out_loss(FEATURES, FLAT, index, far, sure) > left_out_loss(FEATURES, FLAT, index, far, unsure)
+    assert mean_loss(*left_out(FEATURES, FLAT, index, near, sure)) < mean_loss(
+        *left_out(FEATURES, FLAT, index, near, unsure)
+    )
+    assert mean_loss(*left_out(FEATURES, FLAT, index, far, sure)) > mean_loss(
+        *left_out(FEATURES, FLAT, index, far, unsure)
+    )
 
 
 def test_a_prediction_that_runs_do_not_move_is_judged_by_the_scatter_of_the_other_runs():
     off = np.array([0.3, 0.1, -0.1])
     widths = np.sqrt([0.01, 0.05, 0.05])
     expected = np.mean(np.log(widths) - t.logpdf(off / widths, 3))
-    assert unmoved_loss(off, 0.07) == pytest.approx(expected)
-    assert unmoved_loss(np.zeros(2), 0.07) == pytest.approx(np.log(0.07) - t.logpdf(0.0, 3))
+    assert mean_loss(off, unmoved_scatter(off, 0.07)) == pytest.approx(expected)
+    sure = mean_loss(np.zeros(2), unmoved_scatter(np.zeros(2), 0.07))
+    assert sure == pytest.approx(np.log(0.07) - t.logpdf(0.0, 3))
+    assert unmoved_scatter(np.append(off, np.nan), 0.07)[:3] == pytest.approx(widths)  # an ended run says nothing
 
 
 @pytest.mark.parametrize("least", [-0.3, 0.0, 0.2, 0.5])

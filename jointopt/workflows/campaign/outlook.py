@@ -16,7 +16,17 @@ from jointopt.search.acquire import SAMPLES
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import MemoryPosterior
-from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, left_out_loss, plan_features, unmoved_loss
+from jointopt.surrogate.within_job import (
+    INFORMED,
+    OF_POWER,
+    Adapted,
+    Spread,
+    adapted,
+    left_out,
+    mean_loss,
+    plan_features,
+    unmoved_scatter,
+)
 from jointopt.workflows.campaign.candidates import Candidates
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.growing import Growing
@@ -28,6 +38,7 @@ _TOGETHER = "a model of the cluster's runs, those of this job among them,"
 # Of the mean log of the likelihood of a run: by less, recorded groups were predicted worse as often as better
 # (bench_growing.py; where it helped it was ahead by 0.09 to 0.5)
 AHEAD = 0.05
+_PARTS = ("iteration_time_s", "avg_power_w")  # of energy
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,19 @@ class Expected:
     draws: Columns
     apart: Columns
     basis: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A result of every candidate, what it rests on, and by how much runs (m,) were missed from the others.
+
+    ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
+    """
+
+    adapted: Adapted
+    source: str
+    off: Floats
+    deviation: Floats
 
 
 class Outlook:
@@ -64,21 +88,49 @@ class Outlook:
         draws: Columns = {"fits": fits}
         basis = _PHYSICS
         found_by_name: dict[str, Adapted] = {}
+        memo: dict[str, _Found] = {}
         for name in dict.fromkeys([*objectives, *judged_by(self._job)]):
-            found, source = self._adapted(name, index, rows)
-            found_by_name[name] = found
-            basis = source if name == "iteration_time_s" else basis
+            found = self._found(name, index, rows, memo)
+            found_by_name[name] = found.adapted
+            basis = found.source if name == "iteration_time_s" else basis
             if name in objectives:
-                columns[name] = np.exp(found.mean)
-                columns[f"{name}_low"] = np.exp(found.mean - _HALF_INTERVAL * found.deviation)
-                columns[f"{name}_high"] = np.exp(found.mean + _HALF_INTERVAL * found.deviation)
-                draws[name] = np.exp(found.draws(SAMPLES, self._rng))
+                mean, deviation = found.adapted.mean, found.adapted.deviation
+                columns[name] = np.exp(mean)
+                columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
+                columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
+                draws[name] = np.exp(found.adapted.draws(SAMPLES, self._rng))
         for kept in kept_probabilities(self._job, found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
         return Expected(columns, draws, {name: found_by_name[name].apart for name in objectives}, basis)
 
-    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Adapted, str]:
+    def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
+        """A result of every candidate after runs ``rows`` of candidates ``index`` (m,); ``memo``: those worked out."""
+        if name not in memo:
+            direct = memo[name] = self._adapted(name, index, rows)
+            if name == "energy_j" and np.isfinite(direct.off).sum() >= ENOUGH_TO_JUDGE:
+                parts = [self._found(part, index, rows, memo) for part in _PARTS]
+                memo[name] = self._of_parts(direct, *parts)
+        return memo[name]
+
+    def _of_parts(self, direct: _Found, time: _Found, power: _Found) -> _Found:
+        """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
+        off, deviation = time.off + power.off, np.hypot(time.deviation, power.deviation)
+        known = np.isfinite(off) & np.isfinite(direct.off)
+        if known.sum() < ENOUGH_TO_JUDGE:
+            return direct
+        if mean_loss(off[known], deviation[known]) >= mean_loss(direct.off[known], direct.deviation[known]):
+            return direct
+        gpus = np.log(self._candidates.predicted["energy_j"])
+        for name in _PARTS:
+            gpus = gpus - np.log(self._candidates.predicted[name])
+        loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
+        noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
+        width = np.hypot(time.adapted.deviation, power.adapted.deviation)
+        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, width, loadings, noise)
+        return _Found(both, time.source, off, deviation)
+
+    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
         """The log of a result of every candidate, and what it rests on."""
         values = np.array([result(row, name) for row in rows], float)
         bounds = np.array([lower_bound(row, name) for row in rows], float)
@@ -86,28 +138,35 @@ class Outlook:
         good = np.flatnonzero((values > 0) | held)
         at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
         physics, best = np.log(self._candidates.predicted[name]), 0
+        own = OF_POWER if name == "avg_power_w" else self._spread
         # the physics comes first until runs show otherwise, unless other jobs are known to order plans better
-        choices = [(physics, self._spread, _OWN_RUNS)]
+        choices = [(physics, own, _OWN_RUNS)]
         if (log_factor := self._earlier.log_factor_on(name)) is not None:
             learned = (physics + log_factor, INFORMED, _LEARNED)
             choices.insert(0 if self._earlier.first else 1, learned)
+        off = np.full((2, len(rows)), np.nan)
         if (~held).sum() >= ENOUGH_TO_JUDGE:
             if (grown := self._grown(name, index, rows)) is not None:
                 choices.append((physics + grown, INFORMED, _TOGETHER))
+            without = [left_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
             losses = [
-                left_out_loss(self._features, prior, at, seen, spread, held) + AHEAD * (source == _TOGETHER)
-                for prior, spread, source in choices
+                mean_loss(*errors) + AHEAD * (source == _TOGETHER)
+                for errors, (_, _, source) in zip(without, choices, strict=True)
             ]
-            if choices[-1][2] == _TOGETHER and losses[-1] >= left_out_loss(
-                self._features, physics, at, seen, INFORMED, held
+            if choices[-1][2] == _TOGETHER and losses[-1] >= mean_loss(
+                *left_out(self._features, physics, at, seen, INFORMED, held)
             ):  # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
                 losses[-1] = np.inf
-            best, off = int(np.argmin(losses)), (physics[at] - seen)[~held]
-            if unmoved_loss(off, self._spread.noise) < losses[best]:
-                scatter = max(float(np.sqrt(np.mean(off**2))), self._spread.noise)
-                return adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter)), _PHYSICS
+            best, far = int(np.argmin(losses)), np.where(held, np.nan, seen - physics[at])
+            unmoved = far, unmoved_scatter(far, own.noise)
+            if mean_loss(*unmoved) < losses[best]:
+                off[:, good] = unmoved
+                scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
+                fixed = adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
+                return _Found(fixed, _PHYSICS, *off)
+            off[:, good] = without[best]
         prior, spread, source = choices[best]
-        return adapted(self._features, prior, at, seen, spread, held), source
+        return _Found(adapted(self._features, prior, at, seen, spread, held), source, *off)
 
     def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
         """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.

@@ -96,9 +96,8 @@ def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood_and_
     time_s = candidates.predicted["iteration_time_s"]
     rows, known = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.full(candidates.size, 0.1)
     # of the runs of this job, of earlier ones, of the growing model, and of the first as sure as those are
-    losses = iter([1.0, 0.5, 0.5 - more, narrow])
-    monkeypatch.setattr(outlook_module, "left_out_loss", lambda *_: next(losses))
-    monkeypatch.setattr(outlook_module, "unmoved_loss", lambda *_: 9.0)
+    losses = iter([1.0, 0.5, 0.5 - more, narrow, 9.0])  # the last is of the physics alone
+    monkeypatch.setattr(outlook_module, "mean_loss", lambda *_: next(losses))
     earlier = Earlier(log_factor=known)
     outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), Knows(known))
     assert outlook.after(("iteration_time_s",), np.arange(7), rows).basis.startswith(basis)

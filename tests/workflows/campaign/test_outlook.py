@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
-from jointopt.surrogate.within_job import Adapted
+from jointopt.surrogate.within_job import Adapted, Spread
+from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import (
+    Outlook,
+    _Found,
     _probability_below,
     broken_constraints,
     held_to,
@@ -80,3 +86,57 @@ def test_a_run_that_was_ended_early_bounds_its_time_and_its_energy_where_that_wa
     assert lower_bound(early, "energy_j") == 100.0
     assert math.isnan(lower_bound(early | {"energy_j": None}, "energy_j"))
     assert math.isnan(lower_bound(OK))
+
+
+def made(mean: float, loadings: list[float], noise: float, off: float, deviation: float) -> _Found:
+    """Of two candidates, after six runs that were each missed by so much."""
+    width = np.full(2, np.hypot(np.hypot.reduce(loadings), noise))
+    known = Adapted(np.full(2, mean), width, np.tile(loadings, (2, 1)), noise)
+    return _Found(known, f"off by {off}", np.full(6, off), np.full(6, deviation))
+
+
+def at_eight_gpus() -> Outlook:
+    """Of two candidates, which take 2 and 3 s of 8 GPUs at 400 and 500 W."""
+    predicted = {"iteration_time_s": np.array([2.0, 3.0]), "avg_power_w": np.array([400.0, 500.0])}
+    outlook = object.__new__(Outlook)
+    outlook._candidates = SimpleNamespace(predicted=predicted | {"energy_j": np.array([6400.0, 12000.0])})  # type: ignore[assignment]
+    return outlook
+
+
+def test_energy_is_time_by_power_by_gpus_and_errs_by_what_both_err() -> None:
+    time, power = made(0.7, [0.03, 0.04], 0.12, 0.02, 0.1), made(6.1, [0.06], 0.05, -0.02, 0.1)
+    found = at_eight_gpus()._of_parts(made(9.9, [0.1], 0.1, 0.3, 0.1), time, power)
+    assert found.adapted.mean == pytest.approx([0.7 + 6.1 + math.log(8)] * 2)
+    assert found.adapted.deviation == pytest.approx(np.sqrt([0.03**2 + 0.04**2 + 0.12**2 + 0.06**2 + 0.05**2] * 2))
+    assert found.adapted.loadings == pytest.approx(np.array([[0.03, 0.04, 0.06]] * 2))
+    assert found.adapted.noise == pytest.approx(0.13)
+    assert found.off == pytest.approx(np.zeros(6))
+
+
+@pytest.mark.parametrize(("off", "as_one"), [(0.01, True), (0.15, True), (0.17, False)])
+def test_energy_stays_one_number_where_that_is_likelier_of_runs_left_out(off: float, as_one: bool) -> None:
+    # errors of 0.1 each in time and power are 0.2 in energy; as wide as it takes two parts to be
+    direct, part = made(9.9, [0.1], 0.1, off, 0.1), made(1.0, [0.1], 0.1, 0.08, 0.1 / math.sqrt(2))
+    assert (at_eight_gpus()._of_parts(direct, part, part) is direct) == as_one
+
+
+def test_energy_stays_one_number_where_power_of_fewer_than_six_runs_is_known() -> None:
+    direct, part = made(9.9, [0.1], 0.1, 3.0, 0.1), made(1.0, [0.1], 0.1, 0.0, 0.1)
+    blank = replace(part, off=np.where(np.arange(6) < 1, np.nan, 0.0))
+    assert at_eight_gpus()._of_parts(direct, part, blank) is direct
+    assert at_eight_gpus()._of_parts(direct, part, part) is not direct
+
+
+def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(make_runs, job: Job) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    slope, ran, errors = np.log2(candidates.plans["tp"].astype(float)), np.arange(7), []
+    energy_j = candidates.predicted["energy_j"] * np.exp(0.25 * slope)
+    time_s = candidates.predicted["iteration_time_s"] * np.exp(0.15 * slope)
+    for power in (1.0, math.nan):  # without it energy is one number
+        rows = [
+            {"status": "ok", "iteration_time_s": time_s[i], "energy_j": energy_j[i], "num_gpus": 8 * power} for i in ran
+        ]
+        outlook = Outlook(job, candidates, Earlier(), Spread(), np.random.default_rng(0))
+        found = outlook.after(("iteration_time_s", "energy_j"), ran, rows).columns["energy_j"]
+        errors.append(np.abs(np.log(found / energy_j))[7:].mean())
+    assert errors[0] < 0.8 * errors[1]
