@@ -253,7 +253,7 @@ def _exposed_of_pipelines_s(
     # pass of rank 0, so that only what hides nowhere is certain
     exposed = np.where(plain, left[:, 0], np.where(own, stays.max(axis=1), stays[:, 0]))
     home = _ways_s(costs.pipelines, rows, *passes)[1]
-    more = np.flatnonzero(~plain | ((left - home).max(axis=1) > left[:, 0]))
+    more = np.flatnonzero(~plain & reduce.any(axis=1) | ((left - home).max(axis=1) > left[:, 0]))
     if len(more):
         some = passes[0][more], passes[1][more]
         end = _traffic_ends_s(costs, rows[more], some, stays[more], window[more], plain[more])
@@ -279,13 +279,14 @@ def _traffic_ends_s(
     # interleaved, chunks keep the pace of rank k; ZeRO-2/3 scatter after every micro-batch and hide under all of them
     turns = np.where(zero >= 2, batches - np.where(paced, 0, 1), np.where(paced, 1, 0))
     window = np.where(paced, window - backward, window) - turns * forward
-    longest = np.maximum(work, batches * step + _ways_by_chunks_s(costs.pipelines, rows, forward, backward))
+    longest, late = work.copy(), np.flatnonzero((stays - home).max(axis=1) > stays[:, 0])  # else rank 0 decides
+    ways = _ways_by_chunks_s(costs.pipelines, rows[late], forward[late], backward[late])
+    longest[late] = np.maximum(longest[late], (batches * step)[late] + ways)
     if plain.any():
         longest[plain] = np.maximum(longest, last_turns_s(forward.T, backward.T, batches[:, 0]).T)[plain]
     starts = _from_here(np.where(plain[:, None], longest, work - turns * step)) - window
-    return np.asarray(
-        (np.maximum(_from_here(longest) + stays, starts + costs.reduce_s.take(rows, 0)) - home).max(axis=1)
-    )
+    ends = np.maximum(_from_here(longest) + stays, starts + costs.reduce_s.take(rows, 0))
+    return np.asarray((ends - home).max(axis=1))
 
 
 def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:

@@ -164,8 +164,8 @@ def test_a_lower_power_limit_is_kept_and_costs_time(
     before, after = free.evaluate(index, clocks), held.evaluate(index, clocks)
     assert (after["iteration_time_s"] > before["iteration_time_s"]).all()
     assert (held.heat(index, clocks)["peak_power_w"] <= limit_w * (1 + 1e-9)).all()
-    # at 110 W optimizer steps, which no limit holds, draw more
-    assert (after["avg_power_w"] <= limit_w * (1.005 if limit_w == 110.0 else 1 + 1e-6)).all()
+    # at 110 and 150 W optimizer steps, which no limit holds, draw more
+    assert (after["avg_power_w"] <= limit_w * (1.005 if limit_w < 250.0 else 1 + 1e-6)).all()
 
 
 def test_a_limit_below_the_static_power_is_refused_in_one_sentence(
