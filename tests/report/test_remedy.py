@@ -127,6 +127,7 @@ def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, messag
 
 
 def test_of_more_nodes_than_any_layout_fills_fewer_are_named(proposed: Propose) -> None:
-    """100,000 GPUs are no product of powers of two; 32 stages of 32 heads and 64 sequences fill 8,192 nodes of 8."""
-    text = refusal(proposed, cluster={"nodes": 12_500})
+    """100,000 GPUs have the factor 3,125, of which 32 stages and 512 sequences take 25 at most."""
+    long = {"seq_length": 8192, "global_batch_size": 512}
+    text = refusal(proposed, training=long, cluster={"nodes": 12_500})
     assert text.endswith("It would fit on 8192 nodes instead of 12500.")
