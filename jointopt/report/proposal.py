@@ -275,8 +275,9 @@ def spread_along(front: Columns, count: int) -> Ints:
 
 def _title(proposal: Proposal) -> list[str]:
     job, training, cluster = proposal.job, proposal.job.training, proposal.job.cluster
+    sequences = "sequence" if training.global_batch_size == 1 else "sequences"
     return paragraphs([
-        f"{job.name}: {job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens "
+        f"{job.name}: {job.model.name}, {training.global_batch_size:,} {sequences} of {training.seq_length:,} tokens "
         f"in {training.precision_words}, {training.software}, on {cluster.nodes} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. "
         f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}."

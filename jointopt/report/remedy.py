@@ -102,6 +102,14 @@ def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
     for larger in range(batch + 1, batch + _MOST_BATCHES + 1):
         if _fits(job, "training", global_batch_size=larger):
             yield f"It would fit with training.global_batch_size of {larger}."
+    for number in _fewer(nodes):
+        if _fits(job, "cluster", nodes=number):
+            yield f"It would fit on {number} nodes instead of {nodes}."
+
+
+def _fewer(nodes: int) -> list[int]:
+    """Powers of two below a number of nodes, descending."""
+    return [2**k for k in reversed(range((nodes - 1).bit_length()))]
 
 
 def _least_gib(job: Job) -> float:

@@ -35,7 +35,8 @@ def _shape_hint(runs: pd.DataFrame) -> str:
 def impossible(runs: pd.DataFrame) -> dict[int, str]:
     """Rows by position that no physics can price, and the first reason of each."""
     checks = _unknown_models(runs)
-    checks |= {f"{name} is blank.": runs[name].isna() for name in _REQUIRED}
+    shape = "; a catalogue name in the column model stands for it"
+    checks |= {f"{name} is blank{shape * (name in SHAPE)}.": runs[name].isna() for name in _REQUIRED}
     checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
     if POWER_PROFILE in runs:
         checks["it ran under a power_profile, whose effect is measured and never predicted."] = runs[

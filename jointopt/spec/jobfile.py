@@ -23,6 +23,7 @@ from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Constraints, Job, Search
 from jointopt.spec.machine import load_machine
 from jointopt.spec.model import Model
 from jointopt.spec.objectives import FURTHER, PAID
+from jointopt.spec.plans.newer_rules import check_splits
 from jointopt.spec.plans.rules import check_abilities
 from jointopt.spec.power_limits import read_power_limits
 from jointopt.spec.shape import BLOCK_KEYS, block_name, inline_model, size
@@ -127,6 +128,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
         power_limit_w=read_power_limits(allowed, cluster),
     )  # fmt: skip
     check_abilities(search, training)
+    check_splits(search, model)
     return Job(
         name=name,
         model=model,

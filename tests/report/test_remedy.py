@@ -124,3 +124,10 @@ def test_where_no_change_helps_the_shortage_alone_is_given(proposed: Propose) ->
 @pytest.mark.parametrize(("least", "message"), [(69_481.0, "69490"), (5.1701e7, "51710000"), (1.23412, "1.235")])
 def test_a_bound_to_relax_to_is_written_without_an_exponent(least: float, message: str) -> None:
     assert _up(least) == message
+
+
+def test_of_more_nodes_than_any_layout_fills_fewer_are_named(proposed: Propose) -> None:
+    """100,000 GPUs have the factor 3,125, of which 32 stages and 512 sequences take 25 at most."""
+    long = {"seq_length": 8192, "global_batch_size": 512}
+    text = refusal(proposed, training=long, cluster={"nodes": 12_500})
+    assert text.endswith("It would fit on 8192 nodes instead of 12500.")

@@ -118,6 +118,7 @@ IMPOSSIBLE: tuple[tuple[dict[str, Any], str], ...] = (
     ({"gpu": None}, "gpu is blank"),
     ({"gpu": "h100"}, "fits 4 GPUs"),
     ({"num_layers": None}, "num_layers is blank"),
+    ({"num_layers": None, "model": None}, "num_layers is blank; a catalogue name in the column model stands for it."),
     ({"dp": 3}, "num_gpus"),
     ({"dp": None, "tp": 3}, "num_gpus"),
     ({"pp": 8, "dp": 1, "num_layers": 4}, "num_layers"),

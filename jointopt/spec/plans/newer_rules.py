@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.errors import JobError
 from jointopt.core.schema import (
     MODULES,
     NEUTRAL,
@@ -22,7 +23,7 @@ from jointopt.core.schema import (
 )
 from jointopt.spec.defaults import idle_modules
 from jointopt.spec.framework import V_SHAPED, Framework
-from jointopt.spec.job import Job
+from jointopt.spec.job import Job, Search
 from jointopt.spec.model import Model
 from jointopt.spec.overlap import KINDS, chosen_share, has_effect, not_offered, usual_share
 from jointopt.spec.plans.placement import even_domain
@@ -73,10 +74,24 @@ def _usual_expert_tp(job: Job) -> list[Rule]:
                  f"etp other than 1 and tp is {SEARCHED}")]  # fmt: skip
 
 
+def check_splits(search: Search, model: Model) -> None:
+    """JobError for the first of the listed ``stage_layers`` that does not add up to the model's layers."""
+    for cell in search.stage_layers or ():
+        if (total := sum(STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)))) not in _whole(model):
+            raise JobError(
+                f"search.stage_layers lists {cell}, which adds up to {total:,} layers; the model has "
+                f"{model.num_layers:,}."
+            )
+
+
+def _whole(model: Model) -> tuple[int, int]:
+    """What a split may add up to: recipes count multi-token-prediction layers or leave them out."""
+    return model.num_layers, model.num_layers + model.mtp_num_layers
+
+
 def stage_rules(job: Job) -> list[Rule]:
     """Splits of layers, schedules: the numbers fit the plan, and the framework has them."""
-    layers, framework = job.model.num_layers, job.training.framework
-    whole = (layers, layers + job.model.mtp_num_layers)  # recipes count multi-token-prediction layers or leave them out
+    layers, framework, whole = job.model.num_layers, job.training.framework, _whole(job.model)
 
     def wrong(c: Columns) -> Any:
         return by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) not in whole))

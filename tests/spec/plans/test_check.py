@@ -10,6 +10,7 @@ from jointopt.spec.catalog.frameworks import framework_names, framework_rules, l
 from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import Search
+from jointopt.spec.plans.newer_rules import check_splits
 from jointopt.spec.plans.rules import abilities, check_abilities, check_plan, layout_rules, violations
 from tests.spec.plans.brute_force import USUAL
 
@@ -255,3 +256,14 @@ def test_a_search_for_what_the_framework_cannot_run_names_the_first_such_value(m
 def test_selective_recompute_counts_as_offered_where_it_is_none(make_job, attention, offered, counted):
     training = make_job(framework=Framework("f", recomputes=offered)).training
     assert set(abilities(replace(training, attention=attention))["recompute"]) == counted
+
+
+@pytest.mark.parametrize(("mtp", "splits"), [(0, ("4;4", "3;5")), (1, ("4;4", "4;5"))])
+def test_a_listed_split_adds_up_to_the_layers_with_or_without_those_of_several_tokens(make_job, mtp, splits):
+    """The model has 8 layers."""
+    model = replace(make_job().model, mtp_num_layers=mtp)
+    check_splits(Search(stage_layers=splits), model)
+    with pytest.raises(
+        JobError, match=r"search\.stage_layers lists 8;8, which adds up to 16 layers; the model has 8\."
+    ):
+        check_splits(Search(stage_layers=("4;4", "8;8")), model)
