@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.surrogate.alike import are_twins
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_folds import COVERAGE
 from jointopt.surrogate.residual_gp import Runs
@@ -84,13 +85,17 @@ def predict_rows(
 
 
 def predict_pairs(
-    surrogate: Surrogate, runs: Runs, residual: Floats, test: Ints, measured: Ints, fitted: bool
+    surrogate: Surrogate, runs: Runs, residual: Floats, test: Ints, measured: Ints, fitted: bool, twins: bool = True
 ) -> HeldOut | None:
     """As `predict_rows`, of differences between the runs ``test`` of one source and group; None where there are none.
 
-    ``rows`` of the answer are those of the first run of each pair.
+    ``rows`` of the answer are those of the first run of each pair. ``twins``: of runs of one plan too, between which
+    nothing but what a table does not say differs.
     """
     first, second = pairs(runs, test)
+    if not twins:
+        differ = ~are_twins(runs.take(first), runs.take(second))
+        first, second = first[differ], second[differ]
     mean, width = np.empty(len(first)), np.empty(len(first))
     given = (runs.take(measured), residual[measured]) if len(measured) else None
     for source in np.unique(runs.source[first]):

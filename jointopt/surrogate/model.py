@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
+from jointopt.surrogate.alike import apart, half_width_apart, half_width_of_new, most_beyond_new
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.lower_bounds import beyond, telling
@@ -271,23 +272,34 @@ class Conditioned:
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        own, widths = Z_90 * self.posterior.contrast_deviation(runs, against), self.surrogate.widths
-        by_root = widths.of_difference(bool(len(self.known)), self.fitted)
-        if self.own is None and by_root is not None:
-            # the process is too sure of plans that are alike, or like known ones, and too unsure of others
-            half_width = by_root * np.sqrt(own)
-        else:
-            half_width = self.widths(runs) * widths.difference * own
+        wide = self._apart(runs, against)
         if self.own is not None and self.own.as_sure:
             (whole, counted), (other, of_other) = self._of_own(runs), self._of_own(against)
-            half_width = half_width + np.abs(whole - other - (counted - of_other))  # as below
+            wide = wide + np.abs(whole - other - (counted - of_other))  # as below
         if self.new_groups is None:
-            return self.mean(runs) - self.mean(against), np.asarray(half_width)
+            return self.mean(runs) - self.mean(against), wide
         whole, other = self.posterior.mean(runs), self.posterior.mean(against)
         first, second = self.parts(runs)[0] * whole, self.parts(against)[0] * other
         mean = self._not_below(first, runs) - self._not_below(second, against)
         # what does not count of the process may be true all the same
-        return mean, np.asarray(half_width + np.abs(whole - other - mean))
+        return mean, np.asarray(wide + np.abs(whole - other - mean))
+
+    def _apart(self, runs: Runs, against: Runs) -> Floats:
+        """The half-width of `difference` where all of the process counts, (n,)."""
+        widths, known = self.surrogate.widths, bool(len(self.known))
+        if self.own is not None:
+            own = Z_90 * self.posterior.contrast_deviation(runs, against)
+            return np.asarray(self.widths(runs) * widths.difference * own)
+        own, by_root = half_width_apart(self.posterior, runs, against), widths.of_difference(known, self.fitted)
+        if by_root is None:
+            return np.asarray(self.widths(runs) * widths.difference * own)
+        # the process is too sure of plans that are alike, or like known ones, and too unsure of others
+        found = by_root * np.sqrt(own)
+        if not known or (of_new := widths.of_difference(False, self.fitted)) is None:
+            return np.asarray(found)
+        kernel = self.posterior.kernel
+        most = of_new * np.sqrt(half_width_of_new(kernel, runs, against))
+        return np.minimum(found, most * most_beyond_new(apart(kernel, runs, against)))
 
     def _of_own(self, runs: Runs) -> tuple[Floats, Floats]:
         """The mean of the whole process, and what counts of it beside the trees of many runs, (n,) each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -233,7 +234,7 @@ def leave_source_out(
 
 def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: int = 0) -> list[Scores]:
     """Every source judged by a surrogate without it, kernels included; only the trees' strength is shared by all."""
-    scores = []
+    scores, of_two_plans = [], functools.partial(predict_pairs, twins=False)
     for name in steps(np.unique(data.source).tolist(), "judging on sources left out"):
         rows, others = data.of({name}), data.of(allowed - {name})
         surrogate = fit(data, others, learn_kernel(data, others, seed), seed, strength)
@@ -242,12 +243,12 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
         none, three, ten = (leave_source_out(data, surrogate, name, count, seed) for count in (0, 3, 10))
         unseen, unseen_three = (leave_source_out(data, surrogate, name, count, seed, False) for count in (0, 3))
         of_pairs = {
-            kind: leave_source_out(data, surrogate, name, count, seed, fitted, predict_pairs)
+            kind: leave_source_out(data, surrogate, name, count, seed, fitted, of_two_plans)
             for kind, count, fitted in PAIRS
         }
         few, few_pairs = (
             {kind: leave_source_out(data, surrogate, name, 3, seed, fitted, of, "source") for kind, fitted in FEW}
-            for of in (predict_rows, predict_pairs)
+            for of in (predict_rows, of_two_plans)
         )
         pairs = of_pairs | few_pairs
         new = _taken_for_new(data, none, unseen)

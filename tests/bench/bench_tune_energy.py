@@ -1,6 +1,6 @@
 """What `tune` expects of the energy of plans left, and its front, on made-up clusters whose truth is known.
 
-    OMP_NUM_THREADS=1 python tests/bench/bench_tune_energy.py [--jobs 6] [--seeds 2] [--tunes 2]
+    OMP_NUM_THREADS=1 python tests/bench/bench_tune_energy.py [--truths TCS] [--jobs 6] [--seeds 2] [--tunes 2]
 
 Truths T, C and S of `jointopt.studies.learning.truths`, of the best 500 plans of each job, nothing known before.
 After 8, 16 and 32 runs drawn at random: median errors of the others' energy and power, and the coverage of the energy's
@@ -121,12 +121,13 @@ def one_number(way: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--truths", default="TCS")
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--tunes", type=int, default=2)
     given = parser.parse_args()
     every = problems(given.jobs)
-    for kind in "TCS":
+    for kind in given.truths:
         clusters = [(job, Cluster(plans, truth(kind, job, plans, at))) for at, (job, plans) in enumerate(every)]
         for count in (8, 16, 32):
             found = [errors(job, one, count, seed) for job, one in clusters for seed in range(given.seeds)]

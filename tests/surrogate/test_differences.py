@@ -12,8 +12,9 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
 from jointopt.spec.jobfile import job_from_options, shipped_job
 from jointopt.spec.plans.parse import parse_plan
+from jointopt.surrogate.alike import apart, are_twins, half_width_apart, half_width_of_new
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
-from jointopt.surrogate.held_out import HeldOut, calibrated, pairs
+from jointopt.surrogate.held_out import HeldOut, calibrated, pairs, predict_pairs
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate, Widths
@@ -87,8 +88,8 @@ def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None
     widths = calibrated(unseen, {"fitted": [off]}, {"fitted": [replace(off, truth=2.0 * off.truth)]}).widths
     assert (widths.fitted, widths.difference) == (pytest.approx(3.0), pytest.approx(2.0))
     known = replace(unseen, widths=Widths(fitted=3.0, difference=2.0)).conditioned("a", True)
-    deviation = known.posterior.contrast_deviation(THREE, THREE.take(np.array([0])))
-    assert known.difference(THREE, THREE.take(np.array([0])))[1] == pytest.approx(6.0 * Z_90 * deviation)
+    one = THREE.take(np.array([0]))
+    assert known.difference(THREE, one)[1] == pytest.approx(6.0 * half_width_apart(known.posterior, THREE, one))
 
 
 def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_process() -> None:
@@ -99,8 +100,8 @@ def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_p
     assert widths.difference_after == pytest.approx(1.5)
     known = replace(unseen, widths=widths).conditioned("a", True, (THREE, np.array([0.1, 0.2, 0.1])))
     one = THREE.take(np.array([0]))
-    deviation = known.posterior.contrast_deviation(THREE, one)
-    assert known.difference(THREE, one)[1] == pytest.approx(1.5 * np.sqrt(Z_90 * deviation))
+    own = half_width_apart(known.posterior, THREE, one)
+    assert known.difference(THREE, one)[1] == pytest.approx(1.5 * np.sqrt(own))
 
 
 @pytest.mark.parametrize(("fitted", "factor"), [(True, 1.5), (False, 3.0)])
@@ -114,8 +115,42 @@ def test_of_a_new_source_a_profile_makes_differences_as_sure_as_those_of_sources
     scores = Scores("a", 0.1, None, off["source_out"], None, None, off["unseen"], None, pairs=off)
     found = with_calibrated_widths(none, [scores]).conditioned("b", fitted)
     one = THREE.take(np.array([0]))
-    deviation = found.posterior.contrast_deviation(THREE, one)
-    assert found.difference(THREE, one)[1] == pytest.approx(factor * np.sqrt(Z_90 * deviation))
+    own = half_width_of_new(found.posterior.kernel, THREE, one)
+    assert found.difference(THREE, one)[1] == pytest.approx(factor * np.sqrt(own))
+
+
+def alike(share: float) -> tuple[Runs, Runs]:
+    """Two runs that differ by that share of what the first constant takes."""
+    return runs([0.0], [[share, 0.0]]), runs([0.0], [[0.0, 0.0]])
+
+
+def test_plans_alike_are_as_sure_as_repeats_and_half_of_the_noise_counts_where_they_are_15_percent_apart() -> None:
+    new = kernel(noise=0.03, constants=(0.1, 0.1))
+    # the mean square of the scales of noise, 0.6, 1.5, 3.5 and 8 by 0.3, 0.3, 0.2 and 0.2, is 16.033
+    noise = 4 * 16.033 * 0.03**2
+    assert half_width_of_new(new, *alike(0.0)) == pytest.approx(Z_90 * 2 * 0.03)
+    share = 0.15 / np.sqrt(apart(new, *alike(1.0)))[0]
+    assert apart(new, *alike(share)) == pytest.approx(0.15**2)
+    assert half_width_of_new(new, *alike(share)) == pytest.approx(Z_90 * np.sqrt(0.15**2 + noise / 2), rel=1e-3)
+
+
+def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
+    none = Surrogate(kernel(noise=0.03), None, (), THREE.take(NONE), np.zeros(0))
+    widths = Widths(difference_after=2.0, difference_new=0.3)
+    scattered = THREE.take(np.array([0, 0, 0, 2, 2])), np.array([0.5, -0.5, 0.0, 0.4, -0.4])
+    known = replace(none, widths=widths).conditioned("a", True, scattered)
+    near, far = known.difference(*alike(0.01))[1][0], known.difference(*alike(1.0))[1][0]
+    assert near == pytest.approx(0.3 * np.sqrt(half_width_of_new(known.posterior.kernel, *alike(0.01)))[0], rel=1e-2)
+    assert far > 2.0 * near
+
+
+def test_pairs_of_one_plan_do_not_calibrate_differences_of_two() -> None:
+    every, others = THREE.take(np.array([0, 1, 0])), THREE.take(np.array([1, 2, 2]))
+    assert are_twins(every, others).tolist() == [True, False, False]
+    none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
+    some = np.arange(3), NONE, True
+    counts = [len(predict_pairs(none, THREE, np.zeros(3), *some, twins=twins).rows) for twins in (True, False)]  # type: ignore[union-attr]
+    assert counts == [3, 2]
 
 
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
