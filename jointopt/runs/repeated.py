@@ -36,5 +36,5 @@ def contradicting_lines(runs: pd.DataFrame) -> list[str]:
     many = f"{plans:,} plans were" if plans > 1 else "1 plan was"
     return [
         f"{many} run more than once with times that are more than {_APART:g} times apart (row {low + 1}: "
-        f"{times.min():.4g} s, row {high + 1}: {times.max():.4g} s): was something else than the columns state different?"
+        f"{times.min():.4g} s, row {high + 1}: {times.max():.4g} s): did something differ that no column states?"
     ]
