@@ -279,12 +279,12 @@ class Measurements:
         return [*lines, *doubts(off_scale(unasked, source), but={*of_precision, *apart}), *of_precision.values()]
 
 
-def unlike_line(works: Sequence[Workload], total: int, of: str) -> str:
+def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:
     """A sentence on measured runs, the rows of ``works`` of so many, that ran on another ``of`` than is predicted."""
     kinds = list(dict.fromkeys(_kind_words(work.job) for work in works))
     return (
         f"{sum(len(work.rows) for work in works):,} of {total:,} measured runs are of another {of} "
-        f"({', '.join(kinds[:3] + ['...'] * (len(kinds) > 3))}): nothing was learned from them."
+        f"({', '.join(kinds[:3] + ['...'] * (len(kinds) > 3))}): {effect}."
     )
 
 

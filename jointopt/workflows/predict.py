@@ -173,6 +173,10 @@ def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Ev
     if unseen := [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike == 0.0]:
         of = "source, framework, GPU or node size than the table"
         _log.warning("%s", unlike_line(unseen, len(runs.table), of))
+    if 0.0 < kin.max(initial=0.0) < 1.0:
+        works = [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike > 0.0]
+        effect = "they correct its rows in part"
+        _log.warning("%s", unlike_line(works, len(runs.table), "framework, GPU or node size than the table", effect))
     evidence = runs.evidence_by_source()
     for line in class_lines(evidence):
         _log.info("%s", line)

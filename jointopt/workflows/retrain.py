@@ -22,6 +22,7 @@ from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
+from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.table import checked_results, read_table, readable_runs
 from jointopt.runs.unused import unfinished_lines, unread_lines
 from jointopt.surrogate.correction import load_surrogate
@@ -160,7 +161,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
     for path in tables:
         table = with_results(read_table(path), str(path))
         readable_runs(table, called=str(path))
-        for line in [*unread_lines(table), *unfinished_lines(table)]:
+        for line in [*unread_lines(table), *unfinished_lines(table), *contradicting_lines(table)]:
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))

@@ -124,6 +124,15 @@ def test_measured_runs_that_do_not_apply_to_the_table_are_reported(table, change
     assert Path("out.csv").read_bytes() == Path("before.csv").read_bytes()
 
 
+def test_measured_runs_on_another_gpu_alone_count_in_part_and_a_sentence_states_it(table):
+    run("runs.csv", "--out", "before.csv")
+    table.assign(gpu="h100-sxm5-80gb", iteration_time_s=0.8 * table["iteration_time_s"]).to_csv("kin.csv", index=False)
+    result = run("runs.csv", "--measured", "kin.csv", "--out", "out.csv")
+    assert "on 4 x h100-sxm5-80gb): they correct its rows in part." in result.stderr
+    assert Path("out.csv").read_bytes() != Path("before.csv").read_bytes()
+    assert "in part" not in run("runs.csv", "--measured", "runs.csv", "--out", "out.csv").stderr
+
+
 def test_a_measured_run_that_cannot_be_priced_is_named_and_the_others_count(table):
     table.assign(gpu=["rtx-1", *table["gpu"].tolist()[1:]]).to_csv("measured.csv", index=False)
     result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")

@@ -85,7 +85,7 @@ def check_splits(search: Search, model: Model) -> None:
 
 
 def _whole(model: Model) -> tuple[int, int]:
-    """What a split may add up to: recipes count multi-token-prediction layers or leave them out."""
+    """The sums that a split may have: recipes count multi-token-prediction layers or leave them out."""
     return model.num_layers, model.num_layers + model.mtp_num_layers
 
 

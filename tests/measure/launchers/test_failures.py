@@ -97,7 +97,7 @@ def test_other_failures_name_their_first_cause(log: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(-9, "(SIGKILL)"), (137, "(SIGKILL)"), (-11, "(SIGSEGV)"), (139, "(SIGSEGV)"), (90, "code 90")]
 )
-def test_a_program_that_a_signal_ended_without_a_log_is_said_to_be_killed(code: int, words: str) -> None:
+def test_a_program_that_a_signal_ended_without_a_log_was_killed(code: int, words: str) -> None:
     """A shell that started it gives 128 and the signal."""
     assert words in failure_of("", code, False, 60).detail
 
