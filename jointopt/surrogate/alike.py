@@ -13,6 +13,7 @@ from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
 # 0.25 do as well; with all of the noise plans alike are as wide as others (docs/surrogate-experiments.md).
 ALIKE = 0.15
+UNLIKE = 0.3  # the same deviation of half of recorded pairs: what all of them differ by counts in full from here on
 _SAME = 1e-6  # of features and sensitivities, as rounding has it
 
 
@@ -30,6 +31,13 @@ def half_width_of_new(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """`half_width_apart` (n,) where no run of the source is known."""
     prior = apart(kernel, runs, against)
     return _half_width(kernel, prior, _noise_of_new(kernel), prior)
+
+
+def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
+    """Half-width (n,) over that of plans as unlike as recorded pairs mostly are, both by roots; 1 at most."""
+    noise, unlike = _noise_of_new(kernel), np.array([UNLIKE**2])
+    usual = _half_width(kernel, unlike, noise, unlike)
+    return np.minimum(np.sqrt(half_width_of_new(kernel, runs, against) / usual), 1.0)
 
 
 def most_beyond_new(prior: Floats) -> Floats:

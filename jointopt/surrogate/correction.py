@@ -279,14 +279,16 @@ class Correction:
     def apart(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, MeasuredClocks]:
         """(90 % half-width (n,), measured clocks) of `differences.Apart`, of plans against that in row ``first``.
 
-        Where nothing supports one of both, it is at least that of the physics in unknown territory.
+        Where nothing supports one of both, it is at least that of the physics in unknown territory, as far as the
+        two plans are unlike.
         """
         conditioned, clocks = self._settled[0], self._measured_clocks
-        half = conditioned.difference(runs, runs.take(np.full(1, first)))[1]
+        one = runs.take(np.full(1, first))
+        half = conditioned.difference(runs, one)[1]
         known = conditioned.knows_kind(runs)
         supports = supported(job, columns, known, clocks, new=self._new(job))[1]  # whatever the network is
         inside = conditioned.inside(runs) & supports
-        unknown = physics_errors()["difference"]["unknown"]
+        unknown = physics_errors()["difference"]["unknown"] * conditioned.share_of_unlike(runs, one)
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:

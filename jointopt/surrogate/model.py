@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.surrogate.alike import apart, half_width_apart, half_width_of_new, most_beyond_new
+from jointopt.surrogate.alike import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.lower_bounds import beyond, telling
@@ -300,6 +300,10 @@ class Conditioned:
         kernel = self.posterior.kernel
         most = of_new * np.sqrt(half_width_of_new(kernel, runs, against))
         return np.minimum(found, most * most_beyond_new(apart(kernel, runs, against)))
+
+    def share_of_unlike(self, runs: Runs, against: Runs) -> Floats:
+        """Half-widths (n,) of differences over those of plans that are unlike, nothing known; 1 at most."""
+        return share_of_unlike(self.posterior.kernel, runs, against)
 
     def _of_own(self, runs: Runs) -> tuple[Floats, Floats]:
         """The mean of the whole process, and what counts of it beside the trees of many runs, (n,) each."""

@@ -12,7 +12,7 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
 from jointopt.spec.jobfile import job_from_options, shipped_job
 from jointopt.spec.plans.parse import parse_plan
-from jointopt.surrogate.alike import apart, are_twins, half_width_apart, half_width_of_new
+from jointopt.surrogate.alike import apart, are_twins, half_width_apart, half_width_of_new, share_of_unlike
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.held_out import HeldOut, calibrated, pairs, predict_pairs
 from jointopt.surrogate.intervals import physics_errors
@@ -132,6 +132,16 @@ def test_plans_alike_are_as_sure_as_repeats_and_half_of_the_noise_counts_where_t
     share = 0.15 / np.sqrt(apart(new, *alike(1.0)))[0]
     assert apart(new, *alike(share)) == pytest.approx(0.15**2)
     assert half_width_of_new(new, *alike(share)) == pytest.approx(Z_90 * np.sqrt(0.15**2 + noise / 2), rel=1e-3)
+
+
+def test_what_the_physics_was_off_by_counts_in_full_of_plans_30_percent_apart_and_in_part_of_plans_alike() -> None:
+    new = kernel(noise=0.03, constants=(0.1, 0.1))
+    usual = np.sqrt(apart(new, *alike(1.0)))[0]
+    near, mid, far = (share_of_unlike(new, *alike(by / usual))[0] for by in (0.0, 0.15, 0.4))
+    noise = 4 * 16.033 * 0.03**2
+    unlike = np.sqrt(0.3**2 + noise * 0.09 / (0.09 + 0.15**2))
+    assert (near, far) == (pytest.approx(np.sqrt(0.06 / unlike), rel=1e-3), 1.0)
+    assert mid == pytest.approx(np.sqrt(np.sqrt(0.15**2 + noise / 2) / unlike), rel=1e-3)
 
 
 def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
