@@ -256,7 +256,8 @@ def _best_blend(own: OwnRuns, trees: CrossedTrees, process: Floats, deviation: F
     if own.held_out != "models":
         return own, whole
     in_part = trees.best(sure_part(process, Z_90 * deviation) * process)
-    as_sure = in_part.error <= whole.error
+    more = LEAST_GAIN * (in_part.weight > whole.weight)  # trees that only make up for the part that does not count
+    as_sure = in_part.error <= (1.0 - more) * whole.error
     return replace(own, as_sure=as_sure), in_part if as_sure else whole
 
 
