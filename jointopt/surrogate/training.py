@@ -32,6 +32,7 @@ from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn, together
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.scores import Scores, score_table, with_calibrated_widths
+from jointopt.surrogate.timed_rows import Use
 from jointopt.surrogate.trees import Trees
 
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
@@ -43,34 +44,6 @@ PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False))
 FEW = (("few", True), ("unseen_few", False))
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
 BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
-MOST_BROKEN = 0.9  # of a source's rows, above which their unit is in doubt
-OTHER_UNIT = 100.0  # times off the physics, as no run is: half of the rows left out in another unit are by more
-
-
-@dataclass(frozen=True)
-class Use:
-    """Use of the timed runs of one source, as counts of rows."""
-
-    source: str
-    timed: int
-    learned: int  # trained on
-    broken: int  # further from the physics than training takes
-    unpriced: int  # the physics cannot price them
-    reason: str = ""  # of the first of those
-    beyond: float = BROKEN  # times the physics
-    off: float = 1.0  # how many times the physics the broken ones are off, their median
-
-    def to_text(self) -> str:
-        """One line on how many rows were learned from, and why others were not."""
-        doubtful = self.broken > MOST_BROKEN * self.timed or self.off > OTHER_UNIT
-        hint = ": is iteration_time_s in seconds?" if doubtful else ""
-        reasons = {
-            f"{self.broken:,} more than {self.beyond:g} times off the physics{hint}": self.broken,
-            f"{self.unpriced:,} that cannot be priced ({self.reason.rstrip('.')})": self.unpriced,
-        }
-        why = ", ".join(reason for reason, count in reasons.items() if count)
-        rest = f"; left out: {why}" if why else ""
-        return f"{self.source}: learned from {self.learned:,} of {self.timed:,} timed rows{rest}"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.files import CARD, DAMAGED, load, save
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.training import HELD_OUT_COLUMNS, Use, train
+from jointopt.surrogate.timed_rows import Use
+from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
 
 _log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"

@@ -7,7 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.surrogate.posterior import LARGE, SCALES, SHARES, Posterior, _pieces, _squared, _under, condition
+from jointopt.surrogate.posterior import (
+    LARGE,
+    SCALES,
+    SHARES,
+    Posterior,
+    _pieces,
+    _root_of,
+    _squared,
+    _under,
+    condition,
+)
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -204,4 +214,4 @@ def test_squares_by_blocks_are_those_of_the_whole_matrix(count: int) -> None:
     half, rows = rng.standard_normal((2, count, count)), rng.standard_normal((2, 5, count))
     inverse = half @ half.transpose(0, 2, 1) + np.eye(count)
     expected = [[row @ one @ row for row in some] for one, some in zip(inverse, rows, strict=True)]
-    np.testing.assert_allclose(_squared(inverse)(rows), expected, rtol=1e-5)
+    np.testing.assert_allclose(_squared(rows, inverse, _root_of(inverse)), expected, rtol=1e-5)
