@@ -234,58 +234,64 @@ def dp_exposed_s(
             hidden = np.minimum(reduce, ddp_window * passes[1])
             left = np.where((zero == 0) & (overlap > 0.0), reduce - hidden, left)
         return np.asarray(left[:, 0])
-    return _exposed_of_pipelines_s(costs, rows, passes, makespan, overlap * reduce, window)
+    return _exposed_of_pipelines_s(costs, rows, passes, makespan, (reduce, overlap * reduce, window))
 
 
 def _exposed_of_pipelines_s(
-    costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats, may_hide: Floats, window: Floats
-) -> Floats:
+    costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats,
+    traffic: tuple[Floats, Floats, Floats],
+) -> Floats:  # fmt: skip
     """Seconds (n,) of `dp_exposed_s` where rank i ends its last backward pass before rank 0, which ends the pipeline.
 
     As much before as the way home is long, or more; where even so much leaves no rank with more than rank 0 has, rank 0
-    decides. ``may_hide``, ``window`` (n, pp): of its traffic, and the time for it in 1F1B.
+    decides. ``traffic``: all of a rank, what may hide of it, and the time for that in 1F1B, (n, pp) each.
     """
-    reduce = costs.reduce_s.take(rows, 0)
-    stays, left = reduce - may_hide, reduce - np.minimum(may_hide, window)
-    own = costs.split.own_passes[costs.split.which[rows]]
-    plain = (costs.layouts["vpp"][rows] == 1) & (costs.layouts["zero_stage"][rows] < 2) & ~own
+    (reduce, may_hide, window), (forward, backward) = traffic, passes
+    zero, vpp = (costs.layouts[name][rows, None] for name in ("zero_stage", "vpp"))
+    own = costs.split.own_passes[costs.split.which[rows], None]
+    paced, stays = (vpp > 1) | own, reduce - may_hide
+    plain = (~paced & (zero < 2))[:, 0]
+    # interleaved, chunks keep the pace of one rank; ZeRO-2/3 scatter after every micro-batch and hide under all of them
+    steady = costs.num_micro_batches[rows, None] - np.where(paced, 0, 1)
+    turns = np.where(zero >= 2, steady, np.where(paced, 1, 0))
+    window = np.where(paced, window - backward, window) - turns * forward
     # ranks of schedules with passes of their own end together; a makespan of interleaved ones need not have a whole
     # pass of rank 0, so that only what hides nowhere is certain
-    exposed = np.where(plain, left[:, 0], np.where(own, stays.max(axis=1), stays[:, 0]))
-    home = _ways_s(costs.pipelines, rows, *passes)[1]
-    more = np.flatnonzero(~plain & reduce.any(axis=1) | ((left - home).max(axis=1) > left[:, 0]))
-    if len(more):
-        some = passes[0][more], passes[1][more]
-        end = _traffic_ends_s(costs, rows[more], some, stays[more], window[more], plain[more])
-        exposed[more] = np.maximum(exposed[more], end - makespan[more])
+    of_first = np.where(plain, np.maximum(stays[:, 0], (reduce - window)[:, 0]), stays[:, 0])
+    exposed = np.where(own[:, 0], stays.max(axis=1), of_first)
+    ways = _ways_s(costs.pipelines, rows, forward, backward)
+    # no path is longer than the makespan: mostly that leaves no rank's traffic to end after rank 0's
+    rounds_s = turns * (forward + backward).min(axis=1, keepdims=True)
+    late = (np.maximum(stays, reduce - window - rounds_s) - ways[1]).max(axis=1) > exposed
+    if late.any():
+        some = [(one[late], other[late]) for one, other in (passes, ways, (turns, plain))]
+        end = _traffic_ends_s(costs, rows[late], (reduce[late], stays[late], window[late]), *some)
+        exposed[late] = np.maximum(exposed[late], end - makespan[late])
     return exposed
 
 
 def _traffic_ends_s(
-    costs: StageCosts, rows: Ints, passes: tuple[Floats, Floats], stays: Floats, window: Floats, plain: Bools
-) -> Floats:
+    costs: StageCosts, rows: Ints, traffic: tuple[Floats, Floats, Floats], passes: tuple[Floats, Floats],
+    ways: tuple[Floats, Floats], kinds: tuple[Ints, Bools],
+) -> Floats:  # fmt: skip
     """Seconds (n,) from the start of an iteration until the gradient traffic of all ranks has ended, at least.
 
     Paths through the schedule: down to rank k, all of its work, and back up to rank i <= k, which then has its last
     backward pass behind it, and may have had that beside its traffic. Sums of passes, so that no faster pass makes
-    them longer. What is counted back from the makespan may be: that need not wait for rank i.
+    them longer. What is counted back from the makespan may be: that need not wait for rank i. ``traffic``: all of a
+    rank, what cannot hide of it, and the time in which the rest may, (n, pp) each; ``ways``: `_ways_s`; ``kinds``:
+    micro-batches (n, 1) under which it hides on rank k, and which layouts are of plain 1F1B (n,).
     """
-    (forward, backward), batches = passes, costs.num_micro_batches[rows, None]
-    zero, vpp = (costs.layouts[name][rows, None] for name in ("zero_stage", "vpp"))
-    paced = (vpp > 1) | costs.split.own_passes[costs.split.which[rows], None]
-    there, home = _ways_s(costs.pipelines, rows, forward, backward)
-    step = forward + backward
+    (reduce, stays, window), (forward, backward), (there, home), (turns, plain) = traffic, passes, ways, kinds
+    batches, step = costs.num_micro_batches[rows, None], forward + backward
     work = there + batches * step + home
-    # interleaved, chunks keep the pace of rank k; ZeRO-2/3 scatter after every micro-batch and hide under all of them
-    turns = np.where(zero >= 2, batches - np.where(paced, 0, 1), np.where(paced, 1, 0))
-    window = np.where(paced, window - backward, window) - turns * forward
     longest, late = work.copy(), np.flatnonzero((stays - home).max(axis=1) > stays[:, 0])  # else rank 0 decides
-    ways = _ways_by_chunks_s(costs.pipelines, rows[late], forward[late], backward[late])
-    longest[late] = np.maximum(longest[late], (batches * step)[late] + ways)
+    by_chunks = _ways_by_chunks_s(costs.pipelines, rows[late], forward[late], backward[late])
+    longest[late] = np.maximum(longest[late], (batches * step)[late] + by_chunks)
     if plain.any():
         longest[plain] = np.maximum(longest, last_turns_s(forward.T, backward.T, batches[:, 0]).T)[plain]
     starts = _from_here(np.where(plain[:, None], longest, work - turns * step)) - window
-    ends = np.maximum(_from_here(longest) + stays, starts + costs.reduce_s.take(rows, 0))
+    ends = np.maximum(_from_here(longest) + stays, starts + reduce)
     return np.asarray((ends - home).max(axis=1))
 
 
