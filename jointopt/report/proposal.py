@@ -216,7 +216,7 @@ class Proposal(Result):
         Beside them ``record.csv.gz`` holds every plan that the search evaluated, where the proposal has them.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        contents = (json_text(self.to_dict()), self.to_frame().to_csv(index=False), self.text(show_all=True))
+        contents = (json_text(self.document()), self.to_frame().to_csv(index=False), self.text(show_all=True))
         for name, text in zip(FILES, contents, strict=True):
             write_whole(folder / name, text.removesuffix("\n") + "\n")
         (folder / RECORD).unlink(missing_ok=True)  # of an earlier proposal

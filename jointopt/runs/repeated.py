@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import COLUMNS
-from jointopt.runs.table import readable_runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_APART = (
-    1.5  # slowest over fastest: repeated runs of published tables differ by a few per cent, allocator retries aside
-)
+# slowest over fastest: repeated runs of published tables differ by a few per cent, allocator retries aside
+_APART = 1.5
 _OTHERWISE = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
 
 
-def contradicting_lines(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows (as `with_results` leaves them) that state one plan of one job took very unlike times."""
+def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
+    """One sentence where rows (as `with_results` leaves them) that state one plan of one job took very unlike times.
+
+    ``clean``: their cells as `readable_runs` reads them.
+    """
     timed = runs["iteration_time_s"].where(runs["status"] == "ok")
     stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_OTHERWISE]
-    clean = readable_runs(runs)[0]
     cells = clean[[name for name in stated if name in clean and name != "group"]].astype(object)
     group = cells.fillna("").groupby(list(cells), sort=False).ngroup()
     slowest, fastest = (timed.groupby(group.to_numpy()).transform(of) for of in ("max", "min"))

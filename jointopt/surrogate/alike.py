@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import Z_90
 from jointopt.surrogate.posterior import SCALES, SHARES, Posterior
-from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances
+from jointopt.surrogate.residual_gp import Kernel, Runs
 
 # Deviation of a difference by what plans differ in, at which half of the noise of each counts. What the process takes
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
@@ -22,21 +22,20 @@ def half_width_apart(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
 
     By what is known, and the noise of both as far as the two plans differ; at least that of repeats, `Kernel.noise`.
     """
-    noise = _noise_variance(posterior)
-    left = np.maximum(posterior.contrast_deviation(runs, against) ** 2 - noise, 0.0)
-    return _half_width(posterior.kernel, left, noise, apart(posterior.kernel, runs, against))
+    left = posterior.contrast_variance(runs, against)
+    return _half_width(posterior, left, apart(posterior.kernel, runs, against))
 
 
 def half_width_of_new(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """`half_width_apart` (n,) where no run of the source is known."""
     prior = apart(kernel, runs, against)
-    return _half_width(kernel, prior, _noise_of_new(kernel), prior)
+    return _half_width(_of_new(kernel), prior, prior)
 
 
 def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Half-width (n,) over that of plans as unlike as recorded pairs mostly are, both by roots; 1 at most."""
-    noise, unlike = _noise_of_new(kernel), np.array([UNLIKE**2])
-    usual = _half_width(kernel, unlike, noise, unlike)
+    unlike = np.array([UNLIKE**2])
+    usual = _half_width(_of_new(kernel), unlike, unlike)
     return np.minimum(np.sqrt(half_width_of_new(kernel, runs, against) / usual), 1.0)
 
 
@@ -50,26 +49,21 @@ def most_beyond_new(prior: Floats) -> Floats:
 
 def apart(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Prior variance (n,) of the difference of residuals, noise not included: 0 of plans that differ in nothing."""
-    return np.asarray(SHARES @ (np.square(SCALES)[:, :4] @ contrast_variances(kernel, runs, against)))
+    return _of_new(kernel).contrast_variance(runs, against)
 
 
-def are_twins(runs: Runs, against: Runs) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def are_twins(runs: Runs, against: Runs) -> Bools:
     """Whether runs (n,) are of the plan of those that they are compared with."""
     first, second = (np.hstack([each.sensitivity, each.matrix(runs.names)]) for each in (runs, against))
     return np.asarray((np.abs(first - second) <= _SAME).all(axis=1))
 
 
-def _half_width(kernel: Kernel, left: Floats, noise: float, prior: Floats) -> Floats:
-    counted = np.maximum(noise * prior / (prior + ALIKE**2), min(4.0 * kernel.noise**2, noise))
+def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
+    noise = posterior.noise_of_two
+    counted = np.maximum(noise * prior / (prior + ALIKE**2), min(4.0 * posterior.kernel.noise**2, noise))
     return np.asarray(Z_90 * np.sqrt(left + counted))
 
 
-def _noise_variance(posterior: Posterior) -> float:
-    """Variance of the noise of two runs, as `Posterior.contrast_deviation` counts it."""
-    if posterior.noise_variance is None:
-        return float(posterior.share @ (4.0 * posterior.squares[:, 4])) * posterior.kernel.noise**2
-    return float(2.0 * posterior.share @ posterior.noise_variance)
-
-
-def _noise_of_new(kernel: Kernel) -> float:
-    return float(SHARES @ (4.0 * np.square(SCALES)[:, 4])) * kernel.noise**2
+def _of_new(kernel: Kernel) -> Posterior:
+    """The posterior where no run of the source is known."""
+    return Posterior(kernel, np.square(SCALES), SHARES)

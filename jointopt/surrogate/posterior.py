@@ -140,27 +140,35 @@ class Posterior:
         for at in _pieces(len(runs), len(self.share) * len(seen)):
             yield at, np.tensordot(self.squares[:, :4], terms(self.kernel, runs.take(at), seen), 1)
 
-    @one_blas_thread
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.
 
         What both are off by cancels; the noise of each counts.
         """
+        return np.asarray(np.sqrt(np.maximum(self.contrast_variance(runs, against) + self.noise_of_two, 1e-9)))
+
+    @property
+    def noise_of_two(self) -> float:
+        """Variance of the noise of two runs to come together."""
+        if self.noise_variance is None:
+            return float(self.share @ (4.0 * self.squares[:, 4])) * self.kernel.noise**2
+        return float(2.0 * self.share @ self.noise_variance)
+
+    @one_blas_thread
+    def contrast_variance(self, runs: Runs, against: Runs) -> Floats:
+        """Variance (n,) of the same difference, noise not included."""
         prior = self.squares[:, :4] @ contrast_variances(self.kernel, runs, against)
-        if self.runs is None or self.weights is None or self.inverse is None or self.noise_variance is None:
-            noise = 4.0 * self.squares[:, 4:] * self.kernel.noise**2
-            return np.asarray(np.sqrt(self.share @ (prior + noise)))
-        deviation = np.empty(len(runs))
+        if self.runs is None or self.weights is None or self.inverse is None:
+            return np.asarray(self.share @ prior)
+        out = np.empty(len(runs))
         for at in _pieces(len(runs), len(self.share) * len(self.runs)):
             other = against.take(at) if len(against) == len(runs) else against
             apart = terms(self.kernel, runs.take(at), self.runs) - terms(self.kernel, other, self.runs)
             cross = np.tensordot(self.squares[:, :4], apart, 1)
             means = np.einsum("cij,cj->ci", cross, self.weights)
             left = prior[:, at] - np.einsum("cij,cij->ci", cross @ self.inverse, cross)
-            variance = np.maximum(left, 0.0) + 2.0 * self.noise_variance[:, None]
-            spread = self.share @ (variance + means**2) - (self.share @ means) ** 2
-            deviation[at] = np.sqrt(np.maximum(spread, 1e-9))
-        return deviation
+            out[at] = self.share @ (np.maximum(left, 0.0) + means**2) - (self.share @ means) ** 2
+        return np.maximum(out, 0.0)
 
 
 def _root_of(inverse: Floats) -> list[Singles]:

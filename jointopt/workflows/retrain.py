@@ -161,8 +161,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
     remarks: list[str] = []
     for path in tables:
         table = with_results(read_table(path), str(path))
-        readable_runs(table, called=str(path))
-        for line in [*unread_lines(table), *unfinished_lines(table), *contradicting_lines(table)]:
+        clean, _ = readable_runs(table, called=str(path))
+        for line in [*unread_lines(table), *unfinished_lines(table), *contradicting_lines(table, clean)]:
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from jointopt.runs.repeated import contradicting_lines
+from jointopt.runs.table import readable_runs
 
 RUN: dict[str, Any] = {
     "model": "llama-2-7b", "gpu": "a100-sxm4-80gb", "num_gpus": 16, "dp": 8, "tp": 2, "clock_mhz": None, "group": "a",
@@ -27,6 +28,7 @@ RUN: dict[str, Any] = {
 )
 def test_times_of_a_plan_more_than_half_as_long_again_are_named(changes: list[dict[str, Any]], words: str) -> None:
     """A clock, an option or another plan is a reason; a run that was ended early states no time of its plan."""
-    lines = contradicting_lines(pd.DataFrame([RUN, *(RUN | change for change in changes)]))
+    runs = pd.DataFrame([RUN, *(RUN | change for change in changes)])
+    lines = contradicting_lines(runs, readable_runs(runs)[0])
     assert len(lines) == bool(words)
     assert all(part in "".join(lines) for part in words.split(" .* "))
