@@ -58,11 +58,9 @@ class CostModel:
         self.hardware = hardware(job, constants or kernel_constants(job.cluster.gpu))
         self.power = job.cluster.gpu.power or _UNKNOWN_POWER  # energy is then NaN, time is not
         self.cooler = cooler(job.cluster, self.power)
-        self.groups: list[sc.StageCosts] = []
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
-        self.ceilings: list[Floats] = []
-        self.distinct: list[tuple[sc.StageCosts, Floats]] = []  # costs and ceilings of the ranks that differ, by group
+        self.distinct: list[sc.Priced] = []  # by group
         self._energy_terms: dict[int, sc.EnergyTerms] = {}  # by group, of those whose energy was queried
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
@@ -107,8 +105,8 @@ class CostModel:
             self._add(rows[at], group)
 
     def _add(self, rows: Ints, costs: sc.StageCosts) -> None:
-        self.group_of[rows], self.row_of[rows] = len(self.groups), np.arange(len(rows))
-        limit_w, g = limit_left_w(self, rows, costs.depth), len(self.groups)
+        self.group_of[rows], self.row_of[rows] = len(self.distinct), np.arange(len(rows))
+        limit_w, g = limit_left_w(self, rows, costs.depth), len(self.distinct)
         own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
         self._hold(g, costs, kernel_limits_w(*own))
         for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
@@ -121,8 +119,17 @@ class CostModel:
         lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
         ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
         costs = sc.paused(costs, duty)
-        self.limits_w[g:], self.distinct[g:], self.groups[g:] = [limit_w], [(costs, ceiling)], [costs.of_all_ranks()]
-        self.ceilings[g:] = [ceiling if costs.kind is None else sc.over_ranks(ceiling, costs.kind)]
+        self.limits_w[g:], self.distinct[g:] = [limit_w], [sc.Priced(costs, ceiling)]
+
+    @property
+    def groups(self) -> list[sc.StageCosts]:
+        """Costs by group, of all ranks."""
+        return [group.of_all_ranks for group in self.distinct]
+
+    @property
+    def ceilings(self) -> list[Floats]:
+        """Clocks in MHz that stages reach within their power limits, (L, pp) by group."""
+        return [group.ceiling_of_all_ranks for group in self.distinct]
 
     @functools.cached_property
     def shapes(self) -> ShapeCosts:
@@ -179,8 +186,7 @@ class CostModel:
         """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
-            clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
-            out[at] = self.times(g, rows, clock, makespan).total_s
+            out[at] = self._least_time_s(g, rows, stage_clock_mhz[at, :depth], makespan)
         return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
@@ -203,7 +209,7 @@ class CostModel:
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
         for g, members in self._by_group(index):
-            depth = self.groups[g].depth
+            depth = self.distinct[g].costs.depth
             size = max(256, _CELLS // depth)
             for start in range(0, len(members), size):
                 at = members[start : start + size]
@@ -282,7 +288,7 @@ class CostModel:
         out = np.full((len(index), int(self.layouts["pp"][index].max(initial=1))), np.nan)
         grid = np.asarray(self.job.search.clock_mhz)
         for g, at in self._by_group(index):
-            (costs, ceiling), rows = self.distinct[g], self.row_of[index[at]]
+            costs, ceiling, rows = self.distinct[g].costs, self.distinct[g].ceiling_mhz, self.row_of[index[at]]
             overlap = costs.dp_overlap(self.job, rows)
             clocks = slack.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
@@ -293,7 +299,8 @@ class CostModel:
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
         """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
         stages = self._stages(g, rows, clock_mhz)
-        return self._whole(g, rows, stages, makespan(self.groups[g].pipelines, rows, *stages[1:3]))
+        costs, seconds = self.groups[g], makespan(self.distinct[g].costs.pipelines, rows, *stages[1:3])
+        return ms.StageTimes(*stages, seconds, *ms.ends_s(costs, self.job, rows, stages[1:3], seconds))
 
     def reached_mhz(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
         """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""
@@ -303,13 +310,15 @@ class CostModel:
         clock = self.reached_mhz(g, rows, clock_mhz)
         return clock, *sc.passes_s(self.groups[g], self.job, rows, self.top_mhz / clock)
 
-    def _whole(self, g: int, rows: Ints, stages: ms.Stages, makespan: Floats) -> ms.StageTimes:
-        costs, passes, profile = self.groups[g], stages[1:3], self.job.training.framework
-        hides = costs.dp_overlap(self.job, rows), profile.ddp_window
-        exposed = ms.dp_exposed_s(costs, rows, passes, makespan, *hides)
-        step = costs.slowest_step_s[rows]
-        total = makespan + exposed + step + profile.iteration_overhead_s
-        return ms.StageTimes(*stages, makespan, exposed, step, total)
+    def _least_time_s(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan) -> Floats:
+        """Total seconds (n,) of plans of group ``g``; at one clock (n, 1) from the ranks that differ alone."""
+        costs, ceiling = self.distinct[g].costs, self.distinct[g].ceiling_mhz
+        if clock_mhz.shape[1] > 1 or costs.kind is None:
+            return self.times(g, rows, clock_mhz, makespan).total_s
+        clock = np.minimum(clock_mhz, ceiling.take(rows, 0))
+        forward, backward, *_ = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
+        passes = costs.over_ranks(forward, rows), costs.over_ranks(backward, rows)
+        return ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
 
     def energy_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy.

@@ -143,7 +143,7 @@ _MOVES: Mapping[str, Callable[[Job, float], Job]] = {
 }
 CONSTANTS = tuple(_MOVES)
 NETWORK = CONSTANTS.index("inter_node")
-_AFTER_PRICING = frozenset(("host", "micro_batch", "iteration", "dp_overlap"))  # leave kernels and collectives as is
+_AFTER_PRICING = frozenset(("host", "micro_batch", "dp_overlap"))  # leave kernels and collectives as is
 
 
 def moved(job: Job, by: Floats) -> Job:
@@ -166,7 +166,7 @@ def time_with_clock_shares_s(
     ``physics`` is of a job without such shares of its own; clocks that stages reach within their power limits stay.
     """
     model = copy.copy(physics)
-    model.groups = [_clocked(costs, compute, memory) for costs in physics.groups]
+    model.distinct = [replace(group, costs=_clocked(group.costs, compute, memory)) for group in physics.distinct]
     return model.least_time_s(index, stage_clock_mhz)
 
 
@@ -213,12 +213,16 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
     """
     common, makespans = physics.common or Common(physics.hardware, physics.shapes), _Makespans()
     time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
-    jobs = {name: _MOVES[name](physics.job, STEP) for name in names}
-    priced = [name for name in names if name not in _AFTER_PRICING]
+    jobs, times = {name: _MOVES[name](physics.job, STEP) for name in names}, dict[str, Floats]()
+    if (beside := jobs.pop("iteration", None)) is not None:
+        more_s, before_s = (job.training.framework.iteration_overhead_s for job in (beside, physics.job))
+        times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
+    priced = [name for name in jobs if name not in _AFTER_PRICING]
     of_priced = least_times_s([jobs[name] for name in priced], physics, index, stage_clock_mhz, common)
-    times = dict(zip(priced, of_priced, strict=True))
+    times |= zip(priced, of_priced, strict=True)
     for name in _AFTER_PRICING & jobs.keys():  # to price layouts takes most of the time, and is spared here
         model, job = copy.copy(physics), jobs[name]
-        model.job, model.groups = job, [with_host_of(job, costs, physics.job) for costs in physics.groups]
+        model.job = job
+        model.distinct = [replace(one, costs=with_host_of(job, one.costs, physics.job)) for one in physics.distinct]
         times[name] = model.least_time_s(index, stage_clock_mhz, makespans.again())
     return np.log(np.array([times[name] for name in names]) / time_s).T / STEP

@@ -20,6 +20,8 @@ from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import own_split
 
+FIRST, LAST = 0, 1  # where `Split.differing_chunks` has the first rank of a pipeline, and the last one
+
 
 class LayoutArrays:
     """Layout columns as floats, and what every formula needs of them.
@@ -185,7 +187,8 @@ class Split:
         if len(numbers) == len(self.schedule):
             return self.of(rows)
         part = copy.copy(self)
-        part.__dict__.pop("differing_ranks", None)
+        for name in ("differing_ranks", "differing_chunks"):
+            part.__dict__.pop(name, None)
         part.which, at = which.reshape(-1), numbers.tolist()
         part.schedule = [self.schedule[number] for number in at]
         part.kinds = [[chunks[number] for number in at] for chunks in self.kinds]
@@ -212,6 +215,23 @@ class Split:
             number_of = {rank: number for number, rank in enumerate(sorted(set(ranks)))}
             firsts.append(np.array([ranks.index(rank) for rank in number_of]))
             kinds.append(np.array([number_of[rank] for rank in ranks]))
+        return _filled(firsts), _filled(kinds)
+
+    @functools.cached_property
+    def differing_chunks(self) -> tuple[Ints, Ints]:
+        """Ranks (splits, K) no two of which have chunks that cost the same, and which each is as, (splits, pp).
+
+        The first at `FIRST`, the last of several at `LAST`, then one for each row of chunks of either kind; filled up
+        with rank 0.
+        """
+        firsts, kinds = [], []
+        for number, chunks in enumerate(self.dense):
+            depth = len(chunks)
+            rows = np.concatenate([of_kind[number] for of_kind in self.kinds], axis=1).tolist()
+            names = [(FIRST,), *((LAST + 1, *row) for row in rows[1:-1]), (LAST,)][:depth]
+            number_of = {name: at for at, name in enumerate(sorted(set(names)))}
+            firsts.append(np.array([names.index(name) for name in number_of]))
+            kinds.append(np.array([number_of[name] for name in names]))
         return _filled(firsts), _filled(kinds)
 
     def layers(self, kind: str) -> Floats:

@@ -15,13 +15,14 @@ import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
-from jointopt.physics.layout_arrays import Split
+from jointopt.physics.layout_arrays import FIRST, LAST, Split
 from jointopt.physics.pipeline import iteration_time_s, last_turns_s
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 
 if TYPE_CHECKING:
     from jointopt.physics.stage_costs import StageCosts
+    from jointopt.spec.job import Job
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,34 @@ class Pipelines:
         Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
         share of each chunk's backward pass.
         """
+        return self._over_ranks(*self._shares_of_kinds(rows, 3))
+
+    def pass_shares(self, rows: Ints) -> Floats:
+        """The first two of `chunk_shares`, (2, n, pp, vpp)."""
+        return self._over_ranks(*self._shares_of_kinds(rows, 2))
+
+    def _over_ranks(self, values: Floats, kind: Ints) -> Floats:
+        """Values (passes, n, K, ...) of ranks whose chunks differ as those of every rank, (passes, n, pp, ...)."""
+        return np.asarray(values[:, np.arange(len(kind))[:, None], kind])
+
+    def _shares_of_kinds(self, rows: Ints, passes: int) -> tuple[Floats, Ints]:
+        """`chunk_shares` of the K ranks whose chunks differ, (passes, n, K, vpp); which of them each is as, (n, pp)."""
         numbers, place = np.unique(self.split.which[rows], return_inverse=True)
-        kinds = [np.stack([kind[i] for i in numbers])[place] for kind in self.split.kinds]
-        last = 0 if self.split.schedule[numbers[0]] in V_SHAPED else -1
-        units = self.units_s[rows].transpose(1, 2, 0)[..., None, None]
+        ranks, kind = (of_splits[numbers] for of_splits in self.split.differing_chunks)
+        kinds = [
+            np.stack([chunks[number][of] for number, of in zip(numbers, ranks, strict=True)])[place]
+            for chunks in self.split.kinds
+        ]
+        ends = FIRST if self.split.schedule[numbers[0]] in V_SHAPED else LAST
+        units = self.units_s[rows, :passes].transpose(1, 2, 0)[..., None, None]
         work = functools.reduce(operator.add, (units[:, at] * layers for at, layers in enumerate(kinds)))
-        work[:, :, 0, 0] += units[:, -2, :, 0, 0]
-        work[:, :, last, -1] += units[:, -1, :, 0, 0]
+        work[:, :, FIRST, 0] += units[:, -2, :, 0, 0]
+        work[:, :, ends, -1] += units[:, -1, :, 0, 0]
         whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / work.shape[3])
         np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
-        shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
-        return np.asarray(shares)
+        if passes > 2:
+            shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
+        return shares, kind[place, : self.depth]
 
     @functools.cached_property
     def first_shares(self) -> Floats:
@@ -69,7 +87,8 @@ class Pipelines:
         shares[:] = 1.0 / self.vpp[:, None]
         for number in np.flatnonzero(self.split.walked).tolist():
             rows = np.flatnonzero(self.split.which == number)
-            shares[:, rows] = of_chunks(self.chunk_shares(rows)[:2])
+            of_kinds, kind = self._shares_of_kinds(rows, 2)
+            shares[:, rows] = of_chunks(of_kinds)[:, :, kind[0]]
         return shares
 
 
@@ -158,8 +177,12 @@ def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floa
     sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
     if not pipes.split.walked.any():
         return forward / vpp, backward / vpp
-    first, back = pipes.first_shares[:, rows]
-    return first * (forward - sends) + sends / vpp, back * (backward - sends) + sends / vpp
+    first, back = (shares.take(rows, 0) for shares in pipes.first_shares)
+    first *= forward - sends
+    back *= backward - sends
+    first += sends / vpp
+    back += sends / vpp
+    return first, back
 
 
 def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
@@ -188,27 +211,44 @@ def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floa
 
 def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: Ints) -> Floats:
     """Seconds (n,) of layouts with one schedule and vpp, chunk by chunk; with own passes, of one number of batches."""
-    forward_s, backward_s, weight_s = chunk_times_s(pipes, rows, forward, backward)
+    forward_s, backward_s = chunk_times_s(pipes, rows, forward, backward)
     if schedule in CHUNKS_OF_SCHEDULE:
+        weight_s = weight_times_s(pipes, rows, backward_s)
         return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, int(batches[0]))
     return chunked_time_s(forward_s, backward_s, batches)
 
 
-def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats, Floats]:
-    """Seconds of every chunk, (vpp, pp, n), forward, backward and of it gradients of weights; ranks' are (n, pp).
+def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+    """Seconds of every chunk, (vpp, pp, n), forward and backward; those of the ranks are (n, pp).
 
     Of layouts with one vpp and schedule. Chunks share what their rank takes as `Pipelines.chunk_shares`, and sends
     evenly.
     """
-    sends, shares = pipes.p2p_s[rows, None], pipes.chunk_shares(rows)
+    sends, shares = pipes.p2p_s[rows, None], pipes.pass_shares(rows)
     even = sends[:, :, None] / shares.shape[3]
     forward_s, backward_s = (
-        share * (seconds - sends)[:, :, None] + even
-        for share, seconds in zip(shares, (forward, backward), strict=False)
+        np.ascontiguousarray((share * (seconds - sends)[:, :, None] + even).transpose(2, 1, 0))
+        for share, seconds in zip(shares, (forward, backward), strict=True)
     )
-    found = (chunks.transpose(2, 1, 0) for chunks in (forward_s, backward_s, shares[2] * backward_s))
-    forward_s, backward_s, weight_s = map(np.ascontiguousarray, found)
-    return forward_s, backward_s, weight_s
+    return forward_s, backward_s
+
+
+def weight_times_s(pipes: Pipelines, rows: Ints, backward_s: Floats) -> Floats:
+    """Seconds that gradients of weights take of the backward pass of every chunk, both (vpp, pp, n)."""
+    return np.asarray(pipes.chunk_shares(rows)[2].transpose(2, 1, 0) * backward_s)
+
+
+def ends_s(
+    costs: StageCosts, job: Job, rows: Ints, passes: tuple[Floats, Floats], makespan: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds (n,) of gradient traffic that nothing hides, of the optimizer step, and of the whole iteration.
+
+    ``passes``: (n, pp) each, as of `makespan_s`, and its seconds, ``makespan`` (n,).
+    """
+    profile = job.training.framework
+    exposed = dp_exposed_s(costs, rows, passes, makespan, costs.dp_overlap(job, rows), profile.ddp_window)
+    step = costs.slowest_step_s[rows]
+    return exposed, step, makespan + exposed + step + profile.iteration_overhead_s
 
 
 def dp_exposed_s(
@@ -223,7 +263,7 @@ def dp_exposed_s(
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
-    reduce, zero = costs.reduce_s.take(rows, 0), costs.layouts["zero_stage"][rows, None]
+    reduce, zero = costs.over_ranks(costs.reduce_s.take(rows, 0), rows), costs.layouts["zero_stage"][rows, None]
     # what is at hand is the last backward pass; the distributed optimizer gathers weights under the next forward pass
     window = passes[1] + np.where(zero == 1, passes[0], 0.0)
     if costs.depth == 1:
@@ -254,15 +294,19 @@ def _exposed_of_pipelines_s(
     # interleaved, chunks keep the pace of one rank; ZeRO-2/3 scatter after every micro-batch and hide under all of them
     steady = costs.num_micro_batches[rows, None] - np.where(paced, 0, 1)
     turns = np.where(zero >= 2, steady, np.where(paced, 1, 0))
-    window = np.where(paced, window - backward, window) - turns * forward
+    window = window - np.where(paced, backward, 0.0)
+    window -= turns * forward
     # ranks of schedules with passes of their own end together; a makespan of interleaved ones need not have a whole
     # pass of rank 0, so that only what hides nowhere is certain
-    of_first = np.where(plain, np.maximum(stays[:, 0], (reduce - window)[:, 0]), stays[:, 0])
-    exposed = np.where(own[:, 0], stays.max(axis=1), of_first)
+    exposed = np.where(plain, np.maximum(stays[:, 0], reduce[:, 0] - window[:, 0]), stays[:, 0])
+    if own.any():
+        exposed = np.where(own[:, 0], stays.max(axis=1), exposed)
     ways = _ways_s(costs.pipelines, rows, forward, backward)
     # no path is longer than the makespan: mostly that leaves no rank's traffic to end after rank 0's
     rounds_s = turns * (forward + backward).min(axis=1, keepdims=True)
-    late = (np.maximum(stays, reduce - window - rounds_s) - ways[1]).max(axis=1) > exposed
+    longest = np.maximum(stays, reduce - (window + rounds_s))
+    longest -= ways[1]
+    late = longest.max(axis=1) > exposed
     if late.any():
         some = [(one[late], other[late]) for one, other in (passes, ways, (turns, plain))]
         end = _traffic_ends_s(costs, rows[late], (reduce[late], stays[late], window[late]), *some)
@@ -289,7 +333,8 @@ def _traffic_ends_s(
     by_chunks = _ways_by_chunks_s(costs.pipelines, rows[late], forward[late], backward[late])
     longest[late] = np.maximum(longest[late], (batches * step)[late] + by_chunks)
     if plain.any():
-        longest[plain] = np.maximum(longest, last_turns_s(forward.T, backward.T, batches[:, 0]).T)[plain]
+        turned = last_turns_s(forward[plain].T, backward[plain].T, batches[plain, 0])
+        longest[plain] = np.maximum(longest[plain], turned.T)
     starts = _from_here(np.where(plain[:, None], longest, work - turns * step)) - window
     ends = np.maximum(_from_here(longest) + stays, starts + reduce)
     return np.asarray((ends - home).max(axis=1))
@@ -301,7 +346,8 @@ def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> 
     Ranks of schedules with own passes end as they like: 0.
     """
     first, back = first_chunks_s(pipes, rows, forward, backward)
-    back = np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
+    if (own := pipes.split.own_passes[pipes.split.which[rows]]).any():
+        back = np.where(own[:, None], 0.0, back)
     return np.cumsum(first, axis=1) - first, np.cumsum(back, axis=1) - back
 
 
@@ -315,7 +361,7 @@ def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: F
     differ = pipes.split.walked[which] & ~pipes.split.own_passes[which] & (pipes.num_micro_batches[rows] >= pipes.depth)
     for vpp in np.unique(pipes.vpp[rows][differ]).tolist():
         at = np.flatnonzero(differ & (pipes.vpp[rows] == vpp))
-        for chunks in chunk_times_s(pipes, rows[at], forward[at], backward[at])[:2]:
+        for chunks in chunk_times_s(pipes, rows[at], forward[at], backward[at]):
             done, ring = np.cumsum(chunks, axis=0) - chunks, chunks.sum(axis=1, keepdims=True)
             ahead = np.cumsum(chunks, axis=1) - chunks + np.cumsum(ring, axis=0) - ring
             at_most[at] += (ahead - pipes.depth * done).max(axis=0).T

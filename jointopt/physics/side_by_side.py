@@ -23,7 +23,7 @@ def least_times_s(
     Jobs differ from that of ``common`` in the speeds of kernels and links, and what of these hides: nothing that is
     read once the layouts are priced.
     """
-    count, cells = len(physics.layouts["pp"]), stage_clock_mhz.size
+    count, cells = len(physics.layouts["pp"]), int(physics.layouts["pp"][index].sum())
     most = max(_CELLS // max(cells, 1), 1)
     for start in range(0, len(jobs), most):
         some = jobs[start : start + most]

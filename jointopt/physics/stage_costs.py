@@ -55,7 +55,9 @@ class StageCosts:
     link_parts_j: dict[str, Floats]  # those, pp_comm and zero_comm
     collective_sm_s: Floats  # exposed tp, cp and ep collectives as seconds of kernels that fill the GPU
     waiting_sm_s: Floats  # of both passes' ``_sm_s``, those of a rank with more tokens, for which a mean one waits
-    kind: Ints | None = None  # (L, pp): which of the K ranks that differ each rank is as; None: all ranks are here
+    # (L, pp): which of the K ranks that differ each rank is as, and (L, K): these ranks; None: all ranks are here
+    kind: Ints | None = None
+    ranks: Ints | None = None
 
     @property
     def depth(self) -> int:
@@ -106,7 +108,14 @@ class StageCosts:
         every: dict[str, Any] = {name: getattr(self, name).take(at) for name in OF_RANKS}
         for name in ("comm_parts_s", "link_parts_j"):
             every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
-        return replace(self, **every, kind=None)
+        return replace(self, **every, kind=None, ranks=None)
+
+    def over_ranks(self, values: Floats, rows: Ints) -> Floats:
+        """Values (n, K) of some of the layouts as those of all ranks, (n, pp)."""
+        if self.kind is None:
+            return values
+        at = np.arange(len(rows))[:, None] * values.shape[1] + self.kind.take(rows, 0)
+        return np.asarray(values.take(at))
 
     def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
         """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
@@ -141,6 +150,24 @@ OF_RANKS = (
 def over_ranks(values: Floats, kind: Ints) -> Floats:
     """Values (L, K) of the ranks that differ as those of every rank, (L, pp)."""
     return np.asarray(np.take_along_axis(values, kind, axis=1))
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Layouts of one depth: costs of the ranks that differ, and the clocks in MHz that these reach, (L, K)."""
+
+    costs: StageCosts
+    ceiling_mhz: Floats
+
+    @functools.cached_property
+    def of_all_ranks(self) -> StageCosts:
+        """The costs of every rank, (L, pp)."""
+        return self.costs.of_all_ranks()
+
+    @functools.cached_property
+    def ceiling_of_all_ranks(self) -> Floats:
+        """The clocks in MHz that every rank reaches, (L, pp)."""
+        return self.ceiling_mhz if self.costs.kind is None else over_ranks(self.ceiling_mhz, self.costs.kind)
 
 
 def paused(costs: StageCosts, duty: Floats) -> StageCosts:

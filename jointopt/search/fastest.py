@@ -49,8 +49,12 @@ def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
     return known[best], least_s[best]
 
 
-def count_faster(problem: Problem, time_s: float, most: int = MOST, time_of: TimeOf | None = None) -> int | None:
+def count_faster(
+    problem: Problem, time_s: float, most: int = MOST, time_of: TimeOf | None = None, at_most: TimeOf | None = None
+) -> int | None:
     """Number of layouts whose time by ``time_of``, else its lower bound, is below ``time_s``; None: more than ``most``.
+
+    ``at_most``: times that those of ``time_of`` do not exceed, for less than these.
 
     The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first. A
     layout counts once, under its highest power limit: none is faster under a lower one.
@@ -64,15 +68,20 @@ def count_faster(problem: Problem, time_s: float, most: int = MOST, time_of: Tim
     for start in range(0, len(left), most):
         some = layouts[left[start : start + most]]
         some = some[bound(some)[0] < time_s]
-        found += int(np.count_nonzero(time_of(some) < time_s)) if time_of and len(some) else len(some)
+        surely = np.full(len(some), time_of is None) if at_most is None else at_most(some) < time_s
+        found += int(np.count_nonzero(surely))
+        if time_of is not None and found <= most and not surely.all():
+            found += int(np.count_nonzero(time_of(some[~surely]) < time_s))
         if found > most:
             return None
     return found
 
 
-def rank(problem: Problem, time_s: float, time_of: TimeOf | None = None) -> int | None:
+def rank(problem: Problem, time_s: float, time_of: TimeOf | None = None, at_most: TimeOf | None = None) -> int | None:
     """The rank of a layout by its time ``time_s``: 1 is the first, None is beyond `MOST`; as in `count_faster`."""
-    faster = count_faster(problem, time_s * (1.0 - 1e-9), time_of=time_of)  # none is faster than itself
+    faster = count_faster(
+        problem, time_s * (1.0 - 1e-9), time_of=time_of, at_most=at_most
+    )  # none is faster than itself
     return None if faster is None else 1 + faster
 
 

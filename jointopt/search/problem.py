@@ -42,8 +42,8 @@ class Problem:
     ``energy_slope_w``: promises of any stage's clock that a lower one is never faster, and that the work, ``energy_j -
     energy_slope_w * iteration_time_s``, never falls as it rises. True of the static power of all GPUs, or more, as long
     as work costs no less energy at a higher clock. Of every layout (L,), or one of all; None = not promised.
-    ``least_time_s`` and ``work_j``, arguments as ``evaluate``: a time that the plans' is not below, and their work, for
-    less than to evaluate them. None = no faster.
+    ``least_time_s``, ``most_time_s`` and ``work_j``, arguments as ``evaluate``: times that the plans' is not below and
+    not above, and their work, for less than to evaluate them. None = no faster.
     ``goals``: columns of ``evaluate`` to minimise; what is promised and bounded is of the first two.
     ``third_goal``: values (L,) of the third of three goals where a layout alone decides it, such as memory. None = it
     does not.
@@ -60,6 +60,7 @@ class Problem:
     energy_slope_w: Floats | float | None = None
     quick_bound: LowerBound | None = None
     least_time_s: OfPlans | None = None
+    most_time_s: OfPlans | None = None
     work_j: OfPlans | None = None
     least_violation: LeastViolation | None = None
     least_power_w: OfPlans | None = None
@@ -111,7 +112,8 @@ class Problem:
             self, layouts={name: values[rows] for name, values in self.layouts.items()}, evaluate=of(self.evaluate),
             lower_bound=of(self.lower_bound), stage_clocks=of(self.stage_clocks), quick_bound=of(self.quick_bound),
             least_time_s=of(self.least_time_s), work_j=of(self.work_j), least_violation=of(self.least_violation),
-            least_power_w=of(self.least_power_w), energy_slope_w=None if not self.has_slope else self.slope_w(rows),
+            most_time_s=of(self.most_time_s), least_power_w=of(self.least_power_w),
+            energy_slope_w=None if not self.has_slope else self.slope_w(rows),
             third_goal=None if self.third_goal is None else self.third_goal[rows],
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from jointopt.core.units import GIB
 from jointopt.physics.cooling import leave_power
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import remedy
 from jointopt.search.leanest import leanest
@@ -195,6 +196,13 @@ def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
     return time_of
 
 
+def most_top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats] | None:
+    """Times (n,) of layouts (n,) that those of `top_times` do not exceed, for less than these; None: no faster."""
+    if (of_plans := problem.most_time_s) is None:
+        return None
+    return lambda index: of_plans(index, np.full((len(index), 1), physics.top_mhz))
+
+
 def at_top(physics: CostModel, index: int) -> tuple[Columns, Floats]:
     """One plan (1,) of the layout ``index`` with every clock at its highest, and its clocks (1, pp) in MHz."""
     clocks = uniform_stage_clocks(physics.layouts["pp"][[index]], physics.top_mhz)
@@ -226,6 +234,7 @@ def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Float
         stage_clocks=physics.stage_clocks if job.search.per_stage_clocks else None,
         energy_slope_w=physics.energy_slope_w, quick_bound=bound(physics.quick_bound),
         least_time_s=lambda index, clocks: physics.least_time_s(index, clocks) * runs[index],
+        most_time_s=lambda index, clocks: physics.least_time_s(index, clocks, most_makespan_s) * runs[index],
         work_j=lambda index, clocks: physics.work_j(index, clocks) * runs[index],
         least_violation=least_violation,
         least_power_w=physics.least_power_w if limited else None,

@@ -11,7 +11,7 @@ from jointopt.search.fastest import fastest, rank
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
-from jointopt.workflows.problem import at_top, prepared, top_times
+from jointopt.workflows.problem import at_top, most_top_times, prepared, top_times
 from jointopt.workflows.search_steps import Stopwatch
 
 
@@ -42,7 +42,7 @@ def place_of(problem: Problem, physics: CostModel, alone: CostModel, fits: float
     Among the ``problem``'s layouts, which ``physics`` prices; ``fits``: the probability that it fits in memory.
     """
     own_s = _at_top(alone, 0)[0] * float(cost_of_failing(np.array(fits)))
-    return rank(problem, own_s, top_times(problem, physics))
+    return rank(problem, own_s, top_times(problem, physics), most_top_times(problem, physics))
 
 
 def _at_top(physics: CostModel, index: int) -> tuple[float, float]:

@@ -90,7 +90,7 @@ def uneven(make_job: Callable[..., Job], gpt_model: Callable[..., Model], price:
 def test_chunks_share_their_ranks_time_and_unequal_ones_take_longer(uneven: CostModel) -> None:
     clocks = np.full((2, 2), uneven.top_mhz)
     t = uneven.times(0, np.arange(2), clocks)
-    forward, _, _ = chunk_times_s(uneven.groups[0].pipelines, np.array([0]), t.forward_s[:1], t.backward_s[:1])
+    forward, _ = chunk_times_s(uneven.groups[0].pipelines, np.array([0]), t.forward_s[:1], t.backward_s[:1])
     np.testing.assert_allclose(forward.sum(axis=0)[:, 0], t.forward_s[0])
     assert forward[0, 0, 0] > 2.5 * forward[1, 0, 0]
     assert t.makespan_s[0] > t.makespan_s[1]
@@ -99,7 +99,7 @@ def test_chunks_share_their_ranks_time_and_unequal_ones_take_longer(uneven: Cost
 def test_a_pipeline_takes_at_most_what_chunks_as_long_as_the_longest_of_their_rank_take(uneven: CostModel) -> None:
     pipes, rows = uneven.groups[0].pipelines, np.arange(2)
     t = uneven.times(0, rows, np.full((2, 2), uneven.top_mhz))
-    longest = [2.0 * s.max(axis=0).T for s in chunk_times_s(pipes, rows[:1], t.forward_s[:1], t.backward_s[:1])[:2]]
+    longest = [2.0 * s.max(axis=0).T for s in chunk_times_s(pipes, rows[:1], t.forward_s[:1], t.backward_s[:1])]
     by_hand = iteration_time_s(*longest, np.array([2]), np.array([2]), pipes.num_micro_batches[:1])
     most = most_makespan_s(pipes, rows, t.forward_s, t.backward_s)
     assert most == pytest.approx([by_hand[0], t.makespan_s[1]])

@@ -38,6 +38,23 @@ def test_by_times_above_the_bounds_the_fastest_is_that_of_the_least_time_and_as_
 
 
 @settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_times_are_worked_out_only_of_layouts_that_bounds_on_both_sides_leave_open(seed):
+    problem, loose = quick(seed)
+    rng, (least, _) = np.random.default_rng(seed), problem.lower_bound(np.arange(problem.num_layouts))
+    times = least * rng.uniform(1.0, 1.1, len(least))
+    most, seen = times * rng.uniform(1.0, 1.1, len(least)), []
+    limit = float(np.median(times))
+
+    def time_of(some):
+        seen.extend(some.tolist())
+        return times[some]
+
+    assert count_faster(loose, limit, 10_000, time_of, lambda some: most[some]) == (times < limit).sum()
+    assert set(seen) == set(np.flatnonzero((least < limit) & (most >= limit)))
+
+
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 40))
 def test_layouts_are_ranked_by_their_bounds_whatever_the_quick_bound_leaves(seed, most):
     problem, loose = quick(seed)
