@@ -25,6 +25,7 @@ from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, lots
 from jointopt.physics.limits import bounded, broken_bounds
 from jointopt.physics.memory import peak_memory_bytes
+from jointopt.physics.pipelines import over_ranks
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -293,13 +294,14 @@ class CostModel:
             clocks = slack.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
-            out[at, : costs.depth] = clocks if costs.kind is None else sc.over_ranks(clocks, costs.kind[rows])
+            out[at, : costs.depth] = clocks if costs.kind is None else over_ranks(clocks, costs.kind[rows])
         return out
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
         """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
         stages = self._stages(g, rows, clock_mhz)
-        costs, seconds = self.groups[g], makespan(self.distinct[g].costs.pipelines, rows, *stages[1:3])
+        costs = self.groups[g]
+        seconds = makespan(costs.pipelines, rows, *stages[1:3])
         return ms.StageTimes(*stages, seconds, *ms.ends_s(costs, self.job, rows, stages[1:3], seconds))
 
     def reached_mhz(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
@@ -317,7 +319,7 @@ class CostModel:
             return self.times(g, rows, clock_mhz, makespan).total_s
         clock = np.minimum(clock_mhz, ceiling.take(rows, 0))
         forward, backward, *_ = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
-        passes = costs.over_ranks(forward, rows), costs.over_ranks(backward, rows)
+        passes = forward, backward
         return ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
 
     def energy_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:

@@ -17,7 +17,8 @@ from jointopt.physics.breakdown import time_parts
 from jointopt.physics.compute import by_clock_shares
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common, with_host_of
-from jointopt.physics.makespan import Makespan, Pipelines, least_makespan_s
+from jointopt.physics.makespan import Makespan, least_makespan_s
+from jointopt.physics.pipelines import Pipelines
 from jointopt.physics.side_by_side import least_times_s
 from jointopt.physics.stage_costs import StageCosts
 from jointopt.spec.job import ATTENTIONS, DTYPES, Job

@@ -20,7 +20,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.model import Model
 from jointopt.spec.plans.stages import own_split
 
-FIRST, LAST = 0, 1  # where `Split.differing_chunks` has the first rank of a pipeline, and the last one
+FIRST, LAST = 0, 1  # where `Split.differing_ranks` has the first rank of a pipeline, and the last one of several
 
 
 class LayoutArrays:
@@ -187,8 +187,8 @@ class Split:
         if len(numbers) == len(self.schedule):
             return self.of(rows)
         part = copy.copy(self)
-        for name in ("differing_ranks", "differing_chunks"):
-            part.__dict__.pop(name, None)
+        part.differing_ranks = (self.differing_ranks[0][numbers], self.differing_ranks[1][numbers])
+        part.ranks_before = self.ranks_before[:, numbers]
         part.which, at = which.reshape(-1), numbers.tolist()
         part.schedule = [self.schedule[number] for number in at]
         part.kinds = [[chunks[number] for number in at] for chunks in self.kinds]
@@ -203,36 +203,31 @@ class Split:
 
     @functools.cached_property
     def differing_ranks(self) -> tuple[Ints, Ints]:
-        """Ranks (splits, K) no two of which cost the same, filled up with rank 0, and which each is as, (splits, pp).
+        """Ranks (splits, K) no two of which cost the same chunk by chunk, and which each is as, (splits, pp).
 
-        The first, the last, and of the others one for each number of layers of either kind.
+        The first at `FIRST`, the last of several at `LAST`, then one for each row of chunks; filled up with rank 0.
         """
         firsts, kinds = [], []
         for number, chunks in enumerate(self.dense):
-            depth = len(chunks)
-            place = [0, *[1] * (depth - 2), 2][:depth]
-            ranks = list(zip(place, *(of_kind[number].sum(axis=1).tolist() for of_kind in self.kinds), strict=True))
-            number_of = {rank: number for number, rank in enumerate(sorted(set(ranks)))}
-            firsts.append(np.array([ranks.index(rank) for rank in number_of]))
-            kinds.append(np.array([number_of[rank] for rank in ranks]))
-        return _filled(firsts), _filled(kinds)
-
-    @functools.cached_property
-    def differing_chunks(self) -> tuple[Ints, Ints]:
-        """Ranks (splits, K) no two of which have chunks that cost the same, and which each is as, (splits, pp).
-
-        The first at `FIRST`, the last of several at `LAST`, then one for each row of chunks of either kind; filled up
-        with rank 0.
-        """
-        firsts, kinds = [], []
-        for number, chunks in enumerate(self.dense):
-            depth = len(chunks)
             rows = np.concatenate([of_kind[number] for of_kind in self.kinds], axis=1).tolist()
-            names = [(FIRST,), *((LAST + 1, *row) for row in rows[1:-1]), (LAST,)][:depth]
+            names = [(FIRST,), *((LAST + 1, *row) for row in rows[1:-1]), (LAST,)][: len(chunks)]
             number_of = {name: at for at, name in enumerate(sorted(set(names)))}
             firsts.append(np.array([names.index(name) for name in number_of]))
             kinds.append(np.array([number_of[name] for name in names]))
         return _filled(firsts), _filled(kinds)
+
+    @functools.cached_property
+    def ranks_before(self) -> Floats:
+        """How many ranks as each come before the first and before the last rank as each, (2, splits, K, K)."""
+        ranks, kind = self.differing_ranks
+        out = np.zeros((2, *ranks.shape, ranks.shape[1]))
+        for number, chunks in enumerate(self.dense):
+            each = np.eye(ranks.shape[1])[kind[number, : len(chunks)]]
+            before = np.cumsum(each, axis=0) - each
+            for name, here in enumerate(each.T):
+                if len(places := np.flatnonzero(here)):
+                    out[:, number, name] = before[places[0]], before[places[-1]]
+        return out
 
     def layers(self, kind: str) -> Floats:
         """Layers of a kind that each rank holds, (splits, pp)."""

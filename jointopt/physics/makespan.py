@@ -5,91 +5,22 @@ And the gradient traffic that sticks out of it.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
-from jointopt.physics.chunks import chunked_time_s, path_bound_s
-from jointopt.physics.layout_arrays import FIRST, LAST, Split
+from jointopt.physics.chunks import chunked_time_s
 from jointopt.physics.pipeline import iteration_time_s, last_turns_s
+from jointopt.physics.pipelines import Pipelines
 from jointopt.physics.zero_bubble import zero_bubble_time_s
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
+from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
 if TYPE_CHECKING:
     from jointopt.physics.stage_costs import StageCosts
     from jointopt.spec.job import Job
-
-
-@dataclass(frozen=True)
-class Pipelines:
-    """All that the makespan of L layouts of one depth depends on beside the seconds of their ranks."""
-
-    depth: int
-    split: Split
-    units_s: Floats  # (L, 3, kinds + 2), as in `stage_costs.StageCosts`
-    p2p_s: Floats  # (L,), as there
-    num_micro_batches: Ints  # (L,)
-    vpp: Ints  # (L,)
-    schedule: Ints  # (L,), codes
-
-    def chunk_shares(self, rows: Ints) -> Floats:
-        """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
-
-        Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
-        share of each chunk's backward pass.
-        """
-        return self._over_ranks(*self._shares_of_kinds(rows, 3))
-
-    def pass_shares(self, rows: Ints) -> Floats:
-        """The first two of `chunk_shares`, (2, n, pp, vpp)."""
-        return self._over_ranks(*self._shares_of_kinds(rows, 2))
-
-    def _over_ranks(self, values: Floats, kind: Ints) -> Floats:
-        """Values (passes, n, K, ...) of ranks whose chunks differ as those of every rank, (passes, n, pp, ...)."""
-        return np.asarray(values[:, np.arange(len(kind))[:, None], kind])
-
-    def _shares_of_kinds(self, rows: Ints, passes: int) -> tuple[Floats, Ints]:
-        """`chunk_shares` of the K ranks whose chunks differ, (passes, n, K, vpp); which of them each is as, (n, pp)."""
-        numbers, place = np.unique(self.split.which[rows], return_inverse=True)
-        ranks, kind = (of_splits[numbers] for of_splits in self.split.differing_chunks)
-        kinds = [
-            np.stack([chunks[number][of] for number, of in zip(numbers, ranks, strict=True)])[place]
-            for chunks in self.split.kinds
-        ]
-        ends = FIRST if self.split.schedule[numbers[0]] in V_SHAPED else LAST
-        units = self.units_s[rows, :passes].transpose(1, 2, 0)[..., None, None]
-        work = functools.reduce(operator.add, (units[:, at] * layers for at, layers in enumerate(kinds)))
-        work[:, :, FIRST, 0] += units[:, -2, :, 0, 0]
-        work[:, :, ends, -1] += units[:, -1, :, 0, 0]
-        whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / work.shape[3])
-        np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
-        if passes > 2:
-            shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
-        return shares, kind[place, : self.depth]
-
-    @functools.cached_property
-    def first_shares(self) -> Floats:
-        """Shares of a rank's seconds, forward and backward, that its first chunk takes, (2, L, pp)."""
-        return self._shares(lambda shares: shares[..., 0])
-
-    @functools.cached_property
-    def largest_shares(self) -> Floats:
-        """Shares of a rank's seconds that its longest chunk takes, (2, L, pp)."""
-        return self._shares(lambda shares: shares.max(axis=3))
-
-    def _shares(self, of_chunks: Callable[[Floats], Floats]) -> Floats:
-        shares = np.empty((2, len(self.p2p_s), self.depth))
-        shares[:] = 1.0 / self.vpp[:, None]
-        for number in np.flatnonzero(self.split.walked).tolist():
-            rows = np.flatnonzero(self.split.which == number)
-            of_kinds, kind = self._shares_of_kinds(rows, 2)
-            shares[:, rows] = of_chunks(of_kinds)[:, :, kind[0]]
-        return shares
 
 
 @dataclass(frozen=True)
@@ -112,7 +43,7 @@ Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `Sta
 
 
 def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch, (n, pp).
+    """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch (`Pipelines`).
 
     The last group of pp micro-batches of interleaved runs may be partly empty: each of those in it takes an equal share
     of what the whole group adds; the first group adds to the way through the first chunks.
@@ -140,7 +71,7 @@ def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats,
     if not part.any():
         return after
     first, back = first_chunks_s(pipes, rows, forward, backward)
-    before = path_bound_s(first + back, forward, np.zeros_like(batches))
+    before = pipes.before_last(first + back, rows).max(axis=1)
     some = part & (batches > depth)
     seconds = rows[some], forward[some], backward[some]
     before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], walked_s)
@@ -153,10 +84,9 @@ def _full_groups_s(
     """Seconds (n,) of ``batches`` micro-batches, of interleaved runs full groups of them."""
     walked = pipes.split.walked[pipes.split.which[rows]]
     alike = slice(None) if not walked.any() else ~walked
-    makespan = np.empty(len(rows))
-    seconds = forward[alike], backward[alike]
-    depth = np.full(len(seconds[0]), pipes.depth)
-    makespan[alike] = iteration_time_s(*seconds, depth, pipes.vpp[rows][alike], batches[alike])
+    makespan, some = np.empty(len(rows)), rows[alike]
+    passes = pipes.of_all_ranks(forward[alike], some), pipes.of_all_ranks(backward[alike], some)
+    makespan[alike] = iteration_time_s(*passes, np.full(len(some), pipes.depth), pipes.vpp[some], batches[alike])
     if walked.any():
         makespan[walked] = walked_s(pipes, rows[walked], forward[walked], backward[walked], batches[walked])
     return makespan
@@ -169,11 +99,13 @@ def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, ba
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
     first, back = first_chunks_s(pipes, rows, forward, backward)
     first += np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
-    return path_bound_s(first, forward + backward, batches)
+    ahead = pipes.before_last(first, rows)
+    ahead += batches[:, None] * (forward + backward)
+    return np.asarray(ahead.max(axis=1))
 
 
 def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds (n, pp) that each rank's first chunk takes of one micro-batch, forward and backward."""
+    """Seconds that each rank's first chunk takes of one micro-batch, forward and backward, of ranks as those given."""
     sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
     if not pipes.split.walked.any():
         return forward / vpp, backward / vpp
@@ -190,6 +122,7 @@ def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, bat
 
     A schedule takes no longer where a pass does not; some rank is always at work.
     """
+    forward, backward = (pipes.of_all_ranks(seconds, rows) for seconds in (forward, backward))
     sends, vpp, own = pipes.p2p_s[rows, None], pipes.vpp[rows], pipes.split.own_passes[pipes.split.which[rows]]
     shares = vpp[:, None] * pipes.largest_shares[:, rows]
     most_f, most_b = (share * (s - sends) + sends for share, s in zip(shares, (forward, backward), strict=True))
@@ -200,6 +133,7 @@ def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, bat
 
 def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
     """Seconds (n,) of pipelines without a closed form."""
+    forward, backward = (pipes.of_all_ranks(seconds, rows) for seconds in (forward, backward))
     out, own = np.empty(len(rows)), pipes.split.own_passes[pipes.split.which[rows]]
     key = np.where(own, batches, 1) << 32 | pipes.schedule[rows].astype(np.int64) << 16 | pipes.vpp[rows]
     for shape in np.unique(key).tolist():
@@ -243,7 +177,7 @@ def ends_s(
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds (n,) of gradient traffic that nothing hides, of the optimizer step, and of the whole iteration.
 
-    ``passes``: (n, pp) each, as of `makespan_s`, and its seconds, ``makespan`` (n,).
+    ``passes``: as of `makespan_s`, and its seconds, ``makespan`` (n,).
     """
     profile = job.training.framework
     exposed = dp_exposed_s(costs, rows, passes, makespan, costs.dp_overlap(job, rows), profile.ddp_window)
@@ -257,13 +191,13 @@ def dp_exposed_s(
 ) -> Floats:  # fmt: skip
     """Seconds (n,) of gradient traffic that neither hides under compute nor under the drain of the pipeline.
 
-    ``passes``: (n, pp) each, as of `makespan_s`, and its seconds or a bound of them, ``makespan`` (n,). At most the
+    ``passes``: as of `makespan_s`, and its seconds or a bound of them, ``makespan`` (n,). At most the
     share ``overlap``, one or (n, 1), of the traffic hides (Megatron's ``overlap_grad_reduce``,
     ``overlap_param_gather``); without ZeRO and pipelines all that has time in ``ddp_window`` of a backward pass.
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
-    reduce, zero = costs.over_ranks(costs.reduce_s.take(rows, 0), rows), costs.layouts["zero_stage"][rows, None]
+    reduce, zero = costs.reduce_s.take(rows, 0), costs.layouts["zero_stage"][rows, None]
     # what is at hand is the last backward pass; the distributed optimizer gathers weights under the next forward pass
     window = passes[1] + np.where(zero == 1, passes[0], 0.0)
     if costs.depth == 1:
@@ -284,7 +218,7 @@ def _exposed_of_pipelines_s(
     """Seconds (n,) of `dp_exposed_s` where rank i ends its last backward pass before rank 0, which ends the pipeline.
 
     As much before as the way home is long, or more; where even so much leaves no rank with more than rank 0 has, rank 0
-    decides. ``traffic``: all of a rank, what may hide of it, and the time for that in 1F1B, (n, pp) each.
+    decides. ``traffic``: all of a rank, what may hide of it, and the time for that in 1F1B, of ranks as ``passes``.
     """
     (reduce, may_hide, window), (forward, backward) = traffic, passes
     zero, vpp = (costs.layouts[name][rows, None] for name in ("zero_stage", "vpp"))
@@ -301,32 +235,30 @@ def _exposed_of_pipelines_s(
     exposed = np.where(plain, np.maximum(stays[:, 0], reduce[:, 0] - window[:, 0]), stays[:, 0])
     if own.any():
         exposed = np.where(own[:, 0], stays.max(axis=1), exposed)
-    ways = _ways_s(costs.pipelines, rows, forward, backward)
+    ways = _ways_s(pipes := costs.pipelines, rows, forward, backward)
     # no path is longer than the makespan: mostly that leaves no rank's traffic to end after rank 0's
     rounds_s = turns * (forward + backward).min(axis=1, keepdims=True)
     longest = np.maximum(stays, reduce - (window + rounds_s))
-    longest -= ways[1]
-    late = longest.max(axis=1) > exposed
-    if late.any():
-        some = [(one[late], other[late]) for one, other in (passes, ways, (turns, plain))]
-        end = _traffic_ends_s(costs, rows[late], (reduce[late], stays[late], window[late]), *some)
+    longest -= pipes.before_first(ways[1], rows)
+    if len(late := np.flatnonzero(longest.max(axis=1) > exposed)):
+        of_ranks = (reduce, stays, window, forward, backward, *ways)
+        each = [pipes.of_all_ranks(seconds.take(late, 0), rows[late]) for seconds in of_ranks]
+        end = _traffic_ends_s(costs, rows[late], each, turns[late], plain[late])
         exposed[late] = np.maximum(exposed[late], end - makespan[late])
     return exposed
 
 
-def _traffic_ends_s(
-    costs: StageCosts, rows: Ints, traffic: tuple[Floats, Floats, Floats], passes: tuple[Floats, Floats],
-    ways: tuple[Floats, Floats], kinds: tuple[Ints, Bools],
-) -> Floats:  # fmt: skip
+def _traffic_ends_s(costs: StageCosts, rows: Ints, of_ranks: Sequence[Floats], turns: Ints, plain: Bools) -> Floats:
     """Seconds (n,) from the start of an iteration until the gradient traffic of all ranks has ended, at least.
 
     Paths through the schedule: down to rank k, all of its work, and back up to rank i <= k, which then has its last
     backward pass behind it, and may have had that beside its traffic. Sums of passes, so that no faster pass makes
-    them longer. What is counted back from the makespan may be: that need not wait for rank i. ``traffic``: all of a
-    rank, what cannot hide of it, and the time in which the rest may, (n, pp) each; ``ways``: `_ways_s`; ``kinds``:
-    micro-batches (n, 1) under which it hides on rank k, and which layouts are of plain 1F1B (n,).
+    them longer. What is counted back from the makespan may be: that need not wait for rank i. ``of_ranks``, (n, pp)
+    each: all traffic of a rank, what cannot hide of it, the time in which the rest may, its passes, and `_ways_s`.
+    ``turns`` (n, 1): micro-batches under which it hides on rank k; ``plain`` (n,): layouts of plain 1F1B.
     """
-    (reduce, stays, window), (forward, backward), (there, home), (turns, plain) = traffic, passes, ways, kinds
+    reduce, stays, window, forward, backward, first, back = of_ranks
+    there, home = np.cumsum(first, axis=1) - first, np.cumsum(back, axis=1) - back
     batches, step = costs.num_micro_batches[rows, None], forward + backward
     work = there + batches * step + home
     longest, late = work.copy(), np.flatnonzero((stays - home).max(axis=1) > stays[:, 0])  # else rank 0 decides
@@ -341,18 +273,20 @@ def _traffic_ends_s(
 
 
 def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds (n, pp) of the first micro-batch down to each rank, and of the last one from there back to rank 0.
+    """Seconds of the first micro-batch on each rank on its way down, and of the last one on its way back to rank 0.
 
-    Ranks of schedules with own passes end as they like: 0.
+    Of ranks as those given. Ranks of schedules with own passes end as they like: 0.
     """
     first, back = first_chunks_s(pipes, rows, forward, backward)
     if (own := pipes.split.own_passes[pipes.split.which[rows]]).any():
         back = np.where(own[:, None], 0.0, back)
-    return np.cumsum(first, axis=1) - first, np.cumsum(back, axis=1) - back
+    return first, back
 
 
 def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Both of `_ways_s` (n, pp) where chunks differ, by that chunk of a rank for which it waits most; else 0.
+    """Seconds (n, pp) of both ways of `_ways_s` to each rank, by that chunk of it for which it waits most.
+
+    Where chunks differ, else 0.
 
     On its way to it the first micro-batch goes through the chunks before it, under which the rank has those of a whole
     group of micro-batches to do; so it is on the way back.

@@ -16,7 +16,7 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics.layout_arrays import Split
-from jointopt.physics.makespan import Pipelines
+from jointopt.physics.pipelines import Pipelines, over_ranks
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.overlap import share
@@ -110,13 +110,6 @@ class StageCosts:
             every[name] = {part: values.take(at) for part, values in getattr(self, name).items()}
         return replace(self, **every, kind=None, ranks=None)
 
-    def over_ranks(self, values: Floats, rows: Ints) -> Floats:
-        """Values (n, K) of some of the layouts as those of all ranks, (n, pp)."""
-        if self.kind is None:
-            return values
-        at = np.arange(len(rows))[:, None] * values.shape[1] + self.kind.take(rows, 0)
-        return np.asarray(values.take(at))
-
     def dp_overlap(self, job: Job, rows: Ints) -> Floats | float:
         """The share of gradient and ZeRO traffic that may hide: one of all layouts, or of each of the rows, (n, 1)."""
         if not self.chooses_overlap:  # queried thousands of times in a search
@@ -137,7 +130,8 @@ class StageCosts:
     def pipelines(self) -> Pipelines:
         """The part of them that their makespan reads."""
         vpp, schedule = self.layouts["vpp"], self.layouts["schedule"]
-        return Pipelines(self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule)
+        of_all = self.depth, self.split, self.units_s, self.p2p_s, self.num_micro_batches, vpp, schedule
+        return Pipelines(*of_all, self.kind)
 
 
 OF_RANKS = (
@@ -145,11 +139,6 @@ OF_RANKS = (
     "backward_comm_s", "host_s", "gather_s", "reduce_s", "optimizer_s", "flops", "forward_flops", "hbm_bytes", "link_j",
     "iteration_link_j", "iteration_hbm_bytes", "collective_sm_s", "waiting_sm_s",
 )  # fmt: skip
-
-
-def over_ranks(values: Floats, kind: Ints) -> Floats:
-    """Values (L, K) of the ranks that differ as those of every rank, (L, pp)."""
-    return np.asarray(np.take_along_axis(values, kind, axis=1))
 
 
 @dataclass(frozen=True)
