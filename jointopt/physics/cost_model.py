@@ -25,7 +25,7 @@ from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, lots
 from jointopt.physics.limits import bounded, broken_bounds
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.physics.pipelines import over_ranks
+from jointopt.physics.pipelines import of_rows, over_ranks
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -317,7 +317,7 @@ class CostModel:
         costs, ceiling = self.distinct[g].costs, self.distinct[g].ceiling_mhz
         if clock_mhz.shape[1] > 1 or costs.kind is None:
             return self.times(g, rows, clock_mhz, makespan).total_s
-        clock = np.minimum(clock_mhz, ceiling.take(rows, 0))
+        clock = np.minimum(clock_mhz, of_rows(ceiling, rows))
         forward, backward, *_ = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
         passes = forward, backward
         return ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]

@@ -77,7 +77,7 @@ class LayoutArrays:
         Of layouts of several depths up to the deepest pp, behind a layout's own ranks the first again.
         """
         ranks, kind = self.split.differing_ranks
-        return self.of_ranks(ranks[self.split.which]), kind[self.split.which]
+        return self.of_ranks(np.asfortranarray(ranks[self.split.which])), kind[self.split.which]
 
     @functools.cached_property
     def expert_spread(self) -> Floats:
@@ -199,7 +199,7 @@ class Split:
     def of_rank(self, chunks: list[Floats], ranks: Ints | None = None) -> Floats:
         """Layers of one kind that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
         layers = _of_ranks(chunks)
-        return np.asarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
+        return np.asfortranarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
 
     @functools.cached_property
     def differing_ranks(self) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.physics.chunks import chunked_time_s
 from jointopt.physics.pipeline import iteration_time_s, last_turns_s
-from jointopt.physics.pipelines import Pipelines
+from jointopt.physics.pipelines import Pipelines, of_rows
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
@@ -109,7 +109,7 @@ def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floa
     sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
     if not pipes.split.walked.any():
         return forward / vpp, backward / vpp
-    first, back = (shares.take(rows, 0) for shares in pipes.first_shares)
+    first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
     first *= forward - sends
     back *= backward - sends
     first += sends / vpp
@@ -197,7 +197,7 @@ def dp_exposed_s(
     """
     if "reduce_s" not in costs.present:
         return np.zeros(len(rows))
-    reduce, zero = costs.reduce_s.take(rows, 0), costs.layouts["zero_stage"][rows, None]
+    reduce, zero = of_rows(costs.reduce_s, rows), costs.layouts["zero_stage"][rows, None]
     # what is at hand is the last backward pass; the distributed optimizer gathers weights under the next forward pass
     window = passes[1] + np.where(zero == 1, passes[0], 0.0)
     if costs.depth == 1:

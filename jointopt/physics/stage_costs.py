@@ -16,7 +16,7 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.physics.layout_arrays import Split
-from jointopt.physics.pipelines import Pipelines, over_ranks
+from jointopt.physics.pipelines import Pipelines, of_rows, over_ranks
 from jointopt.spec.cluster import PowerConstants
 from jointopt.spec.job import Job
 from jointopt.spec.overlap import share
@@ -80,7 +80,8 @@ class StageCosts:
             elif one.name == "split":
                 found[one.name] = held[0].of(order % len(pp))
             else:
-                found[one.name] = np.concatenate(held)[order]
+                every = np.concatenate(held)
+                found[one.name] = of_rows(every, order) if every.ndim == 2 else every[order]
         return cls(**found), order
 
     def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:
@@ -96,7 +97,7 @@ class StageCosts:
             if isinstance(held, dict):
                 found[name] = {part: values[rows] for part, values in held.items()}
             else:
-                found[name] = held.alone(rows) if name == "split" else held[rows]
+                found[name] = held.alone(rows) if name == "split" else of_rows(held, rows)
         found["kind"] = found["kind"][:, :depth]
         return StageCosts(**found)
 
@@ -174,19 +175,19 @@ def passes_s(costs: StageCosts, job: Job, rows: Ints, stretch: Floats) -> tuple[
     ``stretch`` (n, pp): the top clock over that of each stage. Gathers: what no compute hides, (1, 1) where
     there are none.
     """
-    forward_kernel = costs.forward_sm_s.take(rows, 0) * stretch
-    forward_kernel += costs.forward_memory_s.take(rows, 0)
-    backward_kernel = costs.backward_sm_s.take(rows, 0) * stretch
-    backward_kernel += costs.backward_memory_s.take(rows, 0)
-    forward = forward_kernel + costs.forward_comm_s.take(rows, 0)
-    backward = backward_kernel + costs.backward_comm_s.take(rows, 0)
+    forward_kernel = of_rows(costs.forward_sm_s, rows) * stretch
+    forward_kernel += of_rows(costs.forward_memory_s, rows)
+    backward_kernel = of_rows(costs.backward_sm_s, rows) * stretch
+    backward_kernel += of_rows(costs.backward_memory_s, rows)
+    forward = forward_kernel + of_rows(costs.forward_comm_s, rows)
+    backward = backward_kernel + of_rows(costs.backward_comm_s, rows)
     if "host_s" in costs.present:
-        host = costs.host_s.take(rows, 0)
+        host = of_rows(costs.host_s, rows)
         np.maximum(forward, host / 3.0, out=forward)
         np.maximum(backward, host * (2.0 / 3.0), out=backward)
     left = np.zeros((1, 1))
     if "gather_s" in costs.present:
-        gather = costs.gather_s.take(rows, 0)
+        gather = of_rows(costs.gather_s, rows)
         hidden = costs.dp_overlap(job, rows) * gather
         left_forward = gather - np.minimum(hidden, forward)
         left_backward = gather - np.minimum(hidden, backward)

@@ -12,10 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Floats
+from jointopt.core.schema import STAGE_LAYERS, Floats
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.heat import HEAT
+from jointopt.physics.makespan import Makespan, least_makespan_s, makespan_s, most_makespan_s
 from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.job import Constraints, Job
 from jointopt.spec.model import Model
@@ -421,3 +422,29 @@ def test_a_warm_exhaust_row_costs_leakage_and_then_time(
     times, powers = ([float(f[name][0]) for f in found] for name in ("iteration_time_s", "avg_power_w"))
     assert times[0] == times[1] < times[2]
     assert powers[1] > powers[0]
+
+
+@pytest.mark.parametrize("makespan", [least_makespan_s, most_makespan_s, makespan_s])
+@pytest.mark.parametrize("job", JOBS)
+def test_one_clock_takes_as_long_as_the_same_clock_stated_for_each_stage(
+    job: int, makespan: Makespan, shipped_physics: Physics, one_clock: OneClock
+) -> None:
+    physics = shipped_physics(job)
+    at = np.arange(len(physics.layouts["pp"]))
+    shared = np.full((len(at), 1), 0.8 * physics.top_mhz)
+    each = one_clock(physics, 0.8 * physics.top_mhz)
+    found, stated = (physics.least_time_s(at, clocks, makespan) for clocks in (shared, each))
+    np.testing.assert_allclose(found, stated, rtol=1e-12)
+
+
+@pytest.mark.parametrize("makespan", [least_makespan_s, makespan_s])
+def test_so_it_does_where_chunks_differ_and_a_group_is_not_full(
+    makespan: Makespan, make_job: Callable[..., Job], price: Callable[..., CostModel], gpt_model: Callable[..., Model]
+) -> None:
+    splits = (3, 3, 1, 2, 2, 2, 2, 1), (0, 4, 4, 4, 1, 1, 1, 1), (2,) * 8
+    codes = np.array([STAGE_LAYERS.of(layers) for layers in splits])
+    job = make_job(64, gpt_model(16), global_batch_size=96)
+    physics = price(job, dp=16, pp=4, vpp=2, stage_layers=codes, zero_stage=[0, 1, 1], micro_batch_size=[1, 1, 3])
+    at, clock = np.arange(3), physics.top_mhz
+    found, stated = (physics.least_time_s(at, np.full((3, width), clock), makespan) for width in (1, 4))
+    np.testing.assert_allclose(found, stated, rtol=1e-12)
