@@ -441,10 +441,11 @@ def test_one_clock_takes_as_long_as_the_same_clock_stated_for_each_stage(
 def test_so_it_does_where_chunks_differ_and_a_group_is_not_full(
     makespan: Makespan, make_job: Callable[..., Job], price: Callable[..., CostModel], gpt_model: Callable[..., Model]
 ) -> None:
-    splits = (3, 3, 1, 2, 2, 2, 2, 1), (0, 4, 4, 4, 1, 1, 1, 1), (2,) * 8
+    alike = (1, 3, 3, 3, 3, 3, 3, 1, 1, 2, 2, 2, 2, 2, 2, 1)  # ranks 1 to 6 do most, and are the same
+    splits = alike, (3, 3, 1, 2, 2, 2, 2, 1, 2, 3, 3, 1, 4, 1, 1, 3), (0, 6, 6, 4, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2)
     codes = np.array([STAGE_LAYERS.of(layers) for layers in splits])
-    job = make_job(64, gpt_model(16), global_batch_size=96)
-    physics = price(job, dp=16, pp=4, vpp=2, stage_layers=codes, zero_stage=[0, 1, 1], micro_batch_size=[1, 1, 3])
+    job = make_job(64, gpt_model(34, vocab=512), global_batch_size=96)
+    physics = price(job, dp=8, pp=8, vpp=2, stage_layers=codes, zero_stage=[1, 0, 1], micro_batch_size=[1, 1, 3])
     at, clock = np.arange(3), physics.top_mhz
-    found, stated = (physics.least_time_s(at, np.full((3, width), clock), makespan) for width in (1, 4))
+    found, stated = (physics.least_time_s(at, np.full((3, width), clock), makespan) for width in (1, 8))
     np.testing.assert_allclose(found, stated, rtol=1e-12)
