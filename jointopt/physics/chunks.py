@@ -30,15 +30,15 @@ def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Int
     return time_s
 
 
-def path_bound_s(first_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Floats:
+def path_bound_s(ahead_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Floats:
     """Seconds (n,) that no schedule of a pipeline goes below: one rank's work and the way to it.
 
     A path through the schedule: forwards of the first micro-batch down to a rank, all of its work (``rank_s`` (n, pp)
     of each of the micro-batches (n,)), and backwards from it where ranks end with a backward pass that the rank before
-    waits for, as those of `chunked_time_s` do. ``first_s`` (n, pp): of each rank's first chunk, what is on the way.
+    waits for, as those of `chunked_time_s` do. ``ahead_s`` (n, pp): what is on the way of the first chunks of the ranks
+    before. Of ranks alike the last has the longest way, and may stand for all.
     """
-    ahead = np.cumsum(first_s, axis=1) - first_s
-    return np.asarray((ahead + num_micro_batches[:, None] * rank_s).max(axis=1))
+    return np.asarray((ahead_s + num_micro_batches[:, None] * rank_s).max(axis=1))
 
 
 def _block_time_s(f: Floats, b: Floats, groups: Ints) -> Floats:

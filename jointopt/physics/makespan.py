@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
-from jointopt.physics.chunks import chunked_time_s
+from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.pipeline import iteration_time_s, last_turns_s
 from jointopt.physics.pipelines import Pipelines, of_rows
 from jointopt.physics.zero_bubble import zero_bubble_time_s
@@ -99,9 +99,7 @@ def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, ba
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
     first, back = first_chunks_s(pipes, rows, forward, backward)
     first += np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
-    ahead = pipes.before_last(first, rows)
-    ahead += batches[:, None] * (forward + backward)
-    return np.asarray(ahead.max(axis=1))
+    return path_bound_s(pipes.before_last(first, rows), forward + backward, batches)
 
 
 def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
