@@ -25,7 +25,7 @@ from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layout_arrays import LayoutArrays, lots
 from jointopt.physics.limits import bounded, broken_bounds
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.physics.pipelines import of_rows, over_ranks
+from jointopt.physics.pipelines import of_rows
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -294,7 +294,7 @@ class CostModel:
             clocks = slack.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
-            out[at, : costs.depth] = clocks if costs.kind is None else over_ranks(clocks, costs.kind[rows])
+            out[at, : costs.depth] = costs.pipelines.of_all_ranks(clocks, rows)
         return out
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
@@ -318,8 +318,7 @@ class CostModel:
         if clock_mhz.shape[1] > 1 or costs.kind is None:
             return self.times(g, rows, clock_mhz, makespan).total_s
         clock = np.minimum(clock_mhz, of_rows(ceiling, rows))
-        forward, backward, *_ = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
-        passes = forward, backward
+        passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
         return ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
 
     def energy_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:

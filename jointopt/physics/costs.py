@@ -158,12 +158,11 @@ def _with_traffic(units: Floats, per_layer: dict[str, PerLayer]) -> Floats:
 def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
     """Costs of the job ``before`` as they are for ``job``, which differs in what its host takes per micro-batch."""
     more_s = job.training.framework.micro_batch_overhead_s - before.training.framework.micro_batch_overhead_s
-    lay = LayoutArrays(job, costs.layouts)
     found = replace(
         costs,
         forward_comm_s=costs.forward_comm_s + more_s / 3.0,
         backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
-        host_s=_host_s(job, lay if costs.ranks is None else lay.of_ranks(costs.ranks), costs.layers),
+        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks), costs.layers),
     )
     found.__dict__["pipelines"] = costs.pipelines  # the host changes no share of a chunk, which takes long to work out
     return found

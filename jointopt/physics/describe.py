@@ -215,7 +215,7 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
     common, makespans = physics.common or Common(physics.hardware, physics.shapes), _Makespans()
     time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
     jobs, times = {name: _MOVES[name](physics.job, STEP) for name in names}, dict[str, Floats]()
-    if (beside := jobs.pop("iteration", None)) is not None:
+    if (beside := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
         more_s, before_s = (job.training.framework.iteration_overhead_s for job in (beside, physics.job))
         times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
     priced = [name for name in jobs if name not in _AFTER_PRICING]

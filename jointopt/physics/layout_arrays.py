@@ -65,8 +65,8 @@ class LayoutArrays:
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
 
-    def of_ranks(self, ranks: Ints) -> LayoutArrays:
-        """The same layouts, of whose ranks only those of (L, K) are looked at."""
+    def of_ranks(self, ranks: Ints | None) -> LayoutArrays:
+        """The same layouts, of whose ranks only those of (L, K) are looked at; None: all."""
         part = copy.copy(self)
         part.ranks = ranks
         return part

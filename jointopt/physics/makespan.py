@@ -97,9 +97,8 @@ _Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
 
 def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
-    first, back = first_chunks_s(pipes, rows, forward, backward)
-    first += np.where(pipes.split.own_passes[pipes.split.which[rows], None], 0.0, back)
-    return path_bound_s(pipes.before_last(first, rows), forward + backward, batches)
+    first, back = _ways_s(pipes, rows, forward, backward)
+    return path_bound_s(pipes.before_last(first + back, rows), forward + backward, batches)
 
 
 def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
@@ -110,8 +109,9 @@ def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floa
     first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
     first *= forward - sends
     back *= backward - sends
-    first += sends / vpp
-    back += sends / vpp
+    even = sends / vpp
+    first += even
+    back += even
     return first, back
 
 
@@ -143,31 +143,28 @@ def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floa
 
 def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: Ints) -> Floats:
     """Seconds (n,) of layouts with one schedule and vpp, chunk by chunk; with own passes, of one number of batches."""
-    forward_s, backward_s = chunk_times_s(pipes, rows, forward, backward)
     if schedule in CHUNKS_OF_SCHEDULE:
-        weight_s = weight_times_s(pipes, rows, backward_s)
+        forward_s, backward_s, weight_s = chunk_times_s(pipes, rows, forward, backward, weights=True)
         return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, int(batches[0]))
+    forward_s, backward_s = chunk_times_s(pipes, rows, forward, backward)
     return chunked_time_s(forward_s, backward_s, batches)
 
 
-def chunk_times_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds of every chunk, (vpp, pp, n), forward and backward; those of the ranks are (n, pp).
+def chunk_times_s(
+    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, *, weights: bool = False
+) -> list[Floats]:
+    """Seconds of every chunk, (vpp, pp, n), forward, backward and of it gradients of ``weights``; ranks' are (n, pp).
 
     Of layouts with one vpp and schedule. Chunks share what their rank takes as `Pipelines.chunk_shares`, and sends
     evenly.
     """
-    sends, shares = pipes.p2p_s[rows, None], pipes.pass_shares(rows)
+    sends, shares = pipes.p2p_s[rows, None], pipes.chunk_shares(rows, 3 if weights else 2)
     even = sends[:, :, None] / shares.shape[3]
-    forward_s, backward_s = (
+    found = [
         np.ascontiguousarray((share * (seconds - sends)[:, :, None] + even).transpose(2, 1, 0))
-        for share, seconds in zip(shares, (forward, backward), strict=True)
-    )
-    return forward_s, backward_s
-
-
-def weight_times_s(pipes: Pipelines, rows: Ints, backward_s: Floats) -> Floats:
-    """Seconds that gradients of weights take of the backward pass of every chunk, both (vpp, pp, n)."""
-    return np.asarray(pipes.chunk_shares(rows)[2].transpose(2, 1, 0) * backward_s)
+        for share, seconds in zip(shares[:2], (forward, backward), strict=True)
+    ]
+    return [*found, np.ascontiguousarray(shares[2].transpose(2, 1, 0)) * found[1]] if weights else found
 
 
 def ends_s(

@@ -49,20 +49,13 @@ class Pipelines:
         counts = self.split.ranks_before[which].take(self.split.which[rows], 0)
         return np.asarray(np.matmul(counts, seconds[:, :, None])[:, :, 0])
 
-    def chunk_shares(self, rows: Ints) -> Floats:
+    def chunk_shares(self, rows: Ints, passes: int = 3) -> Floats:
         """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
 
         Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
-        share of each chunk's backward pass.
+        share of each chunk's backward pass. ``passes``: the first so many of them.
         """
-        return self._spread(*self._shares_of_kinds(rows, 3))
-
-    def pass_shares(self, rows: Ints) -> Floats:
-        """The first two of `chunk_shares`, (2, n, pp, vpp)."""
-        return self._spread(*self._shares_of_kinds(rows, 2))
-
-    @staticmethod
-    def _spread(shares: Floats, kind: Ints) -> Floats:
+        shares, kind = self._shares_of_kinds(rows, passes)
         return np.asarray(shares[:, np.arange(len(kind))[:, None], kind])
 
     def _shares_of_kinds(self, rows: Ints, passes: int) -> tuple[Floats, Ints]:
@@ -107,13 +100,13 @@ class Pipelines:
 
 
 def of_rows(values: Floats, rows: Ints | slice) -> Floats:
-    """Values (L, K) of some of the layouts, (n, K), where a column lies in one piece if it did.
+    """Values (L, ...) of some of the layouts, (n, ...), of which a column lies in one piece if it did.
 
     Formulas on few columns, most of them with a value per layout beside, take a third of the time so.
     """
     if not values.flags.f_contiguous:
         return values[rows] if isinstance(rows, slice) else values.take(rows, 0)
-    return np.asfortranarray(values[rows]) if isinstance(rows, slice) else values.T.take(rows, 1).T
+    return np.asfortranarray(values[rows]) if isinstance(rows, slice) else values.T.take(rows, values.ndim - 1).T
 
 
 def over_ranks(values: Floats, kind: Ints) -> Floats:

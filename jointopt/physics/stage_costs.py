@@ -80,8 +80,7 @@ class StageCosts:
             elif one.name == "split":
                 found[one.name] = held[0].of(order % len(pp))
             else:
-                every = np.concatenate(held)
-                found[one.name] = of_rows(every, order) if every.ndim == 2 else every[order]
+                found[one.name] = of_rows(np.concatenate(held), order)
         return cls(**found), order
 
     def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:

@@ -12,7 +12,7 @@ from jointopt.core.schema import SCHEDULE, Floats, Ints
 from jointopt.physics import zero_bubble
 from jointopt.physics.breakdown import Breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.makespan import StageTimes, chunk_times_s, weight_times_s
+from jointopt.physics.makespan import StageTimes, chunk_times_s
 from jointopt.physics.schedule import warmup_slots
 from jointopt.physics.zero_bubble import FORWARD, INPUT, WEIGHT, WHOLE, Pass
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
@@ -166,8 +166,8 @@ def _chunk_seconds(physics: CostModel, g: int, row: int, t: StageTimes) -> Float
     costs, rows = physics.groups[g], np.array([row])
     pipes, (_, _, chunks) = costs.pipelines, _shape(physics, g, row)
     if pipes.split.walked[pipes.split.which[row]]:
-        both = chunk_times_s(pipes, rows, t.forward_s, t.backward_s)
-        forward, backward, weight = (s[:, :, 0] for s in (*both, weight_times_s(pipes, rows, both[1])))
+        chunks_s = chunk_times_s(pipes, rows, t.forward_s, t.backward_s, weights=True)
+        forward, backward, weight = (s[:, :, 0] for s in chunks_s)
         return np.stack([forward, backward - weight, weight, backward])
     forward, backward = (np.repeat(s / chunks, chunks, axis=0) for s in (t.forward_s, t.backward_s))
     return np.stack([forward, backward, np.zeros_like(backward), backward])

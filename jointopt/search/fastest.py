@@ -54,10 +54,9 @@ def count_faster(
 ) -> int | None:
     """Number of layouts whose time by ``time_of``, else its lower bound, is below ``time_s``; None: more than ``most``.
 
-    ``at_most``: times that those of ``time_of`` do not exceed, for less than these.
-
     The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first. A
-    layout counts once, under its highest power limit: none is faster under a lower one.
+    layout counts once, under its highest power limit: none is faster under a lower one. ``at_most``: times that those
+    of ``time_of`` do not exceed, for less than these.
     """
     bound, quick_bound = _bounds(problem)
     layouts = np.arange(problem.num_distinct)
@@ -79,9 +78,8 @@ def count_faster(
 
 def rank(problem: Problem, time_s: float, time_of: TimeOf | None = None, at_most: TimeOf | None = None) -> int | None:
     """The rank of a layout by its time ``time_s``: 1 is the first, None is beyond `MOST`; as in `count_faster`."""
-    faster = count_faster(
-        problem, time_s * (1.0 - 1e-9), time_of=time_of, at_most=at_most
-    )  # none is faster than itself
+    sooner_s = time_s * (1.0 - 1e-9)  # none is faster than itself
+    faster = count_faster(problem, sooner_s, time_of=time_of, at_most=at_most)
     return None if faster is None else 1 + faster
 
 

@@ -438,7 +438,7 @@ def test_one_clock_takes_as_long_as_the_same_clock_stated_for_each_stage(
 
 
 @pytest.mark.parametrize("makespan", [least_makespan_s, makespan_s])
-def test_so_it_does_where_chunks_differ_and_a_group_is_not_full(
+def test_one_clock_does_so_where_chunks_differ_and_a_group_is_not_full(
     makespan: Makespan, make_job: Callable[..., Job], price: Callable[..., CostModel], gpt_model: Callable[..., Model]
 ) -> None:
     alike = (1, 3, 3, 3, 3, 3, 3, 1, 1, 2, 2, 2, 2, 2, 2, 1)  # ranks 1 to 6 do most, and are the same
