@@ -28,8 +28,9 @@ from jointopt.core.schema import (
     Ints,
     column_of,
 )
-from jointopt.spec.job import STATE_FIELDS
+from jointopt.spec.job import STATE_FIELDS, TF32
 from jointopt.spec.model import skip_freq_text
+from jointopt.spec.shape import POSITION_EMBEDDINGS
 from jointopt.spec.windows import named_skip_freq
 
 _DENSE = 2**20  # whole numbers that differ by less are their own codes
@@ -287,12 +288,13 @@ READERS: dict[str, Reader] = {
     "lora_target_modules": _meaning_one_of(LORA_TARGETS, lambda text: named_targets(text) or None),
     "window_attn_skip_freq": _frequencies,
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
+    "position_embedding": _one_of(POSITION_EMBEDDINGS),
     "recipe_class": _one_of(RECIPE_CLASSES),
     "token_dispatcher": _meaning_one_of(TOKEN_DISPATCHERS, named_dispatcher),
     "cuda_graph": _meaning_one_of(CUDA_GRAPHS, named_cuda_graph),
 }  # fmt: skip
 STRICT_READERS = {
-    **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of(DTYPES, named_dtype),
+    **READERS, "status": _one_of(STATUSES), "dtype": _meaning_one_of((*DTYPES, TF32), named_dtype),
     "attention": _meaning_one_of(ATTENTIONS, lambda text: named_attention(text)[0]),
 }  # fmt: skip
 MEASURED = [c.name for c in COLUMNS.values() if c.role == "result" and c.dtype == "float"]

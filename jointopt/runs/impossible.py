@@ -6,7 +6,8 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
 from jointopt.core.schema import POWER_PROFILE
-from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES, Rule, above, broken_rules
+from jointopt.runs.rule import Rule, above, broken_rules
+from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES
 from jointopt.runs.shapes import SHAPE, whole_name
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import known_model, near_models

@@ -13,6 +13,7 @@ from jointopt.runs.cells import named_dtype
 from jointopt.spec.catalog.scaling import only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.defaults import default_dtype
+from jointopt.spec.job import TF32
 from jointopt.spec.scaling import ScalingRecipe
 
 # In this order, letters and digits alone: what Megatron-Bridge's tables and recipes call a recipe, and what it means.
@@ -34,7 +35,7 @@ def named_recipe(text: str) -> str | None:
 def named_precision(text: str) -> str | None:
     """The dtype that a cell of the column ``precision`` means, tf32 as such, or None."""
     if "tf32" in text.lower():
-        return "tf32"
+        return TF32
     return named_dtype(text) or _LIGHTNING.get(text.strip().partition("-")[0])
 
 
@@ -47,6 +48,7 @@ def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
     columns = {name: runs[name] for name in ("dtype", "fp8_recipe", "precision") if name in runs}
     meant = [
         ("dtype", "precision", named_precision), ("fp8_recipe", "precision", named_recipe),
+        ("fp8_recipe", "dtype", named_recipe),
         ("dtype", "fp8_recipe", lambda name: scaled_dtype(name) if name in FP8_RECIPES else None),
     ]  # fmt: skip
     for name, source, of in meant:
@@ -80,7 +82,7 @@ def _dtype_of(text: str) -> str | None:
     """The dtype that a cell of any of the three columns means."""
     recipe = named_recipe(text)
     found = scaled_dtype(recipe) if recipe else named_precision(text)
-    return "fp32" if found == "tf32" else found
+    return "fp32" if found == TF32 else found
 
 
 def runnable_dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
@@ -89,7 +91,7 @@ def runnable_dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
     dtype = named or default_dtype(gpu)
     while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
         dtype = _NEXT_WIDER[dtype]
-    if dtype != named:
+    if dtype != named or (named_precision(text) == TF32 and not gpu.has_tf32):
         assumed.append("dtype")
     return dtype
 

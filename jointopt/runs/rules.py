@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -14,11 +13,13 @@ import pandas as pd
 from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Bools, Floats
 from jointopt.core.units import TERA
 from jointopt.runs import reasons
-from jointopt.runs.cells import is_known, named_dtype, spelled
+from jointopt.runs.cells import named_dtype
 from jointopt.runs.precision import contradicts, with_precision
+from jointopt.runs.rule import Rule, above
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.cluster import Gpu
+from jointopt.spec.model import LATENT
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
@@ -26,29 +27,6 @@ _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond th
 # Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.
 _MOST_REACHED, _LEAST_REACHED = 0.85, 1e-5
 _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule that the cells of one run must keep. ``broken`` is false wherever a cell that it needs is blank."""
-
-    columns: tuple[str, ...]  # the first one is blamed
-    expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
-    broken: Callable[[pd.DataFrame], pd.Series]
-    may_fail: bool = False  # no contradiction where the run failed: that may be just why
-
-    def complaint(self, run: pd.Series) -> str:
-        """The expectation, and the cells that contradict it."""
-        known = {name: spelled(run[name]) for name in self.columns if name in run and is_known(run[name])}
-        cells = (f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in known.items())
-        expected = self.expected if isinstance(self.expected, str) else self.expected(run)
-        return f"expected {expected}, got {' '.join(cells)}"
-
-
-def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:
-    """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
-    for rule in rules:
-        yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
 
 
 def _degrees_contradict(runs: pd.DataFrame) -> pd.Series:
@@ -73,13 +51,18 @@ def _energy_excessive(runs: pd.DataFrame) -> pd.Series:
     return (_drawn_w(runs) > MOST_GPU_POWER_W) & runs["avg_power_w"].isna()
 
 
-def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
-    """Whether one column exceeds ``factor`` times another."""
-    return lambda runs: runs[larger] > factor * runs[smaller]
-
-
 def _at_most(smaller: str, larger: str) -> Rule:
     return Rule((smaller, larger), f"{smaller} to be at most {larger}", above(smaller, larger))
+
+
+def _partly_latent(runs: pd.DataFrame) -> pd.Series:
+    stated = runs[list(LATENT)].fillna(0.0) > 0
+    needed = stated.drop(columns="q_lora_rank")
+    return stated.any(axis=1) & ~needed.all(axis=1)
+
+
+def _kinds_contradict(runs: pd.DataFrame) -> pd.Series:
+    return runs["attention_kind"].isin(["mha", "gqa", "mqa"]) & (runs["kv_lora_rank"].fillna(0.0) > 0)
 
 
 _AGREEING_ENERGY = Rule(
@@ -97,6 +80,10 @@ RUN_RULES = (
     Rule(("moe_load_imbalance", "moe_router_force_load_balancing"),
          "moe_load_imbalance to be 1 or blank where balance is forced, which draws experts at random",
          lambda runs: (runs["moe_load_imbalance"] > 1) & (runs["moe_router_force_load_balancing"] > 0)),
+    Rule((*LATENT,), "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together, for latent attention",
+         _partly_latent),
+    Rule(("attention_kind", "kv_lora_rank"), "attention_kind to be mla where kv_lora_rank is above 0",
+         _kinds_contradict),
     *(Rule(pair, f"{pair[0]} and {pair[1]} to mean the same", contradicts(*pair)) for pair in
       itertools.combinations(("precision", "dtype", "fp8_recipe"), 2)),
 )  # fmt: skip

@@ -9,6 +9,7 @@ import pandas as pd
 
 from jointopt.runs.cells import first_rows, row_codes
 from jointopt.spec.catalog.models import known_model
+from jointopt.spec.model import LATENT
 from jointopt.spec.windows import named_skip_freq
 
 FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
@@ -16,9 +17,10 @@ SHAPE = [
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk",
 ]  # fmt: skip
-_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_USUAL_LATENT = dict(zip(LATENT, (1536, 512, 128, 64, 128), strict=True))  # of DeepSeek-V2, V3 and Kimi K2
 # shape columns that few tables have; a row that states one lets the catalogue speak for what no table states
-_FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers"]
+_FINER_SHAPE = ["moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", *LATENT]
+_OF_ALIBI = ("mpt", "bloom")  # how the names of models begin that have it, where no column states it
 
 
 def with_catalogue_shapes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +67,9 @@ def _filled_once(runs: pd.DataFrame) -> pd.DataFrame:
         # the columns of a model with experts never state all of it: latent attention, groups of experts
         finer = runs.reindex(columns=["attention_kind", *_FINER_SHAPE])[rows].notna().any(axis=1)
         wanted = given[SHAPE].isna().any(axis=1) | finer | model.is_moe
-        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted]
+        kind = runs.reindex(columns=["attention_kind"])["attention_kind"][rows]
+        same_kind = kind.isna() | (kind.eq("mla") == (model.kv_lora_rank > 0))
+        agree = given.index[(given.isna() | given.eq(shape)).all(axis=1) & wanted & same_kind]
         runs = runs.reindex(columns=list(dict.fromkeys([*runs, *SHAPE, FROM_CATALOGUE])))
         runs.loc[agree, [*SHAPE, FROM_CATALOGUE]] = [*shape[SHAPE], 1.0]
     return runs
@@ -81,11 +85,21 @@ def expert_shape(row: Mapping[str, Any], ffn: int) -> dict[str, Any]:
 
 
 def latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
-    """Ranks of multi-head latent attention, those of DeepSeek-V2, V3 and Kimi K2, which no table states."""
+    """Ranks of multi-head latent attention, the usual ones where a row names that kind alone."""
+    if row.get("kv_lora_rank"):
+        return {name: int(row.get(name, 0)) for name in LATENT}
     if row.get("attention_kind") != "mla":
         return {}
-    assumed += list(_LATENT)
-    return _LATENT
+    assumed += LATENT
+    return _USUAL_LATENT
+
+
+def position_shape(row: Mapping[str, Any]) -> dict[str, Any]:
+    """How a model knows positions, where a row states it or its model's name does."""
+    named = "alibi" if str(row.get("model", "")).lower().startswith(_OF_ALIBI) else ""
+    found = str(row.get("position_embedding", named))
+    learned = {"max_position_embeddings": int(row["seq_length"])} if found == "learned" else {}
+    return {"position_embedding": found} | learned if found else {}
 
 
 def window_shape(row: Mapping[str, Any]) -> dict[str, Any]:

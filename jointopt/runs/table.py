@@ -24,7 +24,8 @@ from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.csv_text import csv_texts
-from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, Rule, broken_rules, in_faster_precision
+from jointopt.runs.rule import Rule, broken_rules
+from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _MOST_BYTES = 400_000_000  # unpacked: two million rows

@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
 from jointopt.runs.cells import named_attention, named_dtype, shown
-from jointopt.runs.precision import named_precision, named_recipe, with_precision
+from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
 from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 
@@ -140,11 +140,11 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
     lines = []
     counts = runs.groupby(["gpu", "dtype"], sort=False).size()
     for (name, text), count in zip(counts.index.tolist(), counts.tolist(), strict=True):
-        gpu, dtype = known_gpu(name), named_dtype(str(text))
-        if gpu and dtype and dtype not in gpu.peak_tflops:
+        gpu, dtype, taken = known_gpu(name), named_precision(str(text)), list[str]()
+        if gpu and dtype and (wider := runnable_dtype(str(text), gpu, taken)) and taken:
             lines.append(
-                f"{_rows_are(count)} in {dtype} on {name}, of which no source states a rate: priced in a wider "
-                "precision, and marked out of domain."
+                f"{_rows_are(count)} in {dtype} on {name}, of which no source states a rate: priced in {wider}, and "
+                f"marked out of domain; expected one of {', '.join(gpu.peak_tflops)}."
             )
     return lines
 

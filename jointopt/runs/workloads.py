@@ -21,11 +21,12 @@ from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
 from jointopt.runs.impossible import check_required, impossible
 from jointopt.runs.named_size import with_stated_head
 from jointopt.runs.plan_cells import number_cells, plan_cells, stated_clocks, stated_layouts
-from jointopt.runs.precision import runnable_dtype, runnable_recipe, with_precision
+from jointopt.runs.precision import named_precision, runnable_dtype, runnable_recipe, with_precision
 from jointopt.runs.shapes import (
     FROM_CATALOGUE,
     expert_shape,
     latent_shape,
+    position_shape,
     whole_name,
     window_shape,
     with_catalogue_shapes,
@@ -42,14 +43,15 @@ from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_c
 from jointopt.spec.cluster import Cluster, Gpu
 from jointopt.spec.defaults import fill_degrees
 from jointopt.spec.framework import Framework
-from jointopt.spec.job import STATE_FIELDS, Job, Training
+from jointopt.spec.job import STATE_FIELDS, TF32, Job, Training
 from jointopt.spec.machine import Machine, is_of, on_machine
-from jointopt.spec.model import Model
+from jointopt.spec.model import LATENT, Model
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
-    "attention_kind", "mtp_num_layers", "window_size", "window_attn_skip_freq", "block", "seq_length",
+    "attention_kind", *LATENT, "position_embedding", "mtp_num_layers", "window_size", "window_attn_skip_freq", "block",
+    "seq_length",
     "global_batch_size", "dtype", "fp8_recipe", *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher",
     "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing", "cuda_graph", "lora_dim",
     "lora_target_modules", "framework", "recipe_class", "gpu", "gpus_per_node", "num_gpus",
@@ -207,7 +209,7 @@ def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
     A blank precision is none: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for bf16: median
     error 35 % instead of 5 %). A blank kernel is a default; recorded runs that leave it blank are covered.
     """
-    if named_dtype(str(row.get("dtype", ""))) != training.dtype:
+    if named_precision(str(row.get("dtype", ""))) not in (training.dtype, training.precision):
         return False
     kernel, in_full = named_attention(str(row.get("attention", training.attention)))
     return kernel == training.attention if in_full else kernel is not None
@@ -269,7 +271,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
-        framework=replace(framework, tf32=True) if "tf32" in text.lower() else framework,
+        framework=replace(framework, tf32=True) if named_precision(text) == TF32 and gpu.has_tf32 else framework,
         recipe_class=recipe_class,
         token_dispatcher=named_dispatcher(str(row.get("token_dispatcher", ""))) or "",
         overlap_moe_a2a=bool(row.get("overlap_moe_a2a", False)),
@@ -314,7 +316,7 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     if row.get(FROM_CATALOGUE):
         return replace(
             load_model(whole_name(row["model"], row.get("block"))), mtp_num_layers=int(row.get("mtp_num_layers", 0)),
-            **window_shape(row),
+            **window_shape(row), **position_shape(row),
         )  # fmt: skip
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
@@ -335,7 +337,7 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
         rmsnorm=gated, num_experts=experts,
         moe_router_topk=min(int(row.get("moe_router_topk", _USUAL_TOP_K)) or 1, experts),
         mtp_num_layers=int(row.get("mtp_num_layers", 0)), **(expert_shape(row, ffn) if experts else {}),
-        **latent_shape(row, assumed), **window_shape(row),
+        **latent_shape(row, assumed), **window_shape(row), **position_shape(row),
     )  # fmt: skip
     sized = with_stated_head(found)
     assumed += ["tied_embeddings"] * (sized != found)  # known by the size in its name alone

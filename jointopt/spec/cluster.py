@@ -12,6 +12,7 @@ from jointopt.core.facts import Assumption
 from jointopt.spec.machine import Machine
 
 MEASURED = "measured"
+FAR_LINK = 4  # times a GPU's reference system: eight is a figure in Gb/s, and two the next generation of networks
 _MOST_OF_TDP = 1.5
 _MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
 
@@ -70,6 +71,11 @@ class Gpu:
     def kin(self) -> str:
         """The id by which the catalogue is searched for kernels, links and hosts."""
         return self.like or self.id
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether its tensor cores multiply fp32 numbers in 19 bits: that came with Ampere, as bf16 did."""
+        return not self.is_cpu and "bf16" in self.peak_tflops
 
     @property
     def clock_span_mhz(self) -> tuple[float, float]:
@@ -174,6 +180,14 @@ class Cluster:
         if self.machine is not None and key in self.machine.figures:
             return MEASURED
         return "assumed" if any(one.key == key for one in self.assumed) else "catalogue"
+
+    @property
+    def far_links(self) -> tuple[str, ...]:
+        """Names of the links that the job uses and that are over `FAR_LINK` times as fast as the GPU's usual ones."""
+        usual = {"intra_node_gbytes_per_s": self.gpu.intra_node_gbytes_per_s}
+        if self.nodes > 1:
+            usual["inter_node_gbytes_per_s"] = self.gpu.usual_inter_node_gbytes_per_s
+        return tuple(name for name, gbytes in usual.items() if gbytes and getattr(self, name) > FAR_LINK * gbytes)
 
     @property
     def scale_up_gpus(self) -> int:

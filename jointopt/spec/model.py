@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# fields of multi-head latent attention (DeepSeek-V2/V3)
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 
@@ -93,6 +95,13 @@ class Model:
         freq = self.window_attn_skip_freq
         where = {"window_attn_skip_freq": skip_freq_text(freq)} if freq else {}
         return {"window_size": self.window_size} | where if any(self.windowed_layers) else {}
+
+    @property
+    def attention_cells(self) -> dict[str, Any]:
+        """Windows, latent attention and ALiBi as rows of tables state them; nothing of what the model has not."""
+        cells = self.window_cells | ({name: getattr(self, name) for name in LATENT} if self.kv_lora_rank else {})
+        alibi = self.has_attention and self.position_embedding == "alibi"
+        return cells | ({"position_embedding": "alibi"} if alibi else {})
 
     @property
     def has_mlp(self) -> bool:

@@ -43,7 +43,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
     if training.values.get("dtype") != _PANDAS_ROW:
         precision = training.choice("dtype", (*DTYPES, TF32), precision)
     dtype = "fp32" if precision == TF32 else precision
-    if precision == TF32 and (gpu.is_cpu or "bf16" not in gpu.peak_tflops):  # both came with Ampere
+    if precision == TF32 and not gpu.has_tf32:
         raise JobError(f"{training.at('dtype')}: GPU {gpu.id!r} has no tf32; expected fp32 or a format of 16 bits.")
     if dtype not in gpu.peak_tflops:
         raise JobError(

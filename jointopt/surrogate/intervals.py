@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
 from jointopt.spec.catalog.gpus import read_yaml
+from jointopt.spec.cluster import FAR_LINK
 from jointopt.spec.job import Job
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
@@ -40,6 +41,7 @@ DOUBTS: Mapping[str, str] = {
     "recipe": "no recorded runs of this recipe of fp8 or fp4",
     "ambiguous": "precision ambiguous, state training.dtype",
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
+    "link": f"a link over {FAR_LINK} times as fast as the GPU's reference system has, check its unit (GB/s per GPU)",
     "clock": "clock response not measured on this GPU",
     "unit": "measured times are far from the predictions of the physics, check the unit of iteration_time_s",
 }
@@ -49,11 +51,13 @@ NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
 # Doubts with a width of their own, which is added in squares.
 APART = frozenset({"clock", "network"})
 # Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
-OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe"}) | APART
+OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe", "link"}) | APART
+# Doubts that no run of the cluster settles: runs have a column for the clock, and none for what a job states of links.
+_OF_JOB = frozenset({"clock", "network", "link"})
 # Share of a time that follows the clock, 0.4 to 0.96 over stages of A100 and A40: the unfitted physics has it to 0.11
 # in nine of ten and 0.16 at most (tests/bench/bench_clock_share.py), to 0.21 where half of the sequence is assumed.
-# Where nothing was measured, it is taken for known within this (90 %).
-CLOCK_SHARE = 0.2
+# Where nothing was measured, it is taken for known within the most of these (90 %).
+CLOCK_SHARE = 0.16
 CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are remarked on
 
 
@@ -71,8 +75,9 @@ def doubts(
         layout |= (columns[name] < low) | (columns[name] > high)
     of_all = {
         "framework": not training.framework.fitted, "gpu": job.cluster.gpu.id not in errors["seen_gpus"],
-        "model": job.model.is_moe, "precision": training.dtype not in errors["dtypes"],
+        "model": job.model.is_moe, "precision": training.precision not in errors["precisions"],
         "adapters": training.frozen, "block": bool(job.model.block), "size": not _spanned(job, errors),
+        "link": bool(job.cluster.far_links),
         **_of_kernels(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
@@ -223,7 +228,7 @@ def left_open(found: Mapping[str, Bools], known: bool, new: frozenset[str] = fro
 
     ``new``: as of `new_kinds`.
     """
-    return {name: doubt for name, doubt in found.items() if not known or name in ("clock", "network") or name in new}
+    return {name: doubt for name, doubt in found.items() if not known or name in _OF_JOB or name in new}
 
 
 def _but_apart(found: Mapping[str, Bools]) -> Bools:

@@ -23,8 +23,8 @@ def next_lower(job: Job) -> str:
     rates, precision = job.cluster.gpu.peak_tflops, job.training.precision
     if job.cluster.gpu.is_cpu:
         return ""
-    if precision == "fp32" and "bf16" in rates:
-        return TF32  # both came with Ampere
+    if precision == "fp32" and job.cluster.gpu.has_tf32:
+        return TF32
     wanted = _LOWER.get("fp32" if precision == TF32 else precision, ())
     return next((name for name in wanted if name in rates), "")
 

@@ -25,6 +25,7 @@ from jointopt.measure.logs.run import read_run, window_of
 from jointopt.measure.logs.traces import Trace, read_trace
 from jointopt.report.imported import Comparison, Imported
 from jointopt.spec.job import Job
+from jointopt.spec.model import LATENT
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
 
 if TYPE_CHECKING:
@@ -174,16 +175,16 @@ def _result(one: Taken, job: Job, warmup: int, meters: _Meters) -> dict[str, Any
     return meters.added_to(measured(log, job.cluster.num_gpus, metered=True), log, job.cluster.num_gpus)
 
 
-_NO_WINDOWS = {"window_size": math.nan, "window_attn_skip_freq": math.nan}
+_PLAIN_ATTENTION = dict.fromkeys(("window_size", "window_attn_skip_freq", *LATENT, "position_embedding"), math.nan)
 
 
 def _workload(job: Job, source: str) -> dict[str, Any]:
     """The workload columns of a job, in the order of measurement tables."""
     training, cluster, model = job.training, job.cluster, job.model
     values = {
-        **vars(model), **_NO_WINDOWS, **model.window_cells,
+        **vars(model), **_PLAIN_ATTENTION, **model.attention_cells,
         "source": f"import of {source}", "group": job.name, "model": model.name,
-        "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.dtype,
+        "seq_length": training.seq_length, "global_batch_size": training.global_batch_size, "dtype": training.precision,
         "attention": "" if training.attention_assumed else training.attention, "framework": training.framework.name,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
         "cuda_graph": training.cuda_graph or math.nan, **training.adapter_cells, **training.recipe_cells,

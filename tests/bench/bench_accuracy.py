@@ -103,8 +103,8 @@ def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
 
 
 def print_spans(folder: pathlib.Path) -> None:
-    """Attention kernels and forms of clean runs, and recipes of low precision that `FEWEST` rows or more state."""
-    kernels, forms, recipes = Counter(), Counter(), Counter()
+    """Attention kernels, forms, precisions and recipes of fp8 and fp4 of clean runs that `FEWEST` rows or more have."""
+    kernels, forms, recipes, precisions = Counter(), Counter(), Counter(), Counter()
     for path in sorted(folder.glob("*s_*.csv")):
         table = pd.read_csv(path)
         if {"model", "hidden_size", "seq_length"} - set(table):
@@ -117,10 +117,12 @@ def print_spans(folder: pathlib.Path) -> None:
                 recipes[training.fp8_recipe.name] += count
             if runs:
                 kernels[training.attention] += count
+                precisions[training.precision] += count
                 has = {"latent": model.kv_lora_rank, "window": model.window_size}
                 has["alibi"] = model.position_embedding == "alibi"
                 forms.update({name: count for name, value in has.items() if value})
-    for name, found in (("attentions", kernels), ("attention_forms", forms), ("fp8_recipes", recipes)):
+    spans = {"attentions": kernels, "attention_forms": forms, "fp8_recipes": recipes, "precisions": precisions}
+    for name, found in spans.items():
         print(name, sorted(one for one, count in found.items() if count >= FEWEST), dict(found))
 
 

@@ -89,7 +89,7 @@ def _lead(job: Job, front: Sequence[Entry], document: Mapping[str, Any]) -> str:
     layouts = len(figures.by_layout(front))
     return (
         f"{job.model.name}, {training.global_batch_size:,} sequences of {training.seq_length:,} tokens in "
-        f"{training.dtype} with {training.software}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
+        f"{training.precision} with {training.software}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
         f"layout{'s' * (layouts != 1)} that no other plan beats in {words(job.objectives)}."
     )

@@ -32,7 +32,7 @@ _OF_MODEL = (
     "vocab_size", "num_experts", "moe_router_topk",
 )  # fmt: skip
 _OF_EXPERTS = ("moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers")
-_OF_TRAINING = ("seq_length", "global_batch_size", "dtype", "attention", "fused_norm")
+_OF_TRAINING = ("seq_length", "global_batch_size", "attention", "fused_norm")
 _CLOCKS = 8  # uniform clocks of the grid among them: neighbours on a fine grid look the same in a run
 
 
@@ -164,7 +164,7 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
     own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
     own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
-    own |= job.training.recipe_cells | job.model.window_cells
+    own |= job.training.recipe_cells | job.model.attention_cells | {"dtype": job.training.precision}
     if POWER_LIMIT in columns:
         table[POWER_LIMIT] = columns[POWER_LIMIT]
     return table.assign(
