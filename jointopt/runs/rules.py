@@ -26,6 +26,7 @@ _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
 _MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 # Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.
 _MOST_REACHED, _LEAST_REACHED = 0.85, 1e-5
+_PEAK_OF_LIMIT = 1.3  # that a peak may reach: boards hold their limit on average over tens of milliseconds
 _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
 
 
@@ -343,6 +344,16 @@ def _limit_words(run: pd.Series) -> str:
     return f"at most {limit:g} W of a GPU, its limit, not {drawn:.0f} ({reasons.of_power(run)})"
 
 
+def _peak_above_limit(runs: pd.DataFrame) -> pd.Series:
+    return runs["peak_power_w"].astype(float) > _PEAK_OF_LIMIT * _limits_w(runs)
+
+
+def _peak_power_words(run: pd.Series) -> str:
+    limit = float(_limits_w(run.reindex(["power_limit_w", "gpu"]).to_frame().T)[0])
+    reason = reasons.of_power(pd.Series({"gpu": run["gpu"], "avg_power_w": run["peak_power_w"]}))
+    return f"at most {_PEAK_OF_LIMIT * limit:.0f} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({reason})"
+
+
 def _above_memory(runs: pd.DataFrame) -> pd.Series:
     held = {name: gpu.memory_gib for name, gpu in _known_gpus(runs).items() if not gpu.is_cpu}
     return runs["peak_memory_gib"].astype(float) > runs["gpu"].map(held).astype(float)
@@ -377,6 +388,7 @@ _DRAWN = ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus")
 DOUBTS = (
     Rule(("peak_memory_gib", "gpu"), _memory_words, _above_memory),
     Rule((*_DRAWN, "power_limit_w"), _limit_words, _above_limit),
+    Rule(("peak_power_w", "gpu", "power_limit_w"), _peak_power_words, _peak_above_limit),
     Rule(_TIMED, _peak_words, _near_peak),
     Rule(_TIMED, _slow_words, _too_slow),
     _AGREEING_ENERGY,

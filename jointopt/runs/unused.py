@@ -10,10 +10,12 @@ import numpy as np
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
-from jointopt.runs.cells import named_attention, named_dtype, shown
+from jointopt.runs.cells import floats, named_attention, named_dtype, shown
 from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
 from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
+from jointopt.spec.cluster import FAR_LINK
+from jointopt.spec.job import TF32
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +54,7 @@ _ELSEWHERE = {
         "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip
+_LINK = "inter_node_gbytes_per_s"
 _MOST_NAMED = 5  # columns, each in a sentence of its own
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 
@@ -144,7 +147,36 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
         if gpu and dtype and (wider := runnable_dtype(str(text), gpu, taken)) and taken:
             lines.append(
                 f"{_rows_are(count)} in {dtype} on {name}, of which no source states a rate: priced in {wider}, and "
-                f"marked out of domain; expected one of {', '.join(gpu.peak_tflops)}."
+                f"marked out of domain; expected one of {', '.join((*gpu.peak_tflops, *[TF32] * gpu.has_tf32))}."
+            )
+    return lines
+
+
+def _without_precision(runs: pd.DataFrame) -> list[str]:
+    """One sentence where rows state no precision in any of its columns."""
+    count = int(with_precision(runs).reindex(columns=["dtype"])["dtype"].isna().sum())
+    words = "1 row states" if count == 1 else f"{count:,} rows state"
+    return [
+        f"{words} no precision (columns dtype, precision, fp8_recipe): the 16-bit format of the GPU is assumed, and "
+        "nothing recorded supports what is predicted of them."
+    ] * bool(count)
+
+
+def _far_links(runs: pd.DataFrame) -> list[str]:
+    """One sentence for each GPU whose rows state a network that is far faster than its reference system's."""
+    if not {"gpu", _LINK} <= set(runs):
+        return []
+    stated, lines = floats(runs[_LINK]), []
+    for name in runs["gpu"].dropna().unique():
+        gpu = known_gpu(name)
+        usual = gpu.usual_inter_node_gbytes_per_s if gpu else None
+        if usual and (far := (runs["gpu"] == name) & (stated > FAR_LINK * usual)).any():
+            rows = np.flatnonzero(far)
+            words = "row states" if len(rows) == 1 else "rows state"
+            lines.append(
+                f"{len(rows):,} {words} a network over {FAR_LINK} times as fast as the {usual:g} GB/s of the reference "
+                f"system of {name} (row {rows[0] + 1}: {_LINK}={stated.iloc[rows[0]]:g}): is it in Gb/s per GPU? Then "
+                f"it is {stated.iloc[rows[0]] / 8:g}."
             )
     return lines
 
@@ -156,6 +188,7 @@ def _rows_are(count: int) -> str:
 def unread_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads, or of whose cells some mean nothing."""
     of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table) + _without_rate(table)
+    of_cells += _without_precision(table) + _far_links(table)
     return misspelt_lines(table) + of_cells
 
 

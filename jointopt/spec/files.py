@@ -48,12 +48,12 @@ _JobLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_OF_YAML_1_2, 
 _JobDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_OF_YAML_1_2, list("-+0123456789"))
 
 
-def read_text(path: Path) -> str:
-    """The text of a regular UTF-8 file of at most 4 MB; JobError otherwise."""
+def read_text(path: Path, expected: str = "a job file or a config.json") -> str:
+    """The text of a regular UTF-8 file of at most 4 MB; JobError with what was ``expected`` otherwise."""
     try:
         if not path.exists():
             raise JobError(f"{path} does not exist or is not a regular file; check the path.")
-        raw = regular_bytes(path, _MOST_BYTES, "a job file or a config.json", JobError)
+        raw = regular_bytes(path, _MOST_BYTES, expected, JobError)
     except (OSError, ValueError) as error:
         raise JobError(f"{shown(str(path))} cannot be read: {error}.") from error
     try:
@@ -111,7 +111,7 @@ def write_yaml(path: Path, header: str, mapping: Mapping[str, Any]) -> None:
 def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]) -> T:
     """A YAML file as ``parsed`` reads it; JobError names the file, ``what`` it should be, and the first flaw."""
     try:
-        return parsed(parse_yaml(read_text(path)))
+        return parsed(parse_yaml(read_text(path, f"a {what}")))
     except UsageError as error:
         raise JobError(f"{path} is no {what}: {error}") from error
 

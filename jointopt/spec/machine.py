@@ -26,7 +26,8 @@ _HEADER = """\
 # figures of a cluster, those of its GPU, and the highest plausible value of each
 _LINKS = {"intra_node_gbytes_per_s": 1e6, "inter_node_gbytes_per_s": 1e6, "inter_node_latency_us": 1e6}
 _OF_GPU = {"memory_gib": 65_536.0, "memory_gbytes_per_s": 1e6}
-_MOST_FACTOR = 100.0
+_LEAST_FACTOR, _MOST_FACTOR = 0.4, 100.0  # the catalogue has products at half of the peak and more
+_MOST_OF_GPU = 1.1  # of the memory and its bandwidth that the GPU is sold with
 KEYS = ("version", "gpu", "gpus_per_node", "figures", "measured", "fit_error_percent", "readings")
 _WORDS = {
     "intra_node_gbytes_per_s": "links inside a node", "inter_node_gbytes_per_s": "links between nodes",
@@ -71,11 +72,12 @@ def parse_machine(mapping: Mapping[str, Any], where: str = "") -> Machine:
     section.version(VERSION)
     figures = section.section("figures", (*_LINKS, *_OF_GPU, "product_time_factor"))
     factors = figures.section("product_time_factor", DTYPES)
+    stated = [dtype for dtype in DTYPES if factors.has(dtype)]
     limits = _LINKS | _OF_GPU
     machine = Machine(
         gpu=section.text("gpu"), gpus_per_node=section.whole("gpus_per_node"),
         figures={k: figures.number(k, most, zero=k.endswith("_us")) for k, most in limits.items() if figures.has(k)},
-        product_time_factor={dtype: factors.number(dtype, _MOST_FACTOR) for dtype in DTYPES if factors.has(dtype)},
+        product_time_factor={dtype: factors.number(dtype, _MOST_FACTOR, low=_LEAST_FACTOR) for dtype in stated},
         **{key: dict(section.section(key).values) for key in ("measured", "fit_error_percent", "readings")},
     )  # fmt: skip
     if not (machine.figures or machine.product_time_factor):
@@ -86,7 +88,8 @@ def parse_machine(mapping: Mapping[str, Any], where: str = "") -> Machine:
 def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
     """The cluster with the machine's figures but for those that the job or table states; itself for ``None``.
 
-    Raises UsageError for a machine of another GPU or node size, and beside another that the job file names.
+    Raises UsageError for a machine of another GPU or node size, for more memory than the GPU has, and beside another
+    that the job file names.
     """
     if machine is None or machine == cluster.machine:
         return cluster
@@ -97,6 +100,12 @@ def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
             f"The machine file is of {machine.gpu!r}, {machine.gpus_per_node} a node, and the job runs on "
             f"{cluster.gpu.id!r}, {cluster.gpus_per_node} a node; measure that machine with `jointopt doctor --probe`."
         )
+    for key in _OF_GPU:
+        if (stated := machine.figures.get(key, 0.0)) > _MOST_OF_GPU * (sold := getattr(cluster.gpu, key)):
+            raise UsageError(
+                f"The machine file states {key} {stated:g}, and {machine.gpu!r} has {sold:g}; measure that machine "
+                "with `jointopt doctor --probe`."
+            )
     taken: dict[str, Any] = {key: value for key, value in machine.figures.items() if key not in cluster.stated}
     of_gpu = {key: taken.pop(key) for key in _OF_GPU if key in taken}
     return replace(

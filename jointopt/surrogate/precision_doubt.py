@@ -14,7 +14,7 @@ from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import physics_errors
 
 FEWEST, MOST = 3, 40  # runs of a source
-FAST = 0.6  # of the predicted time, below which most of a source's runs are before their precision is doubted
+FAST = 0.67  # of the predicted time, below which most of a source's runs are before their precision is doubted
 _LOWER = {"fp32": ("bf16", "fp16"), "bf16": ("fp8",), "fp16": ("fp8",), "fp8": ("fp4",)}
 
 

@@ -38,8 +38,18 @@ def assumptions(job: Job) -> tuple[Assumption, ...]:
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
         power = (*power, Assumption("dtype", "fp32", reason))
+    power = (*power, *_raised_limit(job))
     kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
     return (*job.cluster.assumed, *_open_recipe(job), *power, *kernels, cooling.ASSUMED)
+
+
+def _raised_limit(job: Job) -> tuple[Assumption, ...]:
+    """That a stated power limit is above what the GPU is rated for, as some boards take."""
+    limit_w, rated_w = job.cluster.power_limit_w, job.cluster.gpu.tdp_w
+    if rated_w is None or limit_w <= rated_w:
+        return ()
+    reason = f"power_limit_w: {limit_w:g} W is more than the {rated_w:g} W that the GPU is rated for; taken as stated"
+    return (Assumption("power_limit_w", limit_w, reason),)
 
 
 def _open_recipe(job: Job) -> tuple[Assumption, ...]:

@@ -95,7 +95,7 @@ def _near(words: tuple[str, ...]) -> set[str]:
     """
     spelled = (*words, "".join(words[:2]))  # h 100
     kin = {i: _model(i) for i in gpu_ids() if any(_alike(word, _model(i)) for word in spelled)}
-    return {*kin, *kin.values()}
+    return {*kin, *(short for short in kin.values() if len(fitting_gpus(short)) == 1)}
 
 
 def _model(gpu_id: str) -> str:
