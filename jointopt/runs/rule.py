@@ -1,4 +1,4 @@
-"""What a rule is that the cells of one row must keep, and which rows break it."""
+"""Rules that the cells of one row must keep, and the rows that break them."""
 
 from __future__ import annotations
 

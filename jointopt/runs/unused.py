@@ -153,8 +153,12 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
 
 
 def _without_precision(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows state no precision in any of its columns."""
-    count = int(with_precision(runs).reindex(columns=["dtype"])["dtype"].isna().sum())
+    """One sentence where rows that can be priced state no precision in any of its columns."""
+    if "seq_length" not in runs:
+        return []
+    of = with_precision(runs[[name for name in ("dtype", "fp8_recipe", "precision") if name in runs]])
+    blank = of["dtype"].isna() if "dtype" in of else True
+    count = int((runs["seq_length"].notna() & blank).sum())
     words = "1 row states" if count == 1 else f"{count:,} rows state"
     return [
         f"{words} no precision (columns dtype, precision, fp8_recipe): the 16-bit format of the GPU is assumed, and "

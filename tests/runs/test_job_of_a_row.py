@@ -34,6 +34,7 @@ def usual() -> dict[str, Any]:
 H100 = {"gpu": "h100-sxm5-80gb"}
 OF_H100 = H100 | {"inter_node_gbytes_per_s": 50, "power_limit_w": 700.0, "clocks": [1980.0, 1980.0]}
 LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+RANKS = {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 96}
 STATES = {"main_grads_dtype": "bf16", "precision_aware_optimizer": True, "fp8_param_gather": True}
 EXPERTS = {"moe_ffn_hidden_size": 1408, "num_shared_experts": 2, "num_dense_layers": 1, "moe_router_topk": 4}
 CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -74,6 +75,9 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"num_experts": 4, "moe_router_topk": 0},
      {"num_experts": 4, "moe_router_topk": 1, "moe_ffn_hidden_size": 11008, "assumed": "etp"}),
     ({"num_experts": 1, "moe_router_topk": 1}, {}),
+    (RANKS, RANKS), (RANKS | {"attention_kind": "mla", "q_lora_rank": 96}, RANKS | {"q_lora_rank": 96}),
+    ({"position_embedding": "alibi"}, {"position_embedding": "alibi"}), ({"position_embedding": "RoPE"}, {}),
+    ({"position_embedding": "learned"}, {"position_embedding": "learned", "max_position_embeddings": 2048}),
     ({"attention_kind": "mla"}, LATENT | {"assumed": " ".join(LATENT)}), ({"mtp_num_layers": 1}, {"mtp_num_layers": 1}),
     ({"window_size": 512}, {"window_size": 512}), ({"window_attn_skip_freq": "6"}, {}),
     ({"window_size": 512, "window_attn_skip_freq": 6}, {"window_size": 512, "window_attn_skip_freq": 6}),

@@ -51,6 +51,8 @@ def test_a_precision_names_a_dtype_and_perhaps_a_recipe(word: str, dtype: str | 
         ({"precision": "fp8_mx", "dtype": "fp8"}, ("fp8", "mxfp8", "")),
         ({"precision": "nvfp4"}, ("fp4", "nvfp4", "")), ({"precision": "bf16"}, ("bf16", None, "")),
         ({"fp8_recipe": "Current"}, ("fp8", "tensorwise", "")), ({"dtype": "fp8"}, ("fp8", None, "")),
+        ({"dtype": "mxfp8"}, ("fp8", "mxfp8", "")), ({"dtype": "fp8_cs"}, ("fp8", "tensorwise", "")),
+        ({"dtype": "tf32", "gpu": "v100-sxm2-16gb"}, ("fp32", None, "dtype")),
         ({"precision": "mixed"}, ("bf16", None, "dtype")),
         ({"precision": "fp8_mx", "gpu": "h100-sxm5-80gb"}, ("fp8", None, "fp8_recipe")),
         ({"dtype": "fp4"}, ("fp4", "nvfp4", "fp8_recipe")), ({"dtype": "fp4", "gpu": "mi355x"}, ("fp4", None, "")),

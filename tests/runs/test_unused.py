@@ -47,9 +47,29 @@ def test_another_name_by_which_a_column_is_read_is_not_called_misspelt():
 def test_precisions_that_the_gpu_has_no_rate_for_are_reported():
     lines = unused_lines(pd.DataFrame([{**GOOD, "dtype": dtype} for dtype in ("bf16", "fp8", "nvfp4", None)]))
     assert lines == [
-        "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in a wider precision, "
-        "and marked out of domain."
+        "1 row is in fp4 on h100-sxm5-80gb, of which no source states a rate: priced in fp8, and marked out of domain; "
+        "expected one of fp32, fp16, bf16, fp8, tf32."
     ]
+
+
+def test_tf32_on_a_gpu_from_before_it_is_reported():
+    (line,) = unread_lines(pd.DataFrame([{**GOOD, "gpu": "v100-sxm2-16gb", "dtype": "tf32"}]))
+    assert line.startswith("1 row is in tf32 on v100-sxm2-16gb, of which no source states a rate: priced in fp32")
+
+
+def test_rows_that_could_be_priced_but_for_their_precision_are_counted():
+    rows = [{**GOOD, "seq_length": 2048, "dtype": dtype} for dtype in (None, "bf16", None)]
+    (line,) = unread_lines(pd.DataFrame(rows))
+    assert line.startswith("2 rows state no precision (columns dtype, precision, fp8_recipe): the 16-bit format")
+    assert unread_lines(pd.DataFrame([{**rows[0], "fp8_recipe": "delayed"}])) == []
+
+
+@pytest.mark.parametrize(("gbytes", "line"), [(400.0, "row 2: inter_node_gbytes_per_s=400"), (100.0, "")])
+def test_a_network_that_may_be_in_bits_is_named_with_what_it_would_be_in_bytes(gbytes, line):
+    found = unread_lines(pd.DataFrame([GOOD, {**GOOD, "inter_node_gbytes_per_s": gbytes}]))
+    assert bool(found) == bool(line)
+    assert line in "".join(found)
+    assert "Then it is 50." in "".join(found) or not line
 
 
 @pytest.mark.parametrize(

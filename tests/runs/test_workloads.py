@@ -165,8 +165,8 @@ def test_a_table_without_rows_and_a_column_given_twice_are_refused() -> None:
     [
         ("a100-sxm4-80gb", "fp8", "bf16", "dtype"),
         ("v100-sxm2-16gb", "bf16", "fp16", "dtype"),
-        ("h100-sxm5-80gb", "nvfp4", "fp8", "dtype"),
-        ("h100-sxm5-80gb", "mxfp8", "fp8", ""),
+        ("h100-sxm5-80gb", "nvfp4", "fp8", "dtype fp8_recipe"),
+        ("h100-sxm5-80gb", "mxfp8", "fp8", "fp8_recipe"),  # which needs Blackwell
         ("a100-sxm4-80gb", "BFloat16", "bf16", ""),
         ("a100-sxm4-80gb", "float32", "fp32", ""),
         ("a100-sxm4-80gb", "mixed", "bf16", "dtype"),
@@ -550,3 +550,29 @@ def test_a_row_fits_where_its_probability_is_a_half_at_least() -> None:
     assert probability.is_monotonic_decreasing
     assert (probability[0] > 0.99, probability.iloc[-1] < 0.01) == (True, True)
     assert found.predicted_fits.tolist() == (probability >= 0.5).tolist()
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"kv_lora_rank": 512}, "expected kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together"),
+    ({"q_lora_rank": 64}, "expected kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim together"),
+    ({"attention_kind": "mha", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+     "expected attention_kind to be mla where kv_lora_rank is above 0"),
+    ({"position_embedding": "alibbi"}, "position_embedding must be one of rope, learned, alibi, or blank"),
+])  # fmt: skip
+def test_latent_attention_in_part_or_against_its_kind_is_not_predicted(change: dict[str, Any], sentence: str) -> None:
+    reasons = predict({}, change).not_predicted
+    assert reasons[0] == ""
+    assert sentence in reasons[1]
+
+
+def test_a_catalogue_model_stated_with_another_attention_is_not_the_catalogue_s() -> None:
+    cells = {"model": "llama-3-8b", "num_layers": None, "hidden_size": None, "num_query_groups": 8} | dict.fromkeys(
+        ("ffn_hidden_size", "vocab_size", "gated_mlp"), None
+    )
+    assert predict(cells).not_predicted[0] == ""
+    assert "num_layers" in predict({}, cells | {"attention_kind": "mla"}).not_predicted[1]
+
+
+@pytest.mark.parametrize(("name", "position"), [("MPT-7b", "alibi"), ("bloom-176b", "alibi"), ("GPT-18B", "rope")])
+def test_models_that_are_known_for_alibi_have_it(name: str, position: str) -> None:
+    assert workloads(table({"model": name}))[0][0].job.model.position_embedding == position

@@ -101,7 +101,7 @@ def test_a_clock_without_a_measured_response_widens_the_interval_by_how_far_it_i
     plans = columns() | {"stage_clock_mhz": np.array([[top_mhz], [top_mhz / 2]])}
     found = with_time_interval(hopper, add_intervals(hopper, plans), np.full(2, 0.1), np.ones(2, bool))
     high = np.log(found["iteration_time_s_high"] / found["iteration_time_s"])
-    assert high.tolist() == pytest.approx([0.1, np.hypot(0.1, 0.2 * np.log(2))])
+    assert high.tolist() == pytest.approx([0.1, np.hypot(0.1, 0.16 * np.log(2))])
 
 
 def test_a_step_below_the_highest_clock_is_no_doubt_and_half_of_it_is() -> None:
@@ -202,7 +202,7 @@ def test_the_intervals_of_the_physics_are_its_errors_on_recorded_runs(gpu: str, 
 def test_at_half_the_clock_the_doubt_of_its_response_adds_to_time_in_squares() -> None:
     one = job("h100-sxm5-80gb")
     found = add_intervals(one, columns(clock_mhz=0.5 * float(one.cluster.gpu.clock_max_mhz or 0.0)))
-    low, high = (np.hypot(np.log(bound), 0.2 * np.log(2.0)) for bound in KNOWN["iteration_time_s"])
+    low, high = (np.hypot(np.log(bound), 0.16 * np.log(2.0)) for bound in KNOWN["iteration_time_s"])
     assert found["iteration_time_s_low"] == pytest.approx(found["iteration_time_s"] * np.exp(-low))
     assert found["iteration_time_s_high"] == pytest.approx(found["iteration_time_s"] * np.exp(high))
     assert found["peak_memory_gib_high"] == pytest.approx(1.5 * found["peak_memory_gib"])
@@ -224,8 +224,8 @@ def h100(clock_mhz: float, measured: MeasuredClocks) -> tuple[float, bool]:
 
 def test_a_clock_more_than_a_twentieth_above_all_that_were_measured_is_not_in_domain_and_widens_the_interval() -> None:
     low = MeasuredClocks(0.68, 0.75)  # 1,346 to 1,485 MHz
-    assert h100(1980.0, low) == (pytest.approx(0.2 * np.log(1 / 0.75)), True)
-    assert h100(1600.0, low) == (pytest.approx(0.2 * np.log(1600 / 1485)), True)
+    assert h100(1980.0, low) == (pytest.approx(0.16 * np.log(1 / 0.75)), True)
+    assert h100(1600.0, low) == (pytest.approx(0.16 * np.log(1600 / 1485)), True)
     assert h100(1550.0, low) == h100(1400.0, low) == (0.0, False)
     assert h100(1980.0, MeasuredClocks()) == h100(1980.0, MeasuredClocks(0.6, 0.985)) == (0.0, False)
 
@@ -267,11 +267,13 @@ def test_attention_that_no_recorded_run_had_is_a_doubt_by_its_kernel_and_by_its_
     known = training(attention="flash2")
     assert in_domain(known, columns()).all()
     assert doubts(training(attention="flash3"), columns())["attention"].all()
-    shapes = {"kv_lora_rank": 512}, {"position_embedding": "alibi"}, {"window_size": 1024}
+    shapes = {"kv_lora_rank": 512}, {"window_size": 1024}
     for shape in shapes:
         model = replace(known.model, **shape)
         assert doubts(replace(known, model=model), columns())["form"].all(), shape
         assert not doubts(replace(known, model=replace(model, block="feed_forward")), columns())["form"].any()
+    alibi = replace(known, model=replace(known.model, position_embedding="alibi"))  # of llm-foundry's runs
+    assert not doubts(alibi, columns())["form"].any()
     whole = replace(known, model=replace(known.model, window_size=4096))  # all of the sequence
     assert not doubts(whole, columns())["form"].any()
 
@@ -295,7 +297,7 @@ def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
         inside, at_top = supported(one, columns(), True, new=new_kinds(one, [plain]))
         assert inside.all() == at_top.all() == supports
     assert list(left_open(doubts(other, columns()), True, new_kinds(other, [plain]))) == [
-        "attention", "network", "clock",
+        "link", "attention", "network", "clock",
     ]  # fmt: skip
 
 
@@ -321,3 +323,28 @@ def test_of_two_intervals_of_one_plan_the_nearer_ends_count() -> None:
     assert np.log(times(both)) == pytest.approx([-0.2, 0.3])
     assert (both["energy_j_low"] == skew["energy_j_low"]).all()
     assert (both["energy_j_high"] == wide["energy_j_high"]).all()
+
+
+@pytest.mark.parametrize(("link", "gbytes", "doubted"), [
+    ("inter_node_gbytes_per_s", 200.0, True), ("inter_node_gbytes_per_s", 100.0, False),  # 25 in the reference system
+    ("intra_node_gbytes_per_s", 2400.0, True), ("intra_node_gbytes_per_s", 600.0, False),  # 300
+])  # fmt: skip
+def test_a_link_stated_in_bits_is_doubted_and_one_of_the_next_generation_is_not(
+    link: str, gbytes: float, doubted: bool
+) -> None:
+    two = build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 2, "gpus_per_node": 8, link: gbytes})
+    found = doubts(replace(job(), cluster=two), columns())
+    assert [name for name, of in found.items() if of.any()] == ["link"] * doubted
+    assert "link" in left_open(found, known=True)  # runs have no say in it
+
+
+def test_one_node_has_no_network_whose_unit_could_be_wrong() -> None:
+    one = build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8, "inter_node_gbytes_per_s": 200})
+    assert not doubts(replace(job(), cluster=one), columns())["link"].any()
+
+
+@pytest.mark.parametrize(("tf32", "doubted"), [(True, False), (False, True)])
+def test_no_recorded_run_multiplies_on_fp32_cores(tf32: bool, doubted: bool) -> None:
+    one = job()
+    training = replace(one.training, dtype="fp32", framework=replace(one.training.framework, tf32=tf32))
+    assert doubts(replace(one, training=training), columns())["precision"].tolist() == [doubted] * 2

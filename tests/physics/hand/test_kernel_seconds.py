@@ -115,6 +115,15 @@ def test_a_framework_s_own_attention_kernels_take_its_share_of_the_architecture_
     assert saved == pytest.approx([0.25 * core_s for core_s in flash_s(SQUARE)])
 
 
+@pytest.mark.parametrize(("kernel", "slower"), [("flash2", 0.35), ("fused", 0.0)])
+def test_the_bias_of_alibi_costs_flash_a_third_and_is_part_of_the_mask_elsewhere(kernel: str, slower: float) -> None:
+    alibi, learned = (
+        middle(model=replace(DENSE, position_embedding=p), attention=kernel) for p in ("alibi", "learned")
+    )
+    more = [alibi[f"{side}_sm_s"] - learned[f"{side}_sm_s"] for side in ("forward", "backward")]
+    assert more == pytest.approx([slower * core_s for core_s in flash_s(SQUARE)])
+
+
 def test_heads_whose_width_eight_does_not_divide_slow_unfused_scores() -> None:
     # 16 heads of 20: four divides them; the projections are 480 and 320 wide and aligned
     slower = unaligned_factors(load_gpu("a100-sxm4-80gb"))[2] * 3.0

@@ -10,6 +10,7 @@ import pytest
 
 import jointopt
 from jointopt.runs.workloads import workloads
+from jointopt.spec.catalog.models import load_model
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.campaign.candidates import _limits_gib, measurement_columns, searched
 
@@ -37,6 +38,17 @@ def test_rows_of_a_job_have_the_windows_of_its_model(freq: Any) -> None:
     (found,), _ = workloads(measurement_columns(job, plan))
     assert found.job.model.windowed_layers == job.model.windowed_layers
     assert found.job.model.window_cells == job.model.window_cells
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "mpt-7b", "llama-3-8b"])
+def test_rows_of_a_job_state_its_attention_and_tf32(name: str) -> None:
+    job = jointopt.load_job("opt-350m-2x4-a100")
+    tf32 = replace(job.training, dtype="fp32", framework=replace(job.training.framework, tf32=True))
+    job = replace(job, model=replace(load_model(name), name="own"), training=tf32)
+    plan = {name: values[:1] for name, values in enumerate_layouts(job).layouts.items()}
+    (found,), _ = workloads(measurement_columns(job, plan | {"stage_clock_mhz": np.full((1, 1), 1410.0)}))
+    assert found.job.model.attention_cells == job.model.attention_cells
+    assert found.job.training.precision == "tf32"
 
 
 def test_candidates_keep_the_bounds_of_the_job_as_its_model_predicts() -> None:
