@@ -37,7 +37,7 @@ DOUBTS: Mapping[str, str] = {
     "size": "no recorded runs of this size (GPUs, sequence or width)",
     "layout": "no recorded runs of such degrees",
     "attention": "no recorded runs of this attention kernel",
-    "form": "no recorded runs of such attention (latent, ALiBi or sliding windows)",
+    "form": "no recorded runs of such attention (latent or sliding windows)",
     "recipe": "no recorded runs of this recipe of fp8 or fp4",
     "ambiguous": "precision ambiguous, state training.dtype",
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
