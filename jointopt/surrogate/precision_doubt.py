@@ -15,6 +15,8 @@ from jointopt.surrogate.intervals import physics_errors
 
 FEWEST, MOST = 3, 40  # runs of a source
 FAST = 0.67  # of the predicted time, below which most of a source's runs are before their precision is doubted
+CLEARLY = 0.6  # of it, below which the next precision need not be nearer by far
+NEARER = 1.0 / 3.0  # of a logarithm, which the next precision may leave of what the runs are off by
 _LOWER = {"fp32": ("bf16", "fp16"), "bf16": ("fp8",), "fp16": ("fp8",), "fp8": ("fp4",)}
 
 
@@ -59,7 +61,8 @@ def precision_words(evidence: Evidence) -> str:
     now, then = (float(np.exp(np.median(one.residual))) for one in (some, there))
     known = all(job.training.framework.fitted for job in jobs)
     low, high = physics_errors()["iteration_time_s"]["near" if known else "unknown"]
-    if not low <= then <= high:
+    nearer = abs(np.log(then)) <= NEARER * abs(np.log(now))
+    if not (low <= then <= high and (now < CLEARLY or nearer)):
         return ""
     return (
         f"take {now:.2f} times what the physics says in {stated}; in {lower} {then:.2f} times: is the precision right?"

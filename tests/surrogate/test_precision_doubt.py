@@ -37,6 +37,22 @@ def test_runs_on_tensor_cores_that_state_fp32_are_suspected_to_be_in_tf32() -> N
     assert line.endswith("; in tf32 1.00 times: is the precision right?")
 
 
+def test_runs_that_are_two_thirds_of_their_time_are_suspected_where_the_next_precision_has_them_right() -> None:
+    cells = {
+        "hidden_size": 1024,
+        "ffn_hidden_size": 4096,
+        "num_layers": 24,
+        "num_attention_heads": 16,
+        "gated_mlp": False,
+    }
+    of = {"model": "own", "num_query_groups": 16, "vocab_size": 50272, "seq_length": 2048, "attention": "unfused"}
+    as_stated, lower = (run_in(table(dtype, **cells | of)) for dtype in ("fp32", "tf32"))
+    times = 1.05 * lower
+    assert 0.6 < (times / as_stated).median() < 0.67
+    (line,) = Measurements.of(table("fp32", **cells | of).assign(iteration_time_s=times)).doubts
+    assert line.endswith("; in tf32 1.05 times: is the precision right?")
+
+
 @pytest.mark.parametrize(
     ("gpu", "times", "rows"), [("h100-sxm5-80gb", 0.65, 4), ("h100-sxm5-80gb", 0.3, 4), ("a100-sxm4-80gb", 0.5, 4),
                                ("h100-sxm5-80gb", 0.5, 2)],
