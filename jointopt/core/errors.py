@@ -6,7 +6,7 @@ A message is one sentence: what is wrong, where, what was expected, what was got
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class JointOptError(Exception):
@@ -67,16 +67,20 @@ class RunFailedError(Exception):
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
-    close = _close(word, known, 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return did_you_mean(close(word, known))
+
+
+def did_you_mean(words: Sequence[str]) -> str:
+    """`` (did you mean 'x', 'y' or 'z'?)``, or an empty string for no words."""
+    text = " or ".join(filter(None, [", ".join(map(repr, words[:-1])), *map(repr, words[-1:])]))
+    return f" (did you mean {text}?)" if text else ""
 
 
 def nearest_few(word: object, meanings: Mapping[str, str], most: int = 3) -> str:
     """`` (did you mean 'x', 'y' or 'z'?)`` for what words close to ``word`` mean, each once, or an empty string."""
-    meant = list(dict.fromkeys(meanings[name] for name in _close(word, meanings, 2 * most)))[:most]
-    words = " or ".join(filter(None, [", ".join(map(repr, meant[:-1])), *map(repr, meant[-1:])]))
-    return f" (did you mean {words}?)" if words else ""
+    return did_you_mean(list(dict.fromkeys(meanings[name] for name in close(word, meanings, 2 * most)))[:most])
 
 
-def _close(word: object, known: Iterable[str], most: int) -> list[str]:
+def close(word: object, known: Iterable[str], most: int = 1) -> list[str]:
+    """At most so many of the ``known`` words that are close to ``word``, the closest first."""
     return difflib.get_close_matches(str(word).lower(), sorted(known), n=most, cutoff=0.5)

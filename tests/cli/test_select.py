@@ -90,7 +90,9 @@ def test_without_a_limit_the_knee_and_both_ends_are_shown(source: list[str]) -> 
 
 
 def test_a_study_keeps_why_intervals_of_its_plans_are_wider(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(JOB.replace("a100-sxm4-40gb", "h100-sxm5-80gb"))
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("a100-sxm4-40gb", "h100-sxm5-80gb") + "search: {clock_mhz: [1980, 1200]}\n"
+    )
     storage = ["--storage", f"sqlite:///{tmp_path}/studies.db"]
     assert run("propose", tmp_path / "job.yaml", *storage, "--study", "mine", "--out", tmp_path).exit_code == 0
     for source in ([tmp_path], [tmp_path / "front.csv"], ["mine", *storage]):

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import CatalogError, nearest
+from jointopt.core.errors import CatalogError, close, did_you_mean
 from jointopt.core.facts import Assumption
 from jointopt.spec.cluster import Gpu, PowerConstants
 from jointopt.spec.files import package_yaml
@@ -76,7 +76,7 @@ def gpu_sheet(name: str) -> Gpu:
             f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
         )
     raise CatalogError(
-        f"The GPU {name!r} is not in the catalogue{nearest(name, _near(_words(str(name))))}; "
+        f"The GPU {name!r} is not in the catalogue{did_you_mean(_meant(str(name)))}; "
         f"`jointopt catalog gpus` lists the {len(known)} known ones."
     )
 
@@ -95,7 +95,12 @@ def _near(words: tuple[str, ...]) -> set[str]:
     """
     spelled = (*words, "".join(words[:2]))  # h 100
     kin = {i: _model(i) for i in gpu_ids() if any(_alike(word, _model(i)) for word in spelled)}
-    return {*kin, *(short for short in kin.values() if len(fitting_gpus(short)) == 1)}
+    return {*kin, *kin.values()}
+
+
+def _meant(name: str) -> tuple[str, ...]:
+    """The id of the GPU that a name nearly is, or all that have its model number."""
+    return tuple(gpu for found in close(name, _near(_words(name))) for gpu in fitting_gpus(found))
 
 
 def _model(gpu_id: str) -> str:
