@@ -142,6 +142,16 @@ def test_fast_full_and_hot_runs_and_those_of_unknown_models_and_gpus_pass(change
         ({"power_limit_w": 300.0, "avg_power_w": 320.0}, "avg_power_w", "at most 300 W of a GPU, its limit, not 320"),
         ({"energy_j": 40.0 * 16 * 430}, "avg_power_w", "its limit, not 430 (was the board's limit raised?"),
         ({"peak_memory_gib": 83.0}, "peak_memory_gib", "is it in GB, not GiB?"),
+        (
+            {"peak_power_w": 530.0},
+            "peak_power_w",
+            "at most 520 W of a GPU, 1.3 times its limit, at a peak (was the board",
+        ),
+        (
+            {"peak_power_w": 400.0, "power_limit_w": 300.0},
+            "peak_power_w",
+            "at most 390 W of a GPU, 1.3 times its limit",
+        ),
     ],
 )
 def test_what_the_gpu_hardly_did_is_used_and_doubted_with_the_likeliest_reason(

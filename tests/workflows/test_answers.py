@@ -33,3 +33,11 @@ def test_products_of_fp32_are_assumed_to_run_without_tf32_unless_the_framework_a
         single, training=replace(single.training, framework=replace(single.training.framework, tf32=True))
     )
     assert ["dtype" in assumed(one) for one in (job, single, allowed)] == [False, True, False]
+
+
+def test_a_power_limit_above_what_the_gpu_is_rated_for_is_taken_and_named() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    raised, rated = (replace(job, cluster=replace(job.cluster, power_limit_w=w)) for w in (450.0, 400.0))
+    (text,) = (str(one) for one in assumptions(raised) if one.key == "power_limit_w")
+    assert "450 W is more than the 400 W that the GPU is rated for" in text
+    assert "power_limit_w" not in assumed(rated)
