@@ -52,7 +52,8 @@ NOT_AS_STATED, UNLIKE = "not_as_stated", "unlike_known_runs"
 APART = frozenset({"clock", "network"})
 # Doubts that leave what a framework's profile has of its software: they widen the interval less than any other.
 OF_PLACE = frozenset({"gpu", "size", "layout", "attention", "form", "recipe", "link"}) | APART
-# Doubts that no run of the cluster settles: runs have a column for the clock, and none for what a job states of links.
+# Doubts that runs of the cluster leave open by themselves: what they teach of clocks and networks is in `measured` and
+# ``network``, and a link in another unit stays one.
 _OF_JOB = frozenset({"clock", "network", "link"})
 # Share of a time that follows the clock, 0.4 to 0.96 over stages of A100 and A40: the unfitted physics has it to 0.11
 # in nine of ten and 0.16 at most (tests/bench/bench_clock_share.py), to 0.21 where half of the sequence is assumed.
