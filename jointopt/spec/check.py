@@ -67,13 +67,11 @@ class Section:
         expected = f"a whole number from {low:,} to {high:,}"
         return int(self._checked(key, default, lambda value: is_whole(value) and low <= value <= high, expected))
 
-    def number(
-        self, key: str, high: float = 1e15, *, low: float = 0.0, zero: bool = False, default: float | None = None
-    ) -> float:
-        """A finite number above 0 (from 0 on with ``zero``, or from ``low``) and at most ``high``."""
-        expected = f"a number {f'from {low:g} on' if low or zero else 'above 0'}, at most {high:g}"
+    def number(self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None) -> float:
+        """A finite number above 0 (from 0 on with ``zero``) and at most ``high``."""
+        expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:g}"
         return float(
-            self._checked(key, default, lambda v: is_number(v) and low <= v <= high and (v != 0 or zero), expected)
+            self._checked(key, default, lambda v: is_number(v) and 0 <= v <= high and (v != 0 or zero), expected)
         )
 
     def flag(self, key: str, default: bool | None = None) -> bool:

@@ -184,6 +184,8 @@ class Cluster:
     @property
     def far_links(self) -> tuple[str, ...]:
         """Names of the links that the job uses and that are over `FAR_LINK` times as fast as the GPU's usual ones."""
+        if self.gpu.is_cpu:  # of which the catalogue has orders of magnitude
+            return ()
         usual = {"intra_node_gbytes_per_s": self.gpu.intra_node_gbytes_per_s}
         if self.nodes > 1:
             usual["inter_node_gbytes_per_s"] = self.gpu.usual_inter_node_gbytes_per_s

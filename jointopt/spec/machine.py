@@ -14,7 +14,7 @@ from jointopt.spec.check import Section
 from jointopt.spec.files import read_written, write_yaml
 
 if TYPE_CHECKING:
-    from jointopt.spec.cluster import Cluster
+    from jointopt.spec.cluster import Cluster, Gpu
     from jointopt.spec.job import Job
 
 VERSION = 1
@@ -26,7 +26,7 @@ _HEADER = """\
 # figures of a cluster, those of its GPU, and the highest plausible value of each
 _LINKS = {"intra_node_gbytes_per_s": 1e6, "inter_node_gbytes_per_s": 1e6, "inter_node_latency_us": 1e6}
 _OF_GPU = {"memory_gib": 65_536.0, "memory_gbytes_per_s": 1e6}
-_LEAST_FACTOR, _MOST_FACTOR = 0.4, 100.0  # the catalogue has products at half of the peak and more
+_LEAST_FACTOR, _MOST_FACTOR = 0.4, 100.0  # the catalogue has products at half of a GPU's peak and more
 _MOST_OF_GPU = 1.1  # of the memory and its bandwidth that the GPU is sold with
 KEYS = ("version", "gpu", "gpus_per_node", "figures", "measured", "fit_error_percent", "readings")
 _WORDS = {
@@ -72,12 +72,11 @@ def parse_machine(mapping: Mapping[str, Any], where: str = "") -> Machine:
     section.version(VERSION)
     figures = section.section("figures", (*_LINKS, *_OF_GPU, "product_time_factor"))
     factors = figures.section("product_time_factor", DTYPES)
-    stated = [dtype for dtype in DTYPES if factors.has(dtype)]
     limits = _LINKS | _OF_GPU
     machine = Machine(
         gpu=section.text("gpu"), gpus_per_node=section.whole("gpus_per_node"),
         figures={k: figures.number(k, most, zero=k.endswith("_us")) for k, most in limits.items() if figures.has(k)},
-        product_time_factor={dtype: factors.number(dtype, _MOST_FACTOR, low=_LEAST_FACTOR) for dtype in stated},
+        product_time_factor={dtype: factors.number(dtype, _MOST_FACTOR) for dtype in DTYPES if factors.has(dtype)},
         **{key: dict(section.section(key).values) for key in ("measured", "fit_error_percent", "readings")},
     )  # fmt: skip
     if not (machine.figures or machine.product_time_factor):
@@ -100,12 +99,7 @@ def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
             f"The machine file is of {machine.gpu!r}, {machine.gpus_per_node} a node, and the job runs on "
             f"{cluster.gpu.id!r}, {cluster.gpus_per_node} a node; measure that machine with `jointopt doctor --probe`."
         )
-    for key in _OF_GPU:
-        if (stated := machine.figures.get(key, 0.0)) > _MOST_OF_GPU * (sold := getattr(cluster.gpu, key)):
-            raise UsageError(
-                f"The machine file states {key} {stated:g}, and {machine.gpu!r} has {sold:g}; measure that machine "
-                "with `jointopt doctor --probe`."
-            )
+    _check_possible(machine, cluster.gpu)
     taken: dict[str, Any] = {key: value for key, value in machine.figures.items() if key not in cluster.stated}
     of_gpu = {key: taken.pop(key) for key in _OF_GPU if key in taken}
     return replace(
@@ -113,6 +107,21 @@ def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
         gpu=replace(cluster.gpu, **of_gpu, product_time_factor=machine.product_time_factor),
         assumed=(*(a for a in cluster.assumed if a.key not in taken), _measured_by(machine, cluster)),
     )  # fmt: skip
+
+
+def _check_possible(machine: Machine, gpu: Gpu) -> None:
+    """Raises UsageError for more memory or faster products than the GPU has; cores differ by more than that."""
+    most = {key: _MOST_OF_GPU * getattr(gpu, key) for key in _OF_GPU}
+    wrong = [f"{key} {machine.figures[key]:g}, more than" for key in most if machine.figures.get(key, 0.0) > most[key]]
+    wrong += [
+        f"product_time_factor.{dtype} {factor:g}, faster products than"
+        for dtype, factor in machine.product_time_factor.items() if factor < _LEAST_FACTOR
+    ]  # fmt: skip
+    if wrong and not gpu.is_cpu:
+        raise UsageError(
+            f"The machine file states {wrong[0]} {gpu.id!r} can have; measure that machine with "
+            "`jointopt doctor --probe`."
+        )
 
 
 def is_of(machine: Machine, cluster: Cluster) -> bool:
