@@ -339,7 +339,7 @@ def test_a_link_stated_in_bits_is_doubted_and_one_of_the_next_generation_is_not(
 
 
 def test_one_node_and_cores_have_no_network_whose_unit_could_be_wrong() -> None:
-    cores = build_cluster({"gpu": "cpu-core", "nodes": 2, "gpus_per_node": 8, "intra_node_gbytes_per_s": 2000})
+    cores = build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 8, "intra_node_gbytes_per_s": 20})
     assert not doubts(replace(job(), cluster=cores), columns())["link"].any()
     one = build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 1, "gpus_per_node": 8, "inter_node_gbytes_per_s": 200})
     assert not doubts(replace(job(), cluster=one), columns())["link"].any()
