@@ -34,6 +34,7 @@ OVERLAP = Sets(("none", "dp", "tp"), alone="none")
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # Megatron-LM's --fp8-recipe and --fp4-recipe
+OTHER_RECIPES = {"current": "tensorwise"}  # by which Transformer Engine knows one of them
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3")
 # Megatron Core's: NCCL's all-to-all of one copy per expert; one copy per rank and node (DeepEP, HybridEP)
 TOKEN_DISPATCHERS = ("alltoall", "deepep", "hybridep")

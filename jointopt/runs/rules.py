@@ -19,7 +19,7 @@ from jointopt.runs.rule import Rule, above
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 from jointopt.spec.catalog.models import known_model
 from jointopt.spec.cluster import Gpu
-from jointopt.spec.model import LATENT
+from jointopt.spec.model import LATENT, LATENT_NEEDED
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
@@ -58,8 +58,7 @@ def _at_most(smaller: str, larger: str) -> Rule:
 
 def _partly_latent(runs: pd.DataFrame) -> pd.Series:
     stated = runs[list(LATENT)].fillna(0.0) > 0
-    needed = stated.drop(columns="q_lora_rank")
-    return stated.any(axis=1) & ~needed.all(axis=1)
+    return stated.any(axis=1) & ~stated[list(LATENT_NEEDED)].all(axis=1)
 
 
 def _kinds_contradict(runs: pd.DataFrame) -> pd.Series:

@@ -137,8 +137,8 @@ def unfinished_lines(runs: pd.DataFrame) -> list[str]:
 
 
 def _without_rate(runs: pd.DataFrame) -> list[str]:
-    """One sentence for each precision that no source states a rate of on its GPU."""
-    if not {"gpu", "dtype"} <= set(runs := with_precision(runs)):
+    """One sentence for each precision of rows `with_precision` that no source states a rate of on their GPU."""
+    if not {"gpu", "dtype"} <= set(runs):
         return []
     lines = []
     counts = runs.groupby(["gpu", "dtype"], sort=False).size()
@@ -153,16 +153,14 @@ def _without_rate(runs: pd.DataFrame) -> list[str]:
 
 
 def _without_precision(runs: pd.DataFrame) -> list[str]:
-    """One sentence where rows that can be priced state no precision in any of its columns."""
+    """One sentence where rows `with_precision` that can be priced have none."""
     if "seq_length" not in runs:
         return []
-    of = with_precision(runs[[name for name in ("dtype", "fp8_recipe", "precision") if name in runs]])
-    blank = of["dtype"].isna() if "dtype" in of else True
+    blank = runs["dtype"].isna() if "dtype" in runs else True
     count = int((runs["seq_length"].notna() & blank).sum())
-    words = "1 row states" if count == 1 else f"{count:,} rows state"
     return [
-        f"{words} no precision (columns dtype, precision, fp8_recipe): the 16-bit format of the GPU is assumed, and "
-        "nothing recorded supports what is predicted of them."
+        f"{_rows_state(count)} no precision (columns dtype, precision, fp8_recipe): the 16-bit format of the GPU is "
+        "assumed, and nothing recorded supports what is predicted of them."
     ] * bool(count)
 
 
@@ -176,11 +174,10 @@ def _far_links(runs: pd.DataFrame) -> list[str]:
         usual = gpu.usual_inter_node_gbytes_per_s if gpu else None
         if usual and (far := (runs["gpu"] == name) & (stated > FAR_LINK * usual)).any():
             rows = np.flatnonzero(far)
-            words = "row states" if len(rows) == 1 else "rows state"
             lines.append(
-                f"{len(rows):,} {words} a network over {FAR_LINK} times as fast as the {usual:g} GB/s of the reference "
-                f"system of {name} (row {rows[0] + 1}: {_LINK}={stated.iloc[rows[0]]:g}): is it in Gb/s per GPU? Then "
-                f"it is {stated.iloc[rows[0]] / 8:g}."
+                f"{_rows_state(len(rows))} a network over {FAR_LINK} times as fast as the {usual:g} GB/s of the "
+                f"reference system of {name} (row {rows[0] + 1}: {_LINK}={stated.iloc[rows[0]]:g}): is it in Gb/s "
+                f"per GPU? Then it is {stated.iloc[rows[0]] / 8:g}."
             )
     return lines
 
@@ -189,11 +186,16 @@ def _rows_are(count: int) -> str:
     return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
+def _rows_state(count: int) -> str:
+    return "1 row states" if count == 1 else f"{count:,} rows state"
+
+
 def unread_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads, or of whose cells some mean nothing."""
-    of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table) + _without_rate(table)
-    of_cells += _without_precision(table) + _far_links(table)
-    return misspelt_lines(table) + of_cells
+    stated = with_precision(table)
+    of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table)
+    of_precision = _without_rate(stated) + _without_precision(stated)
+    return misspelt_lines(table) + of_cells + of_precision + _far_links(table)
 
 
 def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:
@@ -218,9 +220,8 @@ def _targets_alone(table: pd.DataFrame) -> list[str]:
     rows = np.flatnonzero(table["lora_target_modules"].notna() & ranks.isna())
     if not len(rows):
         return []
-    words = "row states" if len(rows) == 1 else "rows state"
     return [
-        f"{len(rows):,} {words} lora_target_modules without lora_dim (row {rows[0] + 1}), the rank of the adapters: "
+        f"{_rows_state(len(rows))} lora_target_modules without lora_dim (row {rows[0] + 1}), the rank of the adapters: "
         "all weights are taken to be trained."
     ]
 

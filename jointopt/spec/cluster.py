@@ -182,14 +182,14 @@ class Cluster:
         return "assumed" if any(one.key == key for one in self.assumed) else "catalogue"
 
     @property
-    def far_links(self) -> tuple[str, ...]:
-        """Names of the links that the job uses and that are over `FAR_LINK` times as fast as the GPU's usual ones."""
+    def has_far_link(self) -> bool:
+        """Whether a link that the job uses is over `FAR_LINK` times as fast as the GPU's usual one."""
         if self.gpu.is_cpu:  # of which the catalogue has orders of magnitude
-            return ()
-        usual = {"intra_node_gbytes_per_s": self.gpu.intra_node_gbytes_per_s}
+            return False
+        links = [(self.intra_node_gbytes_per_s, self.gpu.intra_node_gbytes_per_s)]
         if self.nodes > 1:
-            usual["inter_node_gbytes_per_s"] = self.gpu.usual_inter_node_gbytes_per_s
-        return tuple(name for name, gbytes in usual.items() if gbytes and getattr(self, name) > FAR_LINK * gbytes)
+            links.append((self.inter_node_gbytes_per_s, self.gpu.usual_inter_node_gbytes_per_s))
+        return any(usual and gbytes > FAR_LINK * usual for gbytes, usual in links)
 
     @property
     def scale_up_gpus(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from jointopt.core.errors import JobError, nearest
 from jointopt.spec.check import Section, shown
 from jointopt.spec.files import parse_json, read_text
-from jointopt.spec.model import Model
+from jointopt.spec.model import LATENT_NEEDED, Model
 from jointopt.spec.shape import checked, head_dim, size
 from jointopt.spec.windows import windows_of
 
@@ -159,7 +159,7 @@ def _need_every_layer_sparse(section: Section, key: str) -> None:
 
 
 def _deepseek(section: Section, shape: Fields) -> Fields:
-    latent = {key: size(section, key) for key in _LATENT}
+    latent = {key: size(section, key) for key in LATENT_NEEDED}
     result = _llama(section, shape) | latent | {
         "q_lora_rank": size(section, "q_lora_rank", 0, low=0),
         "head_dim": latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"],
@@ -245,7 +245,6 @@ def _mpt_positions(section: Section, attention: Section) -> Fields:
     return _learned(section, "max_seq_len")
 
 
-_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _LLAMA_NAMES = {
     "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size",
     "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size",

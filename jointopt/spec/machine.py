@@ -87,8 +87,8 @@ def parse_machine(mapping: Mapping[str, Any], where: str = "") -> Machine:
 def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
     """The cluster with the machine's figures but for those that the job or table states; itself for ``None``.
 
-    Raises UsageError for a machine of another GPU or node size, for more memory than the GPU has, and beside another
-    that the job file names.
+    Raises UsageError for a machine of another GPU or node size, for more memory or faster products than the GPU has,
+    and beside another that the job file names.
     """
     if machine is None or machine == cluster.machine:
         return cluster

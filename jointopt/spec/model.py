@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# fields of multi-head latent attention (DeepSeek-V2/V3)
-LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+# fields of multi-head latent attention (DeepSeek-V2/V3): those that it needs, and the rank of queries, which may be 0
+LATENT_NEEDED = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+LATENT = ("q_lora_rank", *LATENT_NEEDED)
 SkipFreq = int | tuple[int, ...]  # of `Model.window_attn_skip_freq`
 
 

@@ -10,7 +10,7 @@ from jointopt.core.errors import JobError
 from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.spec.block import block_of
 from jointopt.spec.check import Section
-from jointopt.spec.model import Model
+from jointopt.spec.model import LATENT_NEEDED, Model
 from jointopt.spec.windows import read_skip_freq, windows_of
 
 POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
@@ -97,7 +97,7 @@ def _place(where: str) -> str:
 
 
 def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
-    latent = (m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim)
+    latent = [getattr(m, name) for name in LATENT_NEEDED]
     heads = f"num_attention_heads ({m.num_attention_heads})"
     freq = m.window_attn_skip_freq
     return (

@@ -7,6 +7,7 @@ from typing import Any
 
 from jointopt.core.errors import JobError
 from jointopt.core.facts import Assumption
+from jointopt.core.schema import OTHER_RECIPES
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.frameworks import framework_names, framework_of_words, load_framework
 from jointopt.spec.catalog.recipe_classes import named_class, of_class
@@ -34,7 +35,6 @@ from jointopt.spec.scaling import ScalingRecipe
 TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down
 _PANDAS_ROW = "object"
-_OTHER_RECIPES = {"current": "tensorwise"}  # names of Megatron-Bridge's and of Transformer Engine's for one recipe
 
 
 def read_training(section: Section, gpu: Gpu) -> Training:
@@ -92,8 +92,8 @@ def _fp8_recipe(training: Section, gpu: Gpu, dtype: str) -> ScalingRecipe | None
     """
     if not training.has("fp8_recipe"):
         return only_recipe(dtype, gpu)
-    name = training.choice("fp8_recipe", (*FP8_RECIPES, *_OTHER_RECIPES))
-    name = _OTHER_RECIPES.get(name, name)
+    name = training.choice("fp8_recipe", (*FP8_RECIPES, *OTHER_RECIPES))
+    name = OTHER_RECIPES.get(name, name)
     able, scaled = recipes_of(dtype, gpu), scaled_dtype(name)
     if scaled != dtype:
         others = f"one of {', '.join(able)}, or " if able else ""

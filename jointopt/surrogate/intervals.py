@@ -78,7 +78,7 @@ def doubts(
         "framework": not training.framework.fitted, "gpu": job.cluster.gpu.id not in errors["seen_gpus"],
         "model": job.model.is_moe, "precision": training.precision not in errors["precisions"],
         "adapters": training.frozen, "block": bool(job.model.block), "size": not _spanned(job, errors),
-        "link": bool(job.cluster.far_links),
+        "link": job.cluster.has_far_link,
         **_of_kernels(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}

@@ -38,9 +38,8 @@ def assumptions(job: Job) -> tuple[Assumption, ...]:
     if job.training.dtype == "fp32" and not job.training.framework.tf32:
         reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
         power = (*power, Assumption("dtype", "fp32", reason))
-    power = (*power, *_raised_limit(job))
     kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
-    return (*job.cluster.assumed, *_open_recipe(job), *power, *kernels, cooling.ASSUMED)
+    return (*job.cluster.assumed, *_open_recipe(job), *power, *_raised_limit(job), *kernels, cooling.ASSUMED)
 
 
 def _raised_limit(job: Job) -> tuple[Assumption, ...]:
