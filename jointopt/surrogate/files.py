@@ -258,8 +258,9 @@ def _check_values(surrogate: Surrogate) -> None:
         positive += [] if own.kernel is None else [*own.kernel.values]
         if not 0.0 <= own.off_below < np.inf:
             raise ValueError("an error below the top clock is no positive number")
-        if not all(0.0 <= mix.weight <= 1.0 for mix in own.mixes.values()):
-            raise ValueError("a weight of trees is not between 0 and 1")
+        weights = own.of_new, own.of_known, *(mix.weight for mix in own.mixes.values())
+        if not all(0.0 <= weight <= 1.0 for weight in weights):
+            raise ValueError("a weight of the process or of trees is not between 0 and 1")
     if not all(1e-9 < value < 1e9 for value in positive):
         raise ValueError("a width, length or standard deviation is not between 1e-9 and 1e9")
     given = [surrogate.residual, runs.sensitivity, *runs.features.values()]

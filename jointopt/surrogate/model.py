@@ -273,7 +273,7 @@ class Conditioned:
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
         wide = self._apart(runs, against)
-        if self.own is not None and self.own.as_sure:
+        if self.own is not None and self.own.in_part:
             (whole, counted), (other, of_other) = self._of_own(runs), self._of_own(against)
             wide = wide + np.abs(whole - other - (counted - of_other))  # as below
         if self.new_groups is None:

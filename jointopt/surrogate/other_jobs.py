@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.own_folds import FOLDS
+from jointopt.surrogate.own_folds import FOLDS, count_distinct
 from jointopt.surrogate.own_mix import LEAST_GAIN, mixed_again
 from jointopt.surrogate.own_runs import LEAST_RUNS, SUPPORT, Measured, OwnRuns, crossed_process, learn_own, supporting
 from jointopt.surrogate.residual_gp import Kernel, Runs, together
@@ -48,10 +48,10 @@ def from_other_jobs(plans: Runs, watts: Floats, known: Measured, shared: Kernel,
     ``watts`` (n,): average power of the plans by the physics. ``shared``: the kernel of all sources.
     """
     some = sound_runs(known, str(plans.source[0]), seed=seed)
-    if (count := len(some.residual)) < LEAST_RUNS:
+    if count_distinct(some.runs) < LEAST_RUNS:
         return None
     own, crossed, _ = learn_own(str(plans.source[0]), some, shared, seed)
-    kept = supporting(np.arange(count, dtype=np.int64), seed)
+    kept = supporting(np.arange(len(some.runs), dtype=np.int64), seed)
     process = own.process(shared, some.runs.take(kept), some.residual[kept])
     without, error = (_apart(off, some.runs.group) for off in (some.residual, some.residual - crossed))
     better = own.knows_power and own.errors["power"] < own.errors["power physics"]
@@ -75,7 +75,7 @@ def with_own_rows(
         runs, y = together([others.runs, runs]), np.concatenate([others.residual, residual])
     blank = np.full(len(y), np.nan)
     every, own = Measured(runs, y, blank, blank, np.nan), OwnRuns(source)
-    if len(y) >= LEAST_RUNS:
+    if count_distinct(runs) >= LEAST_RUNS:
         own = learn_own(source, every, shared, seed)[0]
     fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS
     near, _ = crossed_process(own, shared, every, fold, seed)

@@ -33,6 +33,8 @@ def entry_of_own(own: OwnRuns, folder: Path, number: int) -> dict[str, Any]:
             "clock_remark",
             "power_limit_w",
             "as_sure",
+            "of_new",
+            "of_known",
         )
     }
     for name, of, mix in (("time", "time", own.time), ("power_mix", "power", own.power_mix)):
@@ -81,7 +83,8 @@ def read_own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
         errors={str(name): float(error) for name, error in values["errors"].items()},
         held_out=str(values["held_out"]), **mixes, response=_response(values.get("response")),
         off_below=float(values.get("off_below", 0.0)), clock_remark=str(values.get("clock_remark", "")),
-        as_sure=bool(values.get("as_sure", False)),
+        as_sure=bool(values.get("as_sure", False)), of_new=float(values.get("of_new", 1.0)),
+        of_known=float(values.get("of_known", 1.0)),
         importance=_importance(values["importance"]),
     )  # fmt: skip
 

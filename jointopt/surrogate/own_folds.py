@@ -10,9 +10,11 @@ import numpy.typing as npt
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
+from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.residual_gp import Runs
 
 FOLDS, LEAST_LEFT_OUT = 5, 3
+LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the last digit are no promise of others
 COVERAGE = 0.9
 _LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 
@@ -22,11 +24,21 @@ def model_names(runs: Runs) -> npt.NDArray[np.str_]:
     return np.array([group.split("|")[0] for group in runs.group.tolist()], dtype=str)
 
 
+def count_distinct(runs: Runs) -> int:
+    """The number of ``runs`` of which no two are of one plan at one clock: repeats are no evidence of other plans."""
+    return len(runs.distinct()[0])
+
+
 def units_left_out(runs: Runs) -> tuple[npt.NDArray[np.str_], str]:
-    """Models (n,) of the runs where there are three or more, else groups, else the runs themselves; and which."""
-    kinds = {"models": model_names(runs), "groups": runs.group, "runs": np.arange(len(runs)).astype(str)}
+    """Models (n,) of the runs where there are three or more, else groups, layouts, or plans; and which."""
+    kinds = {"models": model_names(runs), "groups": runs.group, **_plans(runs)}
     name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
     return kinds[name], name
+
+
+def _plans(runs: Runs) -> dict[str, npt.NDArray[np.str_]]:
+    """Layouts (n,) of the runs, and layouts at their clocks: repeats of a plan are one of these."""
+    return {name: runs.distinct(but)[1].astype(str) for name, but in (("layouts", CLOCK), ("runs", ""))}
 
 
 def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
@@ -34,6 +46,16 @@ def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
     keys, name = units_left_out(runs)
     unique, of = np.unique(keys, return_inverse=True)
     return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], name
+
+
+def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
+    """The fold (n,) of each run where other runs of its model are known, and how many layouts there are.
+
+    Whole layouts together, of few layouts whole plans: what is known of a plan says little of how far others are off.
+    """
+    layouts, plans = _plans(runs).values()
+    unique, of = np.unique(layouts if len(np.unique(layouts)) >= FOLDS else plans, return_inverse=True)
+    return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], len(unique)
 
 
 def held_half_width(error: Floats, units: int) -> float:
@@ -46,7 +68,7 @@ def held_half_width(error: Floats, units: int) -> float:
     from scipy.special import stdtrit  # here, since every command that loads a surrogate would wait for the import
 
     few = float(stdtrit(float(units), 0.5 + COVERAGE / 2.0)) / Z_90
-    return few * float(np.quantile(np.abs(error), COVERAGE, method="inverted_cdf"))
+    return max(few * float(np.quantile(np.abs(error), COVERAGE, method="inverted_cdf")), LEAST_WIDTH)
 
 
 def crossed(fold: Ints, answer: Callable[[Ints, Ints], Floats]) -> Floats:

@@ -20,8 +20,8 @@ from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.own_folds import (
-    FOLDS,
     crossed,
+    folds_by_layout,
     folds_by_model,
     held_half_width,
     median_error,
@@ -51,8 +51,9 @@ class OwnRuns:
     runs were measured at and that hold (``off_below``: the error of those below the top that do not, ``clock_remark``
     says why). ``response``: how kernels follow the clock, None: as in the physics. ``power_limit_w``: the highest that
     the runs were under, None: a version that knew of none learned from them. ``heat``: peak power, and temperature over
-    the air, where they were measured often enough, by `heat_names`. ``as_sure``: on models without known runs the
-    process counts as far as it is sure of each plan.
+    the air, where they were measured often enough, by `heat_names`. ``of_new``, ``of_known``: weight of the process on
+    models without known runs and with: 0 where the physics alone does better. ``as_sure``: on the former it counts as
+    far as it is sure of each plan.
     """
 
     source: str
@@ -72,6 +73,13 @@ class OwnRuns:
     power_limit_w: float | None = None
     heat: Mapping[str, OwnTarget] = field(default_factory=dict)
     as_sure: bool = False
+    of_new: float = 1.0
+    of_known: float = 1.0
+
+    @property
+    def in_part(self) -> bool:
+        """Whether the process counts in part only, or not, on any model."""
+        return self.as_sure or min(self.of_new, self.of_known) < 1.0
 
     @property
     def measured_limit_w(self) -> float:
@@ -98,15 +106,17 @@ class OwnRuns:
 
     def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""
-        if not self.as_sure or not self._new(runs, known).any():  # deviations of many plans take time
-            return self.time(process.mean(runs), runs)
-        return self.time(self.counted(*process.predict(runs), runs, known), runs)
+        if self.as_sure and self._new(runs, known).any():
+            return self.time(self.counted(*process.predict(runs), runs, known), runs)
+        mean = process.mean(runs)  # deviations of many plans take time
+        return self.time(self.counted(mean, np.zeros(len(mean)), runs, known), runs)
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
         """As much of the mean (n,) of a process of that standard deviation (n,) as counts, without trees."""
-        if not self.as_sure:
+        if not self.in_part:
             return mean
-        return np.where(self._new(runs, known), sure_part(mean, Z_90 * deviation) * mean, mean)
+        of_new = self.of_new * (sure_part(mean, Z_90 * deviation) if self.as_sure else 1.0)
+        return np.asarray(np.where(self._new(runs, known), of_new, self.of_known) * mean)
 
     @staticmethod
     def _new(runs: Runs, known: Runs) -> Bools:
@@ -149,9 +159,10 @@ class OwnRuns:
     def to_text(self) -> str:
         """A line per quantity: the weight of each part, and median errors on what was left out without and with it."""
         e, on = self.errors, f" on held-out {self.held_out}"
-        sure = ", of other models as far as it is sure" * self.as_sure
-        kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel{sure})"
-        lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'])}"]
+        more = ", of other models as far as it is sure" * (self.as_sure and self.of_new > 0.0)
+        more += f", {self.of_known:g} of models with runs" * (self.of_known != self.of_new)
+        kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel{more})"
+        lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'], self.of_new)}"]
         for of, target in self.targets.items():
             if (name := HEAT_NAMES.get(of, of)) in e:
                 found = e[f"{name} process"], e[name], on, e[f"{name} physics"]
@@ -161,9 +172,9 @@ class OwnRuns:
         return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
 
 
-def _gain(mix: Mix, others: str, before: float, after: float, on: str, physics: float) -> str:
-    """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside."""
-    share = f"{1.0 if mix.beyond else 1.0 - mix.weight:g}"
+def _gain(mix: Mix, others: str, before: float, after: float, on: str, physics: float, counts: float = 1.0) -> str:
+    """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside, and counts."""
+    share = f"{counts * (1.0 if mix.beyond else 1.0 - mix.weight):g}"
     trees = f"trees {mix.weight:g}" + " on its rest" * mix.beyond
     errors = f"{100.0 * before:.1f} -> {100.0 * after:.1f} %"
     return f"{others.format(share)}, {trees}: {errors}{on} (physics {100.0 * physics:.1f} %)"
@@ -201,8 +212,10 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     runs, residual = measured.runs, measured.residual
     fold, held_out = folds_by_model(runs, seed)
     found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
-    singly = np.random.default_rng(seed).permutation(len(runs)) % FOLDS
+    singly, layouts = folds_by_layout(runs, seed)
     near, near_deviation = crossed_process(found, shared, measured, singly, seed)
+    found = replace(found, of_known=_helps(near, residual, singly))
+    near = found.of_known * near
     names = tuple(name for name in runs.names if name != CLOCK)
     trees = CrossedTrees(runs, residual, near, fold, names, seed)
     found, blend = _best_blend(found, trees, process, deviation)
@@ -210,9 +223,7 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
     of_known = (mixed_again(mix, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
-    found = replace(
-        found, time=mix, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, len(runs))
-    )
+    found = replace(found, time=mix, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, layouts))
     if len((of_power := measured.with_power()).residual) >= LEAST_RUNS:
         found, more = _with_power(found, of_power, seed)
         errors |= more
@@ -227,9 +238,16 @@ def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0)
     fold, held_out = folds_by_model(measured.runs, seed)
     own = OwnRuns(source, held_out=held_out)
     process, deviation = crossed_process(own, shared, measured, fold, seed)
-    error, physics = (round(median_error(log, fold), 4) for log in (process - measured.residual, -measured.residual))
-    own = replace(own, errors={"physics": physics, "process": error, "time": error})
-    return own, process, Z_90 * deviation
+    counts = _helps(process, measured.residual, fold)
+    of_process, answer = process - measured.residual, counts * process
+    off = {"physics": -measured.residual, "process": of_process, "time": answer - measured.residual}
+    errors = {name: round(median_error(log, fold), 4) for name, log in off.items()}
+    return replace(own, errors=errors, of_new=counts, of_known=counts), answer, Z_90 * deviation
+
+
+def _helps(process: Floats, residual: Floats, fold: Ints) -> float:
+    """1 where cross-fitted answers (n,) of a process are nearer to what was measured than the physics alone, else 0."""
+    return float(median_error(process - residual, fold) < median_error(-residual, fold))
 
 
 def _best_process(
@@ -247,18 +265,20 @@ def _best_process(
 
 
 def _best_blend(own: OwnRuns, trees: CrossedTrees, process: Floats, deviation: Floats) -> tuple[OwnRuns, Blend]:
-    """``own`` with the process in whole where that does better on models left out, else as far as it is sure; trees.
+    """``own`` with as much of the process as does best on what was left out, all, a part or none, and trees beside it.
 
-    What is learned of few models holds in part for the next: of nanotron's runs whose software is in no odd state,
-    predicted from its other models, 4.1 % instead of 5.9, physics 3.9 (docs/surrogate-experiments.md).
+    What is learned of few models holds in part for the next, as far as the process is sure: of nanotron's runs whose
+    software is in no odd state, predicted from its other models, 4.1 % instead of 5.9 (docs/surrogate-experiments.md).
     """
-    whole = trees.best(process)
-    if own.held_out != "models":
-        return own, whole
-    in_part = trees.best(sure_part(process, Z_90 * deviation) * process)
-    more = LEAST_GAIN * (in_part.weight > whole.weight)  # trees that only make up for the part that does not count
-    as_sure = in_part.error <= (1.0 - more) * whole.error
-    return replace(own, as_sure=as_sure), in_part if as_sure else whole
+    best, found = trees.best(process), own
+    in_part = sure_part(process, Z_90 * deviation) * process
+    less = [(replace(own, as_sure=True), in_part)] if own.held_out == "models" else []
+    for smaller, answer in [*less, (replace(own, of_new=0.0), 0.0 * process)]:
+        blend = trees.best(answer)
+        more = LEAST_GAIN * (blend.weight > best.weight)  # trees that only make up for the part that does not count
+        if blend.error < (1.0 - more) * best.error:
+            best, found = blend, smaller
+    return found, best
 
 
 def crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:

@@ -16,7 +16,7 @@ from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_folds import LEAST_LEFT_OUT, folds_by_model
+from jointopt.surrogate.own_folds import LEAST_LEFT_OUT, count_distinct, folds_by_model
 from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns, judge_shared, learn_own, supporting
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power_scale import scale_at_limit
@@ -44,21 +44,22 @@ class LearnedOwn:
 
 
 def learn_every_own(data: TrainingSet, shared: Kernel, seed: int = 0) -> list[LearnedOwn]:
-    """An `OwnRuns` of each cluster and software stack with at least `LEAST_RUNS` runs."""
-    keys, counts = np.unique(data.known.runs.source, return_counts=True)
-    found = []
-    for key in steps(keys[counts >= LEAST_RUNS].tolist(), "learning the own of sources"):
-        rows = np.flatnonzero(data.known.runs.source == key).astype(np.int64)
-        found.append(learn_source(str(key), data, rows, shared, seed))
-    return found
+    """An `OwnRuns` of each cluster and software stack with at least `LEAST_RUNS` runs that differ."""
+    runs, many = data.known.runs, {}
+    for key in np.unique(runs.source).tolist():
+        rows = np.flatnonzero(runs.source == key).astype(np.int64)
+        if count_distinct(runs.take(rows)) >= LEAST_RUNS:
+            many[str(key)] = rows
+    of_sources = steps(list(many.items()), "learning the own of sources")
+    return [learn_source(key, data, rows, shared, seed) for key, rows in of_sources]
 
 
 def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: int = 0) -> LearnedOwn:
     """All that the runs ``rows`` of a training set teach of their source, ``key``: its clock response first."""
     some, priced = measured(data, rows), data.known.take(rows)
     sweep = learn_response(priced, some.residual, shared, *folds_by_model(some.runs, seed), seed)
-    if sweep.off_below and (np.count_nonzero(top := some.runs.features[CLOCK] >= BELOW)) >= LEAST_LEFT_OUT:
-        kept = np.flatnonzero(top).astype(np.int64)
+    kept = np.flatnonzero(some.runs.features[CLOCK] >= BELOW).astype(np.int64)
+    if sweep.off_below and count_distinct(some.runs.take(kept)) >= LEAST_LEFT_OUT:
         rows, some, priced = rows[kept], some.take(kept), priced.take(kept)
     response, again, moved = sweep.response, priced, 0.0 * some.residual
     if response is not None:
@@ -66,7 +67,7 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     if (power := _power_at_limit(some, again)) is not None:
         some, again, by_limits = _priced_again(some, again, as_it_is, power)
         moved = moved + by_limits
-    learned = learn_own if len(rows) >= LEAST_RUNS else judge_shared
+    learned = learn_own if count_distinct(some.runs) >= LEAST_RUNS else judge_shared
     own, mean, half_width = learned(key, some, shared, seed)
     own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
     own = replace(own, power_limit_w=priced.limit_w)

@@ -64,7 +64,7 @@ class Runs:
         zero = np.zeros(len(self))
         return np.column_stack([self.features.get(name, zero) for name in names])
 
-    def distinct(self, but: str) -> tuple[Ints, Ints]:
+    def distinct(self, but: str = "") -> tuple[Ints, Ints]:
         """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is."""
         return distinct(self._columns(but))
 

@@ -25,6 +25,7 @@ from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, judge_new_groups, size_groups
 from jointopt.surrogate.new_sources import NewSource
 from jointopt.surrogate.one_class import learned_classes
+from jointopt.surrogate.own_folds import count_distinct
 from jointopt.surrogate.own_runs import LEAST_RUNS
 from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
@@ -233,7 +234,9 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
 
 def _is_few(data: TrainingSet, rows: Ints) -> bool:
     """Whether ``rows`` are too few runs of any one source to learn of it alone."""
-    return bool(np.unique(data.known.runs.source[rows], return_counts=True)[1].max() < LEAST_RUNS)
+    runs = data.known.runs.take(rows)
+    by_source = (np.flatnonzero(runs.source == source).astype(np.int64) for source in np.unique(runs.source))
+    return max(count_distinct(runs.take(at)) for at in by_source) < LEAST_RUNS
 
 
 def _of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:

@@ -113,6 +113,7 @@ def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:
             error=judged["error"].to_numpy(np.float32),
         )  # fmt: skip
         save(surrogate, Path(made))  # last, as its card has the hashes of all
+        load(Path(made))  # what cannot be read replaces nothing
         replace_files(Path(made), out)
 
 

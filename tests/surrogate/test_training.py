@@ -17,7 +17,7 @@ from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.surrogate import own_training, training
 from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
 from jointopt.surrogate.own_training import measured
-from jointopt.surrogate.residual_gp import default_kernel
+from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.scores import Scores, score_table
 from jointopt.surrogate.training import (
     BROKEN,
@@ -255,9 +255,10 @@ def test_runs_of_one_source_are_learned_around_the_surrogate_that_is_given(data,
 
 
 @pytest.mark.parametrize(("count", "learned"), [(49, []), (50, ["lab"])])
-def test_what_is_of_one_source_alone_is_learned_from_fifty_runs_on(data, monkeypatch, count: int, learned) -> None:
-    rows = np.arange(count) % len(data.source)
-    source = SimpleNamespace(runs=SimpleNamespace(source=np.full(len(rows), "lab")))
+def test_what_is_of_one_source_alone_is_learned_from_fifty_plans_on(monkeypatch, count: int, learned) -> None:
+    rows = np.repeat(np.arange(count, dtype=float), 2)  # every plan twice, which counts once
+    runs = Runs(rows[:, None], {}, np.full(len(rows), "lab"), np.full(len(rows), "model|8"))
+    source = SimpleNamespace(runs=runs)
     monkeypatch.setattr(own_training, "learn_source", lambda key, *_: key)
     assert own_training.learn_every_own(SimpleNamespace(known=source), KERNEL) == learned
 
