@@ -24,6 +24,8 @@ from jointopt.surrogate.trees import Trees
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these are weak evidence of each other
+SIZES = ("log2_seq_length", "log2_gpus", "log2_hidden", "log2_layers")
+FARTHEST = 1.0  # of these, beyond a cluster's own runs: intervals held 47 to 57 % at eight and sixteen times the size
 # Counts of runs between which the factor on intervals goes from that of few to that of many: the process's own width
 # has what three leave open, but not what hundreds do.
 FEW_AND_MANY = (3, 20)
@@ -321,7 +323,17 @@ class Conditioned:
     def inside(self, runs: Runs) -> Bools:
         """Whether what was learned supports ``runs``, (n,)."""
         inside = self.surrogate.inside(runs, self.known)
-        return inside if len(self.known) or self.own is not None else inside & self.fitted
+        if self.own is not None:
+            return inside & self._near_own(runs)
+        return inside if len(self.known) else inside & self.fitted
+
+    def _near_own(self, runs: Runs) -> Bools:
+        """Whether some own run has the dtype of ``runs``, and experts or none as they have, and all sizes are near."""
+        sizes, known = runs.matrix(SIZES), self.known.matrix(SIZES)
+        near = (sizes >= known.min(axis=0) - FARTHEST) & (sizes <= known.max(axis=0) + FARTHEST)
+        kinds = np.unique(self.known.matrix(SAME_KIND), axis=0)
+        alike = (runs.matrix(SAME_KIND)[:, None] == kinds[None]).all(axis=2).any(axis=1)
+        return np.asarray(near.all(axis=1) & alike)
 
     def knows_kind(self, runs: Runs) -> bool:
         """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""

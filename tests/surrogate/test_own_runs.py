@@ -412,3 +412,21 @@ def test_weights_of_the_process_are_kept_in_the_files_of_a_surrogate(tmp_path: P
     process, new = condition(KERNEL, some, np.full(8, 0.3)), replace(some, group=np.full(8, "model 9|1"))
     np.testing.assert_array_equal(found.mean(process, new, some), np.zeros(8))
     assert "process 0 (shared kernel, 1 of models with runs), trees 0: 20.0 -> 10.0 %" in found.to_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "inside"),
+    [
+        ("log2_seq_length", 4.0, True),
+        ("log2_seq_length", 4.1, False),
+        ("log2_gpus", -1.1, False),
+        ("dtype", 5.0, False),
+    ],
+)
+def test_runs_twice_as_large_as_a_clusters_own_are_near_and_larger_ones_or_another_dtype_are_not(
+    name: str, value: float, inside: bool
+) -> None:
+    known, new = runs(50), runs(4, seed=9)  # sizes, as logarithms, from 0 to 3
+    new = replace(new, features=dict(new.features) | {name: np.full(4, value)})
+    surrogate = Surrogate(KERNEL, None, known.names, known, np.zeros(50), own=(OwnRuns(SOURCE),))
+    np.testing.assert_array_equal(surrogate.conditioned(SOURCE, True).predict(new)[2], np.full(4, inside))

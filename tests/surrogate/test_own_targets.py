@@ -305,7 +305,7 @@ def _of_no_limit(model: dict[str, Any]) -> None:
     ("change", "why"),
     [
         (_without_hash, "no hash of own-0-peak_power_w.json"), (_of_another_name, "learned of fan_speed"),
-        (_infinite, "offset of power or temperature"), (_too_heavy, "of trees is not between"), (_of_no_limit, "between 1e-9"),
+        (_infinite, "offset of power or temperature"), (_too_heavy, "of trees is not"), (_of_no_limit, "between 1e-9"),
         (_below_nothing, "between 1e-9"),
     ],
 )  # fmt: skip
