@@ -328,7 +328,12 @@ class Conditioned:
         return inside if len(self.known) else inside & self.fitted
 
     def _near_own(self, runs: Runs) -> Bools:
-        """Whether some own run has the dtype of ``runs``, and experts or none as they have, and all sizes are near."""
+        """Whether some own run has the dtype of ``runs``, and experts or none as they have, and all sizes are near.
+
+        All are where it remembers no run to compare with.
+        """
+        if not len(self.known):
+            return np.ones(len(runs), bool)
         sizes, known = runs.matrix(SIZES), self.known.matrix(SIZES)
         near = (sizes >= known.min(axis=0) - FARTHEST) & (sizes <= known.max(axis=0) + FARTHEST)
         kinds = np.unique(self.known.matrix(SAME_KIND), axis=0)
