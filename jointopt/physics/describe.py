@@ -143,7 +143,7 @@ _MOVES: Mapping[str, Callable[[Job, float], Job]] = {
     "attention": _scaled("attention_factor"),
 }
 CONSTANTS = tuple(_MOVES)
-NETWORK = CONSTANTS.index("inter_node")
+NETWORK, HOST = CONSTANTS.index("inter_node"), CONSTANTS.index("host")
 _AFTER_PRICING = frozenset(("host", "micro_batch", "dp_overlap"))  # leave kernels and collectives as is
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CONSTANTS, NETWORK, moved
+from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.heat import HeatScale, by_mean_power
 from jointopt.spec.catalog.recipe_classes import of_efficiency
 from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence, as_it_is
+from jointopt.surrogate.far_constants import far_by
 from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.intervals import (
     RESULTS,
@@ -72,16 +73,6 @@ def load_surrogate(name: str) -> Surrogate | None:
     )
 
 
-# How much slower than assumed the network between nodes may be (logarithms), and the share of clusters that each is
-# expected of. Its effect on time is no straight line, so that runs are priced under each of these and compared by how
-# likely they are there: far from zero, sensitivities of the slower network explain every error as one of the network
-# (three runs of nanotron, one of them broken, 23 % instead of 4 %).
-NETWORKS: Mapping[float, float] = {0.0: 0.5, 1.0: 0.2, 2.0: 0.12, 3.0: 0.05, -1.0: 0.05}
-NEAR = 0.3  # of a logarithm: runs that move the network by less along a straight line are not priced anew
-SURE = 0.8  # probability from which on plans are priced on another network
-MOST_COMPARED = 40  # runs, since each is priced under each network
-
-
 @dataclass(frozen=True)
 class Correction:
     """A surrogate conditioned on the runs of one source, whose framework has a ``fitted`` profile or none.
@@ -121,7 +112,7 @@ class Correction:
         conditioned = self._conditioned(evidence)
         if not conditioned.movable or evidence.runs is None:
             return conditioned, by, evidence
-        by[NETWORK] = self._slower_network(float(conditioned.posterior.constants[NETWORK]))
+        by = far_by(self._priced, conditioned.posterior.constants, self._log_evidence)
         again = self._priced.moved(by) if by.any() else None
         return (
             (conditioned, np.zeros(len(by)), self._priced) if again is None else (self._conditioned(again), by, again)
@@ -146,21 +137,8 @@ class Correction:
     def _conditioned(self, evidence: Evidence) -> Conditioned:
         return self.surrogate.conditioned(self.source, self.fitted, evidence.known, evidence.bounds)
 
-    def _slower_network(self, along: float) -> float:
-        """The step of `NETWORKS` on which plans are to be priced; ``along``: what runs show along a straight line."""
-        steps = [by for by in NETWORKS if by * along >= 0.0] if abs(along) >= NEAR else [0.0]
-        if len(steps) == 1:
-            return 0.0
-        few = self._priced.some(MOST_COMPARED)
-        likely = np.array([np.log(NETWORKS[by]) + self._log_evidence(few, by) for by in steps])
-        share = np.exp(likely - likely.max())
-        moved = steps[1 + int(share[1:].argmax())]
-        return moved if share[1:].sum() >= SURE * share.sum() else 0.0
-
-    def _log_evidence(self, few: Evidence, slower: float) -> float:
-        """The log evidence of runs on a network that much slower; minus infinity where they cannot be priced on it."""
-        there = few.moved(np.where(np.arange(len(CONSTANTS)) == NETWORK, slower, 0.0)) if slower else few
-        return -np.inf if there is None else self._conditioned(there).posterior.log_evidence_near
+    def _log_evidence(self, evidence: Evidence) -> float:
+        return self._conditioned(evidence).posterior.log_evidence_near
 
     @property
     def by(self) -> Floats:

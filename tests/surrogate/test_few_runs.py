@@ -14,6 +14,7 @@ from jointopt.core.schema import Floats
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.report.plans import plan_frame
+from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
@@ -25,25 +26,38 @@ from jointopt.workflows.predict import predict
 
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
 SLOW = replace(JOB, cluster=replace(JOB.cluster, inter_node_gbytes_per_s=JOB.cluster.inter_node_gbytes_per_s / 6.0))
+SMALL = job_from_options("pythia-1b", "a100-sxm4-80gb", 8, 64, 2048, dtype="bf16", framework="megatron-lm")
+SLOW_HOST = moved(SMALL, np.where(np.array(CONSTANTS) == "host", 3.0, 0.0))
 TOP_MHZ = 1410.0
 Runs = Callable[..., pd.DataFrame]
 
 
 @pytest.fixture(scope="module")
 def runs() -> Runs:
+    """As `runs_of` of `JOB`."""
+    return runs_of(JOB)
+
+
+@pytest.fixture(scope="module")
+def small_runs() -> Runs:
+    """As `runs_of` of `SMALL`."""
+    return runs_of(SMALL)
+
+
+def runs_of(base: Job) -> Runs:
     """Maker of a table of 24 plans that take what is predicted for a job, times a factor."""
-    layouts = enumerate_layouts(JOB).layouts
+    layouts = enumerate_layouts(base).layouts
     some = np.random.default_rng(3).permutation(np.flatnonzero((layouts["pp"] <= 8) & (layouts["cp"] == 1)))[:24]
     layouts = {name: values[some] for name, values in layouts.items()}
     clocks = uniform_stage_clocks(layouts["pp"], TOP_MHZ)
 
-    def made(job=JOB, factor: float = 1.0, **columns: object) -> pd.DataFrame:
+    def made(job=base, factor: float = 1.0, **columns: object) -> pd.DataFrame:
         time_s = factor * CostModel(job, layouts).iteration_time_s(np.arange(len(some)), clocks)
         frame = plan_frame(layouts | {"stage_clock_mhz": clocks}).drop(columns="stage_clock_mhz")
         return frame.assign(
-            source="lab", group="one", model="llama-2-13b", framework="megatron-lm", gpu="a100-sxm4-80gb",
-            gpus_per_node=8, num_gpus=64, seq_length=4096, global_batch_size=128, dtype="bf16", clock_mhz=TOP_MHZ,
-            status="ok", iteration_time_s=time_s,
+            source="lab", group="one", model=base.model.name, framework="megatron-lm", gpu="a100-sxm4-80gb",
+            gpus_per_node=8, num_gpus=base.cluster.num_gpus, seq_length=base.training.seq_length, dtype="bf16",
+            global_batch_size=base.training.global_batch_size, clock_mhz=TOP_MHZ, status="ok", iteration_time_s=time_s,
         ).assign(**columns)  # fmt: skip
 
     return made
@@ -72,11 +86,11 @@ def test_a_few_runs_show_a_network_of_a_sixth_and_move_plans_by_what_they_send(r
     assert np.median(found) < 0.5 * np.median(np.abs(constant / slower[5:] - 1.0))
 
 
-def network_of(table: pd.DataFrame) -> float:
-    """How much slower than assumed the runs of a table show the network, as a logarithm."""
+def far(table: pd.DataFrame, constant: str = "inter_node") -> float:
+    """How far from what was assumed the runs of a table show a constant, as a logarithm."""
     ((source, evidence),) = evidence_by_source(table, price(table), "few").items()
     by = Correction(load_surrogate("default"), source, True, evidence).by
-    return float(by[CONSTANTS.index("inter_node")])
+    return float(by[CONSTANTS.index(constant)])
 
 
 @pytest.mark.parametrize("draw", [0, 4, 9])
@@ -84,11 +98,27 @@ def test_three_runs_that_are_slow_in_products_are_not_given_a_slow_network(runs,
     slow = runs(moved(JOB, np.where(np.array(CONSTANTS) == "compute", 0.3, 0.0)))
     assert np.median(slow["iteration_time_s"] / runs()["iteration_time_s"]) > 1.1
     few = np.random.default_rng(draw).choice(len(slow), 3, replace=False)
-    assert network_of(slow.iloc[np.sort(few)].reset_index(drop=True)) == 0.0
+    assert far(slow.iloc[np.sort(few)].reset_index(drop=True)) == 0.0
 
 
 def test_ten_runs_on_a_network_of_a_sixth_show_the_step_that_is_nearest_to_it(runs):
-    assert network_of(runs(SLOW)[:10]) == 2.0
+    assert far(runs(SLOW)[:10]) == 2.0
+
+
+@pytest.mark.parametrize("draw", [0, 1, 3])
+def test_four_runs_on_a_slow_host_show_it_and_move_the_plans_that_wait_for_it(small_runs, draw):
+    table, assumed = small_runs(SLOW_HOST), small_runs()
+    slower = np.log(table["iteration_time_s"] / assumed["iteration_time_s"]).to_numpy()
+    order = np.random.default_rng(draw).permutation(len(table))
+    few, rest = (table.iloc[np.sort(rows)].reset_index(drop=True) for rows in (order[:4], order[4:]))
+    assert far(few, "host") == 3.0
+    constant = np.median(slower[order[:4]])
+    assert np.median(errors(rest, few)) < 0.3 * np.median(np.abs(np.expm1(constant - slower[order[4:]])))
+
+
+def test_runs_that_are_slower_throughout_are_not_given_a_slow_host(small_runs, runs):
+    for made in (small_runs, runs):
+        assert far(made(factor=1.45)[:4], "host") == far(made(factor=2.5)[:4], "host") == 0.0
 
 
 def against_constant(table: pd.DataFrame, count: int, draws: int) -> Floats:

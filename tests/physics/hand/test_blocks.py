@@ -84,6 +84,12 @@ def test_the_host_launches_half_a_layer_for_each_of_its_parts() -> None:
     assert halves == pytest.approx([4 * 2e-3, 4 * 2e-3, 4 * 4e-3])
 
 
+def test_layers_that_are_recomputed_whole_are_launched_again() -> None:
+    floor = {"host_floor_s": 4e-3}
+    whole, kept = (stages(model=LAYER, framework=floor, recompute=code).host_s[0, 0] for code in (2, 0))
+    assert (whole, kept) == pytest.approx((4 * 4e-3 * 1.83, 4 * 4e-3))
+
+
 @pytest.mark.parametrize("block", WEIGHTS)
 def test_model_flops_of_a_block_count_its_weights_six_times(block: str) -> None:
     scores = 0 if block == "feed_forward" else SCORES
