@@ -30,6 +30,7 @@ from jointopt.spec.plans.placement import Group, even_domain, placement
 # host is slow, three models of 16 to 32 layers (0.79 to 0.88; launches alone would be a third).
 RELAUNCHED = 0.83
 
+
 @dataclass(frozen=True)
 class Laid:
     """Layouts as the formulas read them: all that no speed and no overhead of the job changes.

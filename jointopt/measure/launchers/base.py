@@ -7,7 +7,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
@@ -117,10 +117,15 @@ def run_all(
 def narrowed(launcher: Launcher, job: Job) -> Job:
     """The job with the part of its search that ``launcher`` runs, where it declares one.
 
-    Raises LauncherError where that is none of it.
+    One that leaves clocks to the driver runs plans at the top clock alone: those at others would be measured there and
+    compared with what was predicted elsewhere. Raises LauncherError where that is none of it.
     """
     narrow: Callable[[Job], Job] | None = getattr(launcher, "narrowed", None)
-    return job if narrow is None else narrow(job)
+    job = job if narrow is None else narrow(job)
+    if not getattr(launcher, "default_clocks", False):
+        return job
+    top_mhz = job.cluster.gpu.clock_max_mhz or max(job.search.clock_mhz)
+    return replace(job, search=replace(job.search, clock_mhz=(top_mhz,), per_stage_clocks=False))
 
 
 def script_of(launcher: Launcher, job: Job, plan: Mapping[str, Any]) -> str:

@@ -9,9 +9,12 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
+from jointopt.measure.launchers.base import narrowed
+from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.torchrun import TorchrunProgram, train_spec
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.job import Job
+from jointopt.spec.jobfile import job_from_options
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.spec.plans.space import enumerate_layouts
 
@@ -42,3 +45,14 @@ def test_a_plan_that_the_trainer_does_not_build_is_refused_by_name(job: Job, nam
     assert train_spec(job, record, 1, 1).pp == 2
     with pytest.raises(LauncherError, match=f"with {name} {value}"):
         train_spec(job, record | {name: value}, 1, 1)
+
+
+@pytest.mark.parametrize(("default_clocks", "clocks"), [(True, [1980.0]), (False, [1200.0, 1500.0])])
+def test_a_launcher_that_leaves_clocks_to_the_driver_is_given_plans_at_the_top_clock_alone(
+    default_clocks: bool, clocks: list[float]
+) -> None:
+    """Others would be measured at the top clock, and be compared with what was predicted of another."""
+    job = job_from_options("llama-3-8b", "h100-sxm5-80gb", 8, 64, 2048, dtype="bf16")
+    job = replace(job, search=replace(job.search, clock_mhz=(1200.0, 1500.0)))
+    search = narrowed(LocalLauncher(TorchrunProgram(), 60.0, None, default_clocks), job).search
+    assert (list(search.clock_mhz), search.per_stage_clocks) == (clocks, not default_clocks)
