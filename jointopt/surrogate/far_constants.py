@@ -11,11 +11,12 @@ from jointopt.physics.describe import CONSTANTS, HOST, NETWORK
 from jointopt.surrogate.evidence import Evidence
 
 # How far constants may be from what was assumed (logarithms), and the share of clusters that each is expected of: how
-# much slower the network between nodes is; how much slower the host launches a layer, of whose time the physics
-# assumes nothing or what servers need (of 0.5 ms a layer where it assumes less, so that 2 is 3.2 ms more). Their effect
-# on time is no straight line, so that runs are priced under each of these and compared by how likely they are there:
-# far from zero, sensitivities of the slower network explain every error as one of the network (three runs of nanotron,
-# one of them broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at all.
+# much slower the network between nodes is; what the host needs to launch a layer, where the framework's profile has no
+# such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.describe` moves it). Their effect on time is no straight line, so
+# that runs are priced under each of these and compared by how likely they are there: far from zero, sensitivities of
+# the slower network explain every error as one of the network (three runs of nanotron, one of them broken, 23 % instead
+# of 4 %), and a host that no run waits for at first has no sensitivity at all. A floor that a profile has is left alone:
+# ten of nanotron's runs, of which some wait for other things, made it twenty times as high.
 STAYS = 0.5
 FAR: Mapping[int, Mapping[float, float]] = {
     NETWORK: {1.0: 0.2, 2.0: 0.12, 3.0: 0.05, -1.0: 0.05},
@@ -29,10 +30,10 @@ MOST_COMPARED = 40  # runs, since each is priced under each
 def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence], float]) -> Floats:
     """Logarithms by which runs move constants far from what was assumed, (`CONSTANTS`,); zeros where they do not.
 
-    ``constants``: what the runs show along a straight line. ``log_evidence``: of runs, by the physics they are priced on.
+    ``constants``: what the runs show along a straight line. ``log_evidence``: of runs, by the physics that prices them.
     """
     stays = np.zeros(len(CONSTANTS))
-    moves = [stays, *_moves(constants, float(priced.residual.max(initial=0.0)))]
+    moves = [stays, *_moves(float(constants[NETWORK]), _waits(priced))]
     if len(moves) == 1:
         return stays
     few = priced.some(MOST_COMPARED)
@@ -41,9 +42,15 @@ def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence
     return moves[1 + int(share[1:].argmax())] if share[1:].sum() >= SURE * share.sum() else stays
 
 
-def _moves(constants: Floats, slowest: float) -> Iterator[Floats]:
-    network = float(constants[NETWORK])
-    tried = {NETWORK: abs(network) >= NEAR, HOST: slowest >= NEAR}
+def _waits(priced: Evidence) -> bool:
+    """Whether some run is slow, and the profile of no run's framework says what the host needs for a layer."""
+    frameworks = {work.job.training.framework for part in priced.priced for work in part.works}
+    floors = [max(one.host_floor_s, one.host_floor_pp_s) for one in frameworks]
+    return float(priced.residual.max(initial=0.0)) >= NEAR and not any(floors)
+
+
+def _moves(network: float, waits: bool) -> Iterator[Floats]:
+    tried = {NETWORK: abs(network) >= NEAR, HOST: waits}
     for constant, steps in FAR.items():
         for by in steps:
             if tried[constant] and (constant != NETWORK or by * network >= 0.0):
