@@ -6,8 +6,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+READY = ".ready"  # holds whole files that are to replace those of the folder it lies in
 
 
 @contextmanager
@@ -44,9 +46,26 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def replace_files(made: Path, folder: Path) -> None:
-    """Moves the files of the folder ``made`` into ``folder``, on the same disk, over those of the same names."""
-    for file in sorted(made.iterdir()):
-        file.replace(folder / file.name)
+    """Moves the files of the folder ``made`` into ``folder``, which holds it, over those of the same names.
+
+    From the first step on, by which they are known to be whole, a program that is killed leaves what
+    `finish_replacing` completes; before it ``folder`` is as it was.
+    """
+    finish_replacing(folder)
+    made.rename(folder / READY)
+    finish_replacing(folder)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Moves what a killed `replace_files` has left to move; several programs may do so at once."""
+    ready = folder / READY
+    if not ready.is_dir():
+        return
+    with suppress(FileNotFoundError):  # another one has moved the last of them
+        for file in sorted(ready.iterdir()):
+            with suppress(FileNotFoundError):
+                file.replace(folder / file.name)
+        ready.rmdir()
 
 
 def check_folder(folder: Path, names: Iterable[str] = ()) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.atomic_write import finish_replacing
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.surrogate.known_rows import Fingerprints
@@ -135,9 +136,16 @@ def _sha256(path: Path) -> str:
 def load(folder: Path) -> Surrogate:
     """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
 
-    Raises TableError for a folder that is none, one of another format, and where a file is missing or is not what it
-    should be.
+    A folder whose `retrain` was killed while it replaced files has the rest of them moved first. Raises TableError for
+    a folder that is none, one of another format, and where a file is missing or is not what it should be.
     """
+    try:
+        finish_replacing(folder)
+    except OSError as error:
+        raise TableError(
+            f"{folder} holds files of a `jointopt retrain` that was killed, which cannot be put in place "
+            f"({error.strerror}): read the surrogate once as somebody who may write there."
+        ) from error
     if not (folder / CARD).exists():
         raise TableError(
             f"{folder} holds no surrogate (no {CARD}); expected a folder that `jointopt retrain --out` wrote."

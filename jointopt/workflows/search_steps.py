@@ -171,15 +171,16 @@ def joint_saving(problem: Problem, front: Columns, two_step: Columns | None, fit
 def contributions(steps: list[Step], rows: Ints, goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
 
-    All in the values that the search ranks by, in which no method loses what another found; ``rows`` of the last front
-    are the answer.
+    All in the values that the search ranks by, of all that was found until then: fronts of many goals are thinned, and a
+    thinner one spans less. ``rows`` of the last front are the answer.
     """
-    final = stacked(steps[-1].front, goals)
-    whole, found, share, by_method = volume(final, final), 0, 0.0, {}
+    final, seen = stacked(steps[-1].front, goals), np.empty((0, len(goals)))
+    whole = volume(np.concatenate([stacked(step.front, goals) for step in steps]), final)
+    found, share, by_method = 0, 0.0, dict[str, dict[str, float]]()
     for step in steps:
-        values = stacked(step.front, goals)
-        known = len(rows) if step is steps[-1] else int(is_beaten(values, final[rows]).sum())
-        reached = volume(values, final) / whole if whole else 1.0  # one plan spans no area
+        seen = np.concatenate([seen, stacked(step.front, goals)])
+        known = len(rows) if step is steps[-1] else int(is_beaten(seen, final[rows]).sum())
+        reached = volume(seen, final) / whole if whole else 1.0  # one plan spans no area
         by_method[step.method] = {
             "evaluated": step.evaluated, "added": known - found, "hypervolume": round(reached - share, 9),
         }  # fmt: skip

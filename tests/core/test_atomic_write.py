@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.core.atomic_write import replacing, write_whole
+from jointopt.core.atomic_write import finish_replacing, replacing, write_whole
 from jointopt.core.errors import TableError
 from jointopt.runs.table import read_table, write_table
 
@@ -72,3 +72,39 @@ def test_a_writer_that_is_killed_leaves_the_previous_file(tmp_path: Path) -> Non
         writer.send_signal(signal.SIGKILL)
     assert writer.returncode == -signal.SIGKILL
     assert np.allclose(read_table(file)["a"], [1.5])
+
+
+REPLACING = """
+import os, sys
+from pathlib import Path
+from jointopt.core import atomic_write
+left, replace, rename = int(sys.argv[2]), os.replace, os.rename
+def counted(act):
+    def dies(*args, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os._exit(9)
+        return act(*args, **options)
+    return dies
+os.replace, os.rename = counted(replace), counted(rename)
+folder = Path(sys.argv[1])
+atomic_write.replace_files(folder / ".new", folder)
+"""
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_program_killed_while_it_replaces_files_leaves_all_of_before_or_what_can_be_completed(
+    tmp_path: Path, steps: int
+) -> None:
+    names = ("a", "b", "c")
+    (tmp_path / ".new").mkdir()
+    for name in names:
+        (tmp_path / name).write_text("before")
+        (tmp_path / ".new" / name).write_text("after")
+    (tmp_path / "notes").write_text("of the user")
+    ended = subprocess.run([sys.executable, "-c", REPLACING, str(tmp_path), str(steps)], check=False).returncode
+    assert ended == (0 if steps == 4 else 9)
+    finish_replacing(tmp_path)
+    assert [(tmp_path / name).read_text() for name in names] == ["after" if steps else "before"] * 3
+    assert (tmp_path / "notes").read_text() == "of the user"

@@ -8,13 +8,15 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jointopt.core.atomic_write import READY
 from jointopt.core.errors import TableError
-from jointopt.surrogate.files import CARD, load, save, write_card
+from jointopt.surrogate.files import CARD, SUPPORT, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.own_mix import Mix, inputs
@@ -148,3 +150,14 @@ def test_of_a_thousand_whose_hashes_are_right_none_crashes_and_those_that_are_re
         assert "\n" not in sentence
         refused[name] += bool(sentence)
     assert min(refused[name] for name in TREES) > 60  # of 125
+
+
+def test_a_surrogate_that_was_being_replaced_is_read_as_the_new_one(good: Path, tmp_path: Path) -> None:
+    """As after a kill between two moves: one file is in place, the others wait."""
+    shutil.copytree(good, old := tmp_path / "mine")
+    new = replace(load(good), card={"seed": 8}, residual=np.full(60, 0.1))
+    save(new, ready := old / READY)
+    (ready / SUPPORT).replace(old / SUPPORT)
+    for _ in range(2):
+        assert load(old).card["seed"] == 8
+        assert not ready.exists()

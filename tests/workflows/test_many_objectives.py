@@ -26,7 +26,7 @@ from jointopt.spec.objectives import words
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.problem import prepared
 from jointopt.workflows.propose import propose
-from jointopt.workflows.search_steps import Stopwatch
+from jointopt.workflows.search_steps import Step, Stopwatch, contributions
 
 MEMORY = ("iteration_time_s", "energy_j", "peak_memory_gib")
 POWER = ("iteration_time_s", "energy_j", "peak_power_w")
@@ -220,3 +220,14 @@ def test_the_best_plan_in_one_objective_is_named_as_such_among_methods_and_costs
     costs = text.split("At the site's meter")[1].split("Joint space")[0]
     assert " front " in costs
     assert "least energy" not in costs
+
+
+def test_no_method_adds_less_than_nothing_to_a_front_that_a_later_one_thins() -> None:
+    goals = ("iteration_time_s", "energy_j", "peak_memory_gib")
+    rng = np.random.default_rng(0)
+    points = rng.dirichlet(np.ones(3), 400) + 0.1  # none beats another
+    fronts = [dict(zip(goals, some.T, strict=True)) for some in (points, points[::40])]
+    steps = [Step(name, front, 10, front) for name, front in zip(("levels", "local"), fronts, strict=True)]
+    found = contributions(steps, np.arange(10), goals)
+    assert [found[name]["hypervolume"] for name in ("levels", "local")] == [1.0, 0.0]
+    assert [found[name]["added"] for name in ("levels", "local")] == [10, 0]
