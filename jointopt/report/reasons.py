@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
+from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
 Reasons = Sequence[Collection[str]]  # of each plan, in words; of one that recorded runs support none
@@ -15,7 +22,19 @@ _STANDS_IN = "another precision or attention kernel stands in for the plan's"
 def beyond(surrogate: str) -> str:
     """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too."""
     known = {"none": "the physics was checked on", "": "predictions were learned from"}
-    return f"beyond the runs that {known.get(surrogate, f'{surrogate} was trained on')}"
+    if surrogate in known or not Path(surrogate).is_dir():
+        return f"beyond the runs that {known.get(surrogate, f'{surrogate} was trained on')}"
+    return f"beyond the runs{_gpus_of(surrogate)} that {surrogate} was trained on: measure some there and retrain"
+
+
+def _gpus_of(surrogate: str) -> str:
+    """`` on`` the GPUs whose runs a surrogate in a folder remembers; blank where it cannot be read any more."""
+    with suppress(TableError):
+        if (found := load_surrogate(surrogate)) is not None:
+            return (
+                f" on {', '.join(sorted({Source.parse(key).gpu for key in np.unique(found.support.source).tolist()}))}"
+            )
+    return ""
 
 
 def reasons_of(plans: Sequence[Mapping[str, Any]], surrogate: str = "") -> list[tuple[str, ...]]:

@@ -40,7 +40,8 @@ def answering(surrogate: Surrogate, source: str, job: Job, measured: bool) -> tu
     """A surrogate of the user's own as it answers for ``source``, on the job's kind of cluster, and the source's key.
 
     Where many runs of that kind were learned from, they are the source's. Of few, all of the kind stand for a source of
-    another name, with their kin (on other GPUs, or of other software) as its kin. ``measured`` runs at hand displace
+    another name, with their kin (on other GPUs, or of other software) as its kin; where there are none of the kind, but
+    all runs are of one origin, they are its kin. ``measured`` runs at hand displace
     them: of few, features are kept and no rows, so that they cannot be priced anew, and runs that both have would count
     twice. (Shipped surrogates learned from clusters of others: to share their runs across clusters made held-out errors
     worse, vtrain 10 % to 27 % with bigscience's. So a surrogate of several clusters has nothing of one that a table
@@ -54,7 +55,9 @@ def answering(surrogate: Surrogate, source: str, job: Job, measured: bool) -> tu
         return surrogate, source_here(job)
     keys = np.unique(surrogate.support.source).tolist()
     own = of_kind(keys, source, job)
-    if not own or source in own:
+    if not own:
+        return surrogate, _kin_of(keys, source)
+    if source in own:
         return surrogate, source
     largest = max(own, key=lambda key: np.count_nonzero(surrogate.support.source == key))
     # runs were priced by the class of their source, and residuals of two classes are no evidence of each other
@@ -68,6 +71,12 @@ def _of_another_cluster(surrogate: Surrogate, source: str) -> bool:
     keys = (*np.unique(surrogate.support.source).tolist(), *(own.source for own in surrogate.own))
     learned = {Source.parse(key).origin for key in keys}
     return origin not in ("", HERE, *learned) and len(learned) > 1
+
+
+def _kin_of(keys: Iterable[str], source: str) -> str:
+    """The key of a source by the one origin of ``keys``, as whose kin it is known, whatever its own name; else as is."""
+    origins = {Source.parse(key).origin for key in keys}
+    return str(replace(Source.parse(source), origin=origins.pop())) if len(origins) == 1 else source
 
 
 def _renamed(surrogate: Surrogate, names: Mapping[str, str], classes: Mapping[str, str | None]) -> Surrogate:
