@@ -26,6 +26,7 @@ from jointopt.cli import common
     "--storage", help="Optuna storage URL of the study; by default $JOINTOPT_STORAGE, else sqlite:///jointopt.db."
 )
 @click.option("--job", help="Job of the plans, for host power, PUE, carbon and prices; by default the stored one.")
+@common.surrogate_option(None)
 @common.pue
 @common.as_json
 def select(front_or_study: str, job: str | None, as_json: bool, storage: str | None, **options: Any) -> None:

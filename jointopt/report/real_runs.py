@@ -184,7 +184,7 @@ class Tuned(MeasuredResult):
 
     keys = (
         "job=job.name launcher seed candidates objectives measured=runs front hypervolume stopped "
-        "expected_gain_left=gain_left next_run spent storage=place study=study_name notes"
+        "expected_gain_left=gain_left predicted_by next_run spent storage=place study=study_name notes"
     )
     runs: tuple[TunedRun, ...]
     seed: int
@@ -195,6 +195,7 @@ class Tuned(MeasuredResult):
     gain_left: float = math.nan  # share by which the plans that are left are expected to better the runs
     # cost and worth of the run that is most worth it, and their unit and the training that it is for
     next_run: Mapping[str, Any] | None = None
+    predicted_by: str = ""  # what the predictions of plans that are left rest on; blank: no plan was predicted
     spent: Spent = field(default_factory=Spent)
 
     def text(self) -> str:
@@ -213,9 +214,9 @@ class Tuned(MeasuredResult):
         slower = table.percent_of(kept, table.least_of(kept), ".1f")
         shown: Any = dict.fromkeys(("iteration_time_s", "energy_j", *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
-        return self.page(
-            title, rows, legend if self.front else "", [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
-        )
+        remarks = [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
+        remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
+        return self.page(title, rows, legend if self.front else "", remarks)
 
 
 def gain_words(gain: float, objectives: int, plans: str) -> str:

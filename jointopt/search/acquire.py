@@ -225,7 +225,7 @@ def gain_left(draws: Columns, measured: Columns, objectives: tuple[str, ...], le
         gain, most = float(1.0 - np.exp(-better).mean()), _TWICE_AS_GOOD
     else:
         gain, most = _volume_gain(known, values), _TWICE_AS_WIDE
-    return gain if gain <= most else float("nan")
+    return max(gain, 0.0) if gain <= most else float("nan")  # rounding may leave a little less than nothing
 
 
 def _volume_gain(known: Floats, values: Floats) -> float:

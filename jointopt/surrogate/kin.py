@@ -74,7 +74,7 @@ def _of_another_cluster(surrogate: Surrogate, source: str) -> bool:
 
 
 def _kin_of(keys: Iterable[str], source: str) -> str:
-    """The key of a source by the one origin of ``keys``, as whose kin it is known, whatever its own name; else as is."""
+    """The key of a source by the one origin of ``keys``, whose kin it is then, whatever its own name; else as it is."""
     origins = {Source.parse(key).origin for key in keys}
     return str(replace(Source.parse(source), origin=origins.pop())) if len(origins) == 1 else source
 

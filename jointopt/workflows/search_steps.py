@@ -171,8 +171,8 @@ def joint_saving(problem: Problem, front: Columns, two_step: Columns | None, fit
 def contributions(steps: list[Step], rows: Ints, goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
 
-    All in the values that the search ranks by, of all that was found until then: fronts of many goals are thinned, and a
-    thinner one spans less. ``rows`` of the last front are the answer.
+    All in the values that the search ranks by, of all that was found until then: fronts of many goals are thinned, and
+    a thinner one spans less. ``rows`` of the last front are the answer.
     """
     final, seen = stacked(steps[-1].front, goals), np.empty((0, len(goals)))
     whole = volume(np.concatenate([stacked(step.front, goals) for step in steps]), final)

@@ -17,7 +17,7 @@ from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
 from jointopt.workflows.given import from_files
-from jointopt.workflows.stored_plans import StoredPlans, stored_plans
+from jointopt.workflows.stored_plans import StoredPlans, predicted_by, stored_plans
 
 OBJECTIVES = ("time", "energy", "edp", "knee")
 STEP = 0.05  # by how much a limit is relaxed to see what that buys
@@ -37,7 +37,7 @@ def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
     facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
-    pue: float | None = None,
+    pue: float | None = None, surrogate: str | None = None,
 ) -> Selection:  # fmt: skip
     """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
 
@@ -45,13 +45,14 @@ def select(
     power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
     them. ``facility`` counts hosts and PUE as energy, ``pue`` in place of the job's. ``objective`` is time, energy, edp
     (their product) or knee; by default energy where only the time is bounded or power besides, time under an energy or
-    power limit, and the knee of the front without a limit. Raises InfeasibleError that names the closest plan,
+    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Raises InfeasibleError that names the closest plan,
     UsageError for bad input.
     """
     given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job, pue)
+    stored = stored if surrogate is None else predicted_by(stored, surrogate)
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, Columns, inside, num_gpus
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, inside, num_gpus
 from jointopt.physics.facility import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
@@ -22,8 +22,9 @@ from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.job_model import of_surrogate
+from jointopt.surrogate.job_model import JobModel, of_surrogate
 from jointopt.surrogate.kin import in_part
+from jointopt.workflows.against import with_limits
 from jointopt.workflows.stored_proposals import STORAGE
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
@@ -79,6 +80,21 @@ def stored_plans(
     _check_size(found, found.job)
     there = found.job.on_site(pue)
     return replace(found, job=there, plans=with_rates(there, found.plans))
+
+
+def predicted_by(stored: StoredPlans, surrogate: str) -> StoredPlans:
+    """The plans as a surrogate predicts them for their job. UsageError where they state none, or were measured."""
+    if stored.measured:
+        raise UsageError(f"The plans of {stored.source} have been run and measured; --surrogate is for predicted ones.")
+    if stored.job is None:
+        raise UsageError(f"--surrogate needs the job of the plans, and {stored.source} states none: give it by --job.")
+    model, (plans,) = JobModel.of(stored.job, surrogate), with_limits([stored.plans], stored.job)
+    layouts = {name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans}
+    physics, clocks = model.cost_model(layouts), plans["stage_clock_mhz"]
+    values = physics.evaluate(np.arange(len(clocks)), clocks)
+    known = {name: values[name] for name in (*RESULTS, "peak_power_w", "temperature_c") if name in values}
+    found = model.bounded(layouts | known | {"stage_clock_mhz": clocks})
+    return replace(stored, plans=with_rates(model.job, found), surrogate=surrogate)
 
 
 def names_a_file(source: str) -> bool:

@@ -75,14 +75,14 @@ def tune(
     usual = ROUGH if model.job.cluster.gpu.architecture == "CPU" else Spread()
     loop = _Loop(model, chosen, candidates, seed, storage, runs, spread or usual, retry_failed, power_profiles)
     stopped = loop.spend(Budget(runs=budget) if isinstance(budget, int) else budget, batch)
-    objectives = loop.objectives()
-    values = loop.values(objectives)
+    values = loop.values(objectives := loop.objectives())
     return Tuned(
         job=model.job, launcher=chosen.name, candidates=candidates.size, runs=tuple(loop.runs), stopped=stopped,
         front=tuple(front(values).tolist()), hypervolume=tuple(volumes(values)), unstored=loop.unstored,
         storage=storage, objectives=objectives, notes=tuple(loop.notes), study_name=loop.record.study_name, seed=seed,
         gain_left=loop.gain_left, spent=loop.spent, next_run=None if loop.balance is None else asdict(loop.balance),
         fault="" if stopped == "interrupted" else why_none(model.job, loop.runs), reason=loop.reason or loop.converged,
+        predicted_by=loop.predicted_by.rstrip(","),
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ class _Loop(Campaign):
         kernel = None if model.surrogate is None else model.surrogate.kernel
         growing = Growing(candidates, earlier, kernel, self.job.cluster.machine)
         self._outlook = Outlook(self.job, candidates, earlier, spread, self._rng, growing)
-        self._basis = ""
+        self.predicted_by = ""
         known = ((run.plan, run.row, run.broken) for run in self.runs)
         self.record.open_study(candidates.plans, self.objectives(), known)
         self.gain_left = float("nan")
@@ -248,7 +248,7 @@ class _Loop(Campaign):
         """Note which objectives are left out and which constraints cannot be checked, as long as that is so."""
         lost = [name for name in self.job.objectives if name not in self.objectives()]
         if lost != self._lost:
-            self._lost, self._basis = lost, ""  # the best prediction was judged for other objectives
+            self._lost, self.predicted_by = lost, ""  # the best prediction was judged for other objectives
         predicted = [name for name in lost if np.isfinite(self.candidates.predicted[name]).any()]
         good = [run.row for run in self.runs if run.status == "ok"]
         unknown = unmeasured(self.job, lost, self.objectives(), predicted, good)
@@ -271,12 +271,12 @@ class _Loop(Campaign):
         """The posterior of every candidate after all runs so far; notes where another prediction is trusted now."""
         rows = [run.row for run in self.runs]
         posterior = self._outlook.after(self.objectives(), np.array(self._index, np.int64), rows)
-        if self._basis and posterior.basis != self._basis:
+        if self.predicted_by and posterior.basis != self.predicted_by:
             self.note(
                 f"After {len(self.runs)} runs, each predicted from the others, {posterior.basis} did better than "
-                f"{self._basis}; plans are chosen by that."
+                f"{self.predicted_by}; plans are chosen by that."
             )
-        self._basis = posterior.basis
+        self.predicted_by = posterior.basis
         return posterior
 
     def _known(self, objectives: tuple[str, ...]) -> Columns:

@@ -131,6 +131,19 @@ def test_plans_stored_with_a_surrogate_are_compared_by_it_again(folder: Path, jo
     assert "faster_probability" not in select(str(tmp_path), objective="energy").plans  # those runs are not at hand
 
 
+def test_plans_that_are_stored_are_predicted_anew_by_another_surrogate(folder: Path, job: Job, tmp_path: Path) -> None:
+    for name in ("none", str(folder)):
+        propose(job, surrogate=name).write(tmp_path / Path(name).name)
+    learned, again = select(str(tmp_path / "surrogate")), select(str(tmp_path / "surrogate"), surrogate=str(folder))
+    physics, moved = (select(str(tmp_path / "none"), surrogate=name).plans for name in ("none", str(folder)))
+    assert again.row == learned.row
+    for name in ("iteration_time_s", "energy_j", "peak_memory_gib", "iteration_time_s_high"):
+        np.testing.assert_allclose(again.plans[name], learned.plans[name], rtol=1e-6)
+    assert (moved["iteration_time_s"] > 1.05 * physics["iteration_time_s"]).all()
+    with pytest.raises(UsageError, match=r"front\.csv states none: give it by --job\."):
+        select(str(tmp_path / "none" / "front.csv"), surrogate="none")
+
+
 def test_propose_and_explain_answer_alike_and_not_as_the_physics_alone(folder: Path, job: Job) -> None:
     front = [propose(job, surrogate=name).to_dict()["front"][0] for name in (str(folder), "none")]
     plan = {name: value for name, value in front[0].items() if name in (*LAYOUT_COLUMNS, "stage_clock_mhz")}

@@ -140,8 +140,9 @@ class _Worker:
         bare = self._bare(claimed)
         plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
         for name in self.problem.goals:
-            if not np.isfinite(plans[name]).all():
-                raise ValueError(f"{name} is not a finite number")
+            wrong = ~(np.isfinite(plans[name]) & (plans[name] >= 0.0))
+            if wrong.any():
+                raise ValueError(f"{name} must be a finite number from 0 on; got {plans[name][wrong][0]:g}")
         return plans
 
     def _fail(self, claimed: list[FrozenTrial], error: Exception) -> None:
