@@ -33,6 +33,7 @@ from jointopt.surrogate.evidence import (
     log_time_ratio,
     relabelled,
 )
+from jointopt.surrogate.power_unit import power_lines
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.time_unit import apart_lines, check_scale, doubts, impossible, off_scale, set_apart
 
@@ -264,7 +265,7 @@ class Measurements:
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """A sentence on each source whose times are so far from the physics that unit or precision are in doubt.
+        """A sentence on each source whose times or power are so far from the physics that unit or precision is doubted.
 
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
@@ -276,7 +277,11 @@ class Measurements:
         check_scale(np.where(impossible(ratio, apart), np.nan, ratio), source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
         lines = apart_lines(ratio, priced.rows, apart, source)
-        return [*lines, *doubts(off_scale(unasked, source), but={*of_precision, *apart}), *of_precision.values()]
+        lines += doubts(off_scale(unasked, source), but={*of_precision, *apart})
+        return [*lines, *of_precision.values(), *power_lines(self.table, priced, self._named)]
+
+    def _named(self, row: int) -> str:
+        return f"row {row + 1} of {self.name}"
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:

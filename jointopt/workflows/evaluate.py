@@ -16,6 +16,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
+from jointopt.runs.row_names import row_names
 from jointopt.runs.table import doubtful_precision
 from jointopt.runs.unused import none_ended_well
 from jointopt.spec.calibration import Calibration
@@ -24,6 +25,7 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.power_unit import MeasuredWatts, static_power_w
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
@@ -70,7 +72,7 @@ def evaluate(
     judged, of_unit = _with_possible_times(judged)
     some = _some_of_each(table.assign(iteration_time_s=judged["iteration_time_s"].to_numpy(float)))
     of_precision = precision_lines(some)
-    for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values()]:
+    for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values(), *_power_doubts(judged)]:
         _log.warning("%s", sentence)
     for sentence in class_lines(some):
         _log.info("%s", sentence)
@@ -150,6 +152,18 @@ def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
     ratio, source = np.where(doubtful_precision(judged), np.nan, _log_ratio(judged)), _source(judged)
     known = {Source.parse(key).origin for key in of_precision}
     return doubts(off_scale(ratio, source), _PREDICTED, {*known, *set_apart(ratio, source)})
+
+
+def _power_doubts(judged: pd.DataFrame) -> list[str]:
+    """A sentence on each source whose measured power is of something else than one GPU in W, or of a part of a job."""
+    if "predicted_avg_power_w" not in judged or "gpu" not in judged:
+        return []
+    static_w = {name: static_power_w(name) for name in judged["gpu"].dropna().unique()}
+    slower = np.exp(_log_ratio(judged))
+    predicted_w = judged["predicted_avg_power_w"].to_numpy(float)
+    watts = MeasuredWatts.of(judged, predicted_w, slower, judged["gpu"].map(static_w).to_numpy(float))
+    rows = np.arange(len(judged), dtype=np.int64)
+    return watts.lines(_source(judged), rows, row_names(judged), "errors of power and energy say nothing")
 
 
 def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:
