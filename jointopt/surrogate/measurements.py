@@ -33,9 +33,10 @@ from jointopt.surrogate.evidence import (
     log_time_ratio,
     relabelled,
 )
+from jointopt.surrogate.lower_bounds import far_bounds, far_line, is_lower_bound
 from jointopt.surrogate.power_unit import power_lines
 from jointopt.surrogate.precision_doubt import precision_lines
-from jointopt.surrogate.time_unit import apart_lines, check_scale, doubts, impossible, off_scale, set_apart
+from jointopt.surrogate.time_unit import REFUSED, apart_lines, check_scale, doubts, impossible, off_scale, set_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,7 +225,7 @@ class Measurements:
             priced, (ratio, apart) = self.priced, self._apart
         except TableError:
             return self
-        odd = priced.rows[impossible(ratio, apart)]
+        odd = np.concatenate([priced.rows[impossible(ratio, apart)], far_bounds(self.table, priced, REFUSED)])
         if not len(odd):
             return self
         left = self.table["iteration_time_s"].mask(lost := np.isin(np.arange(len(self.table)), odd))
@@ -278,6 +279,8 @@ class Measurements:
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
         lines = apart_lines(ratio, priced.rows, apart, source)
         lines += doubts(off_scale(unasked, source), but={*of_precision, *apart})
+        far = far_bounds(self.table, priced, REFUSED)
+        lines += far_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
         return [*lines, *of_precision.values(), *power_lines(self.table, priced, self._named)]
 
     def _named(self, row: int) -> str:

@@ -22,7 +22,7 @@ from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with
 from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.held_out import FOLDS, HeldOut, group_folds, joined, measured_split, predict_pairs, predict_rows
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
-from jointopt.surrogate.lower_bounds import beyond, is_lower_bound, telling
+from jointopt.surrogate.lower_bounds import beyond, far_bounds, far_line, is_lower_bound, telling
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, judge_new_groups, size_groups
 from jointopt.surrogate.new_sources import NewSource
@@ -321,6 +321,10 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
         priced = price(ended)
     except TableError:
         return surrogate, (len(ended), 0)
+    far = far_bounds(ended, priced, OWN_BROKEN)
+    for line in far_line(far, len(ended), OWN_BROKEN, row_names(table, is_lower_bound(clean))):
+        _log.warning("%s", line)
+    priced = priced.take(np.flatnonzero(~np.isin(priced.rows, far)).astype(np.int64))
     parts, filled = [surrogate.support], [surrogate.residual]
     for source in np.unique(priced.runs.source).tolist():
         some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))

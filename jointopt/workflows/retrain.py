@@ -91,7 +91,8 @@ def _bounds_line(given: int, counted: int) -> str:
     """A line on runs that were ended early."""
     return (
         f"lower bounds: {counted:,} of {given:,} runs that were ended early count, as what they are expected to have "
-        "taken beyond; the others were expected to take longer anyway, or cannot be priced"
+        "taken beyond; the others were expected to take longer anyway, are too far from the physics, or cannot be "
+        "priced"
     )
 
 
