@@ -18,6 +18,7 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CATEGORY
 from jointopt.runs.row_names import row_names
+from jointopt.runs.unused import without_time
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
 from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.held_out import FOLDS, HeldOut, group_folds, joined, measured_split, predict_pairs, predict_rows
@@ -82,7 +83,8 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     """
     timed = timed_runs(table)
     if timed.empty:
-        raise TableError("No row has status ok and an iteration_time_s that can be used; training needs timed runs.")
+        why = without_time(table) or "; training needs timed runs"
+        raise TableError(f"No row has status ok and an iteration_time_s that can be used{why}.")
     known = price(timed, heat=measures_heat(timed))
     unknown = (
         known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.stats import kendalltau
 
-from jointopt.core.errors import TableError, nearest
+from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.row_names import row_names
 from jointopt.runs.table import doubtful_precision
-from jointopt.runs.unused import none_ended_well
+from jointopt.runs.unused import without_time
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
@@ -58,12 +58,11 @@ def evaluate(
     Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
     Rows that the surrogate was trained on are no evidence about it: the answer counts them.
     """
-    hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
     runs = Measurements.of(table, "the table")
     table = runs.table
     if not (table["iteration_time_s"] > 0).any():
-        why = none_ended_well(table) or "expected at least one row"
-        raise TableError(f"The table has no measured iteration_time_s to compare with{hint}; {why}.")
+        why = without_time(table) or "; expected at least one row"
+        raise TableError(f"The table has no measured iteration_time_s to compare with{why}.")
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]

@@ -25,7 +25,7 @@ from jointopt.runs.database import without_password
 from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.row_names import together
 from jointopt.runs.table import checked_results, read_table, readable_runs
-from jointopt.runs.unused import unfinished_lines, unread_lines
+from jointopt.runs.unused import unfinished_lines, unread_lines, untimed_lines
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.files import CARD, DAMAGED, load, save
@@ -164,7 +164,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
     for path in tables:
         table = with_results(read_table(path), str(path))
         clean, _ = readable_runs(table, called=str(path))
-        for line in [*unread_lines(table), *unfinished_lines(table), *contradicting_lines(table, clean)]:
+        said = [*unread_lines(table), *unfinished_lines(table), *untimed_lines(table)]
+        for line in [*said, *contradicting_lines(table, clean)]:
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))
@@ -175,6 +176,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
 
         stored = Store(storage).read()
         stored = stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"]))
+        for line in untimed_lines(with_results(stored)):
+            _log.warning("%s: %s", without_password(storage), line)
         sound, lines = checked_results(stored)
         parts.append((without_password(storage), sound))
         remarks += [f"{without_password(storage)}: {line}" for line in lines]
