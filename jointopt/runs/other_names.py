@@ -69,7 +69,7 @@ def meant(name: str, lacking: Iterable[str]) -> str:
 
 
 def converted(name: str, column: str) -> str:
-    """What to do to a column called ``name`` to have the cells of ``column``; blank where no other unit shows."""
+    """The change that makes cells of a column called ``name`` those of ``column``; blank where no other unit shows."""
     unit, wanted = _unit(_words(name)), column.rsplit("_", 1)[-1]
     return _UNITS.get(wanted, {}).get(unit, "")
 

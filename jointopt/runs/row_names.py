@@ -17,7 +17,7 @@ _PLACES = "places"  # of a table's attributes: (name, rows) of each table that i
 
 @dataclass(frozen=True)
 class RowNames:
-    """What messages call rows: each by its number in the table that it is of.
+    """Names of rows in messages: each by its number in the table that it is of.
 
     ``parts``: (name, rows) of the tables in order, none where there is but one; ``at``: the position of each row among
     the rows of all, (n,).

@@ -227,7 +227,7 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     That is a similar name, or what other programs call it; of many columns one for all. A column that is just more than
     is known has none. A blank column is lacking.
     """
-    lacking = {*COLUMNS, "clock_mhz"} - {str(name) for name in table if bool(table[name].notna().any())}
+    lacking = {*COLUMNS, "clock_mhz"} - {str(name) for name, cells in table.items() if cells.notna().any()}
     known = {*COLUMNS, *OTHER_NAMES, "clock_mhz"}
     found = {name: meant(name, lacking) for name in map(str, table.columns) if name not in known}
     named = {name: column for name, column in found.items() if column}

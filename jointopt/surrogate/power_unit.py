@@ -162,6 +162,6 @@ def power_lines(table: pd.DataFrame, priced: Priced, named: Callable[[int], str]
 
 
 def static_power_w(gpu: object) -> float:
-    """What a GPU of that name draws whatever runs, in W; NaN where it is not known."""
+    """The power in W that a GPU of that name draws whatever runs; NaN where it is not known."""
     known = known_gpu(gpu)
     return known.power.static_w if known is not None and known.power else np.nan

@@ -164,8 +164,8 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
     for path in tables:
         table = with_results(read_table(path), str(path))
         clean, _ = readable_runs(table, called=str(path))
-        said = [*unread_lines(table), *unfinished_lines(table), *untimed_lines(table)]
-        for line in [*said, *contradicting_lines(table, clean)]:
+        sentences = [*unread_lines(table), *unfinished_lines(table), *untimed_lines(table)]
+        for line in [*sentences, *contradicting_lines(table, clean)]:
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))

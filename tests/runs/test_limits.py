@@ -172,9 +172,7 @@ def test_tensor_cores_that_the_row_states_and_gpus_of_ones_own_are_not_doubted(c
 
 
 @pytest.mark.parametrize(("celsius", "lines"), [(60.0, 0), (94.0, 0), (104.0, 1)])
-def test_gpus_that_are_hotter_in_the_median_than_they_work_for_long_are_asked_for_their_unit(
-    celsius: float, lines: int
-) -> None:
+def test_a_median_temperature_above_that_of_gpus_at_work_is_doubted(celsius: float, lines: int) -> None:
     found = doubtful_lines(pd.DataFrame([LLAMA | {"source": "lab", "temperature_c": t} for t in (50.0, celsius, 109)]))
     assert len(found) == lines
     assert all("of lab is 104;" in line and "Then it is 40 °C" in line for line in found)

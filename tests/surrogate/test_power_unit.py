@@ -31,7 +31,7 @@ def of_energy(factor: np.ndarray) -> pd.DataFrame:
     return runs().drop(columns="avg_power_w").assign(energy_j=runs()["energy_j"] * factor)
 
 
-def learned_and_said(table: pd.DataFrame) -> tuple[float, list[str]]:
+def share_and_lines(table: pd.DataFrame) -> tuple[float, list[str]]:
     """The share of runs whose power is learned from, and the sentences on the others."""
     sound = with_results(checked_results(table)[0])
     priced = price(sound)
@@ -47,18 +47,18 @@ def watts(ratios: list[float], slower: list[float] | None = None, column: str = 
     return MeasuredWatts.of(table, 500.0 * ones, ones if slower is None else np.array(slower), 100.0 * ones)
 
 
-def said(found: MeasuredWatts) -> str:
+def sentences(found: MeasuredWatts) -> str:
     """The sentences on runs of one source."""
     of_one = np.full(len(found.watts), "mine")
     return " ".join(found.lines(of_one, np.arange(len(of_one)), lambda row: f"row {row + 1} of runs.csv"))
 
 
 def test_power_near_that_of_the_physics_is_learned_without_a_word():
-    assert learned_and_said(runs()) == (1.0, [])
+    assert share_and_lines(runs()) == (1.0, [])
 
 
 def test_power_of_a_gpu_divided_by_the_gpus_of_a_node_once_more_is_refused():
-    share, lines = learned_and_said(runs().assign(avg_power_w=runs()["avg_power_w"] / 8, energy_j=np.nan))
+    share, lines = share_and_lines(runs().assign(avg_power_w=runs()["avg_power_w"] / 8, energy_j=np.nan))
     assert share == 0.0
     assert "avg_power_w of" in lines[0]
     assert "divided by the GPUs of a node once more?" in lines[0]
@@ -67,7 +67,7 @@ def test_power_of_a_gpu_divided_by_the_gpus_of_a_node_once_more_is_refused():
 def test_energy_of_one_gpu_or_of_one_node_is_refused_and_named():
     gpus = runs()["num_gpus"].to_numpy(float)
     for factor, words in ((1 / gpus, "of one GPU?"), (8 / gpus, "of one node?")):
-        share, lines = learned_and_said(of_energy(factor))
+        share, lines = share_and_lines(of_energy(factor))
         assert share == 0.0
         assert f"is it {words} Expected J of all GPUs of the job for one iteration" in lines[0]
 
@@ -76,7 +76,7 @@ def test_one_of_two_sources_in_another_unit_is_refused_alone():
     half = np.arange(60) % 2 == 0
     wrong = runs()["avg_power_w"] / np.where(half, 5.0, 1.0)
     table = runs().assign(source=np.where(half, "lab a", "lab b"), avg_power_w=wrong, energy_j=np.nan)
-    share, lines = learned_and_said(table)
+    share, lines = share_and_lines(table)
     assert share == pytest.approx(0.5, abs=0.05)
     assert [("lab a" in line, "lab b" in line) for line in lines] == [(True, False)]
 
@@ -84,8 +84,8 @@ def test_one_of_two_sources_in_another_unit_is_refused_alone():
 def test_odd_rows_among_sound_ones_are_refused_alone_and_the_first_is_named():
     found = watts([1.0, 1.1, 0.45, 0.9, 2.1])
     assert found.refused(np.full(5, "mine")).tolist() == [False, False, True, False, True]
-    assert "avg_power_w of 2 of 5 measured runs" in said(found)
-    assert "(row 3 of runs.csv is the first)" in said(found)
+    assert "avg_power_w of 2 of 5 measured runs" in sentences(found)
+    assert "(row 3 of runs.csv is the first)" in sentences(found)
 
 
 def test_a_run_whose_gpus_wait_may_draw_less():
@@ -100,13 +100,13 @@ def test_a_run_whose_gpus_wait_may_draw_less():
 def test_a_source_off_by_less_than_twice_is_used_with_a_doubt(ratio, refused, words):
     found = watts([ratio] * 4)
     assert found.refused(np.full(4, "mine")).all() == refused
-    assert (words in said(found)) if words else not said(found)
+    assert (words in sentences(found)) if words else not sentences(found)
 
 
 def test_half_of_the_energy_of_two_nodes_is_refused_before_it_is_half_of_the_physics():
     found = watts([0.55] * 4, column="energy_j")
     assert found.refused(np.full(4, "mine")).all()
-    assert "is it of one node?" in said(found)
+    assert "is it of one node?" in sentences(found)
 
 
 def test_training_learns_time_and_not_the_power_of_one_gpu_and_names_the_file(caplog):
