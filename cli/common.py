@@ -86,10 +86,10 @@ def job_changes(command: F) -> F:
 
 
 def _setting(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> list[tuple[str, Any]]:
-    return [_key_and_value(text) for text in words]
+    return [key_and_value(text) for text in words]
 
 
-def _key_and_value(text: str) -> tuple[str, Any]:
+def key_and_value(text: str) -> tuple[str, Any]:
     """The key and the value of ``cluster.nodes=4``, the value as YAML reads it."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -61,7 +62,13 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--default-clocks",
         {"is_flag": True, "default": None, "help": "Leave GPU clocks to the driver; rows hold those measured."},
     ),
-    ("--set", {"multiple": True, "metavar": "NAME=VALUE", "help": "Any other option of the launcher."}),
+    (
+        "--set",
+        {
+            "multiple": True, "metavar": "NAME=VALUE",
+            "help": "Any other option of the launcher, or a key of the job file: cluster.nodes=4.",
+        },
+    ),
 )  # fmt: skip
 
 
@@ -114,10 +121,22 @@ def end(ctx: click.Context, stopped: str, fault: str) -> None:
     ctx.exit(_INTERRUPTED if stopped == "interrupted" else _FAILED if fault or stopped == "failed" else 0)
 
 
+def job_changes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of the job file among ``--set``, by their keys: those with a dot, and those of its sections."""
+    return dict(common.key_and_value(pair) for pair in options["set"] if _is_of_job(pair))
+
+
+def _is_of_job(pair: str) -> bool:
+    from jointopt.spec.jobfile import JOB_KEYS
+
+    key = pair.partition("=")[0].strip()
+    return "." in key or key in JOB_KEYS
+
+
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for the launcher: those of the command line, and of ``--set``, read as YAML reads a value."""
     out = {name: value for name, value in options.items() if value is not None and name != "set"}
-    for pair in options["set"]:
+    for pair in itertools.filterfalse(_is_of_job, options["set"]):
         name, equals, text = pair.partition("=")
         if not (name and equals and text.strip()):
             raise click.BadParameter(f"expected NAME=VALUE, got {pair!r}.", param_hint="--set")

@@ -31,7 +31,7 @@ def script(job: str, plan: Plan, launcher: str, **options: Any) -> None:
     from jointopt.spec.plans.parse import parse_plan, plan_records
     from jointopt.spec.plans.rules import check_plan
 
-    the_job = common.job_of(job)
+    the_job = common.job_of(job, changes=launching.job_changes(options))
     parsed = parse_plan(plan, the_job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     if broken := check_plan(the_job, record):

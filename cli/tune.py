@@ -64,7 +64,8 @@ def tune(
     from jointopt.workflows.tune import tune as run
 
     launching.begin(launcher, options)
-    changes = {} if run_tokens is None else {"training.run_tokens": run_tokens}
+    changes = launching.job_changes(options)
+    changes |= {} if run_tokens is None else {"training.run_tokens": run_tokens}
     found = run(
         common.job_of(job, pue=pue, changes=changes), launcher, Budget(budget, gpu_hours, minutes), batch=batch,
         seed=seed, retry_failed=retry_failed, power_profiles=power_profiles, **basis, **launching.given(options),

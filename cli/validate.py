@@ -40,8 +40,8 @@ def validate(
 
     launching.begin(launcher, options)
     found = run(
-        common.job_of(job, pue=pue), launcher, top, seed=seed, again=again, **basis,
-        **launching.given(options),
+        common.job_of(job, pue=pue, changes=launching.job_changes(options)), launcher, top, seed=seed, again=again,
+        **basis, **launching.given(options),
     )  # fmt: skip
     if report:
         common.write_report(found.report(), report)

@@ -51,7 +51,8 @@ def work(
     if basis["storage"] is None:
         raise click.UsageError("--storage: workers need a database that they share; got none.")
     found = run(
-        common.job_of(job), trials=trials, batch=batch, seed=seed, evaluate=evaluate, lease_s=lease_s,
-        study=study, launcher=launcher, dask=dask, workers=workers or 0, **basis, **launching.given(options),
+        common.job_of(job, changes=launching.job_changes(options)), trials=trials, batch=batch, seed=seed,
+        evaluate=evaluate, lease_s=lease_s, study=study, launcher=launcher, dask=dask, workers=workers or 0, **basis,
+        **launching.given(options),
     )  # fmt: skip
     click.echo(found.text(basis["storage"]))

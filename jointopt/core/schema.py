@@ -46,6 +46,7 @@ CUDA_GRAPHS = ("none", "transformer_engine", "full_iteration")  # as Megatron Co
 STATUSES = ("ok", "oom", "failed", "timeout")  # all but the first: the run did not finish
 LEAST_LINK_GBYTES_PER_S = 0.001  # 8 Mb/s for a GPU: nothing that trains together is slower
 MOST_GPU_POWER_W = 2000  # the largest modules of 2025 take 1400 W
+MOST_GPU_TEMPERATURE_C = 110  # boards slow down from 83 to 95 °C on and shut down at 92 to 105
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Column:
     log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
     codes: Codes | None = None  # of a layout column of text: its numbers
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
+    beyond: str = ""  # what messages ask of a cell beyond the range
 
     @property
     def head(self) -> str:
@@ -189,7 +191,8 @@ COLUMNS = {
         Column("avg_power_w", "float", "W", "result", "mean power per GPU", low=0, high=MOST_GPU_POWER_W),
         Column("peak_power_w", "float", "W", "result", "highest power of any GPU", low=0, high=MOST_GPU_POWER_W),
         Column("peak_memory_gib", "float", "GiB", "result", "memory of the worst GPU", low=0, high=1024),
-        Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU", low=-50, high=150),
+        Column("temperature_c", "float", "°C", "result", "temperature of the hottest GPU", low=-50,
+               high=MOST_GPU_TEMPERATURE_C, beyond="is it in °F?"),
         Column("framework_version", "str", "", "result", "the framework's version, or bounds of it: >=0.16"),
         Column("framework_flags", "str", "", "result", "options that change an iteration's time and have no column"),
         Column("fabric", "str", "", "result", "networks between nodes and within one"),

@@ -143,7 +143,8 @@ def _numbers(cells: pd.Series, name: str) -> Reading:
     kind = "a whole number" if whole else "a number"
     start = "above 0 and at most" if low == 0 and not whole else f"from {low:,} to"
     wrong = pd.Series(~right & cells.notna().to_numpy(), index=cells.index)
-    return values, wrong, f"{kind} {start} {high:,}, or blank"
+    question = f" ({column.beyond})" * bool(column.beyond)
+    return values, wrong, f"{kind} {start} {high:,}, or blank{question}"
 
 
 def floats(cells: pd.Series) -> pd.Series:

@@ -31,6 +31,8 @@ def of_power(run: pd.Series) -> str:
     """Whether the power is in another unit or a node's, or the board's limit was raised."""
     gpu = known_gpu(run["gpu"])
     if gpu is not None and drawn_w(run) < gpu.mean_power_span_w[0]:
+        if _stated(run) and 1e3 * drawn_w(run) > gpu.mean_power_span_w[1]:  # no kW
+            return "is it divided by the number of GPUs once more?"
         return "is it in kW, or its energy in kJ?" if _stated(run) else "is it in kJ, or of one GPU alone?"
     if gpu is not None and drawn_w(run) > gpu.mean_power_span_w[1]:
         return "is it of a whole node?"

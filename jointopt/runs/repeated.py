@@ -21,7 +21,7 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
 
     ``clean``: their cells as `readable_runs` reads them.
     """
-    timed = runs["iteration_time_s"].where(runs["status"] == "ok")
+    timed = runs["iteration_time_s"].where((runs["status"] == "ok") & (runs["iteration_time_s"] > 0))
     stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_OTHERWISE]
     cells = clean[[name for name in stated if name in clean and name != "group"]].astype(object)
     group = cells.fillna("").groupby(list(cells), sort=False).ngroup()

@@ -31,6 +31,7 @@ _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "
 _MOST_BYTES = 400_000_000  # unpacked: two million rows
 _MOST_ROWS = 2_000_000
 _MOST_COLUMNS = 2_000
+_HOT_C = 95  # of the hottest GPU of a run: boards lower their clocks before
 _SHOWN = 20  # rows of a kind of problem that are described one by one
 _WHITE = re.compile(r"\s+")
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -328,7 +329,20 @@ def doubtful_lines(frame: pd.DataFrame) -> list[str]:
             many, name = "s" * (len(rows) > 1), rule.columns[0]
             complaint = rule.complaint(clean.iloc[rows[0]])
             lines.append(f"{len(rows):,} row{many} whose {name} is doubtful (row {rows[0] + 1}: {complaint}): used.")
-    return lines
+    return lines + _hot_lines(frame)
+
+
+def _hot_lines(frame: pd.DataFrame) -> list[str]:
+    """One sentence for each source of a measurement table whose GPUs seem to be hotter than they work for long."""
+    if "temperature_c" not in frame:
+        return []
+    source = frame["source"].fillna("").astype(str) if "source" in frame else pd.Series("", frame.index)
+    medians = floats(frame["temperature_c"]).groupby(source).median()
+    return [
+        f"the median temperature_c{f' of {name}' * bool(name)} is {value:.3g}; expected °C of the hottest GPU, below "
+        f"{_HOT_C} while it trains (is it in °F? Then it is {(value - 32) / 1.8:.3g} °C): used."
+        for name, value in medians[medians > _HOT_C].items()
+    ]
 
 
 def doubtful_precision(frame: pd.DataFrame) -> Bools:

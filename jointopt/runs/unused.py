@@ -11,6 +11,7 @@ import numpy as np
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
 from jointopt.runs.cells import floats, named_attention, named_dtype, shown
+from jointopt.runs.other_names import ALIKE, TIME, converted, meant
 from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
 from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
@@ -22,41 +23,8 @@ if TYPE_CHECKING:
 
 _RESULTS = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w")
 A_RESULT = f"a result ({', '.join(_RESULTS)}) nor the status oom or failed"  # what measured runs have one of
-# Names in configs of Megatron-LM, Hugging Face, DeepSpeed and torchtitan, and what tables often call these.
-_ELSEWHERE = {
-    name: column for column, names in {
-        "dp": "data_parallel data_parallel_size dp_size", "cp": "context_parallel context_parallel_size cp_size",
-        "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
-        "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
-        "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
-        "etp": "expert_tensor_parallel_size",
-        "vpp": "virtual_pipeline virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size vp_size",
-        "micro_batch_size": "mbs micro_batch microbatch_size per_device_train_batch_size",
-        "global_batch_size": "gbs global_batch batch_size train_batch_size",
-        "zero_stage": "zero zero_level", "recompute": "recompute_granularity activation_checkpointing rc",
-        "sequence_parallel": "sp", "num_gpus": "gpus n_gpus world_size", "gpus_per_node": "ngpus_per_node",
-        "num_layers": "layers n_layers n_layer num_hidden_layers", "hidden_size": "hidden d_model n_embd",
-        "num_attention_heads": "heads n_heads n_head num_heads",
-        "num_query_groups": "kv_heads num_kv_heads num_key_value_heads n_kv_heads",
-        "ffn_hidden_size": "ffn intermediate_size ffn_size", "vocab_size": "vocab vocabulary",
-        "seq_length": "seq_len sequence_length max_seq_length max_position_embeddings",
-        "moe_router_topk": "experts_per_token num_experts_per_tok top_k topk",
-        "num_experts": "experts n_experts num_local_experts n_routed_experts",
-        "moe_ffn_hidden_size": "moe_intermediate_size",
-        "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration",
-        "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
-        "energy_j": "energy",
-        "lora_dim": "lora_rank lora_r peft_dim",
-        "lora_target_modules": "lora_targets lora_target target_modules lora_modules",
-        "attention": "attn attention_kernel attention_backend attn_implementation attention_impl",
-        "dtype": "mixed_precision compute_dtype data_type", "framework": "software library",
-        "token_dispatcher": "moe_token_dispatcher_type moe_token_dispatcher",
-        "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
-    }.items() for name in names.split()
-}  # fmt: skip
 _LINK = "inter_node_gbytes_per_s"
 _MOST_NAMED = 5  # columns, each in a sentence of its own
-_ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 
 
 def unused_lines(runs: pd.DataFrame) -> list[str]:
@@ -202,7 +170,7 @@ def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:
     """One sentence for each framework that no profile is of and whose name is nearly that of one."""
     lines = []
     for name, count in table["framework"].value_counts(sort=False).items() if "framework" in table else ():
-        close = difflib.get_close_matches(str(name).strip().lower(), framework_names(), n=1, cutoff=_ALIKE)
+        close = difflib.get_close_matches(str(name).strip().lower(), framework_names(), n=1, cutoff=ALIKE)
         if close and not recognise_framework(str(name))[1]:
             row = int(np.flatnonzero(table["framework"] == name)[0]) + 1
             lines.append(
@@ -237,11 +205,11 @@ _MEANINGS: dict[str, tuple[Callable[[str], str | None], str]] = {
 def _meaningless_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column of `_MEANINGS` with cells that mean none."""
     lines = []
-    for name, (meant, expected) in _MEANINGS.items():
+    for name, (reading, expected) in _MEANINGS.items():
         if name not in table:
             continue
         cells = table[name]
-        known = {cell: meant(str(cell)) for cell in cells.dropna().unique()}
+        known = {cell: reading(str(cell)) for cell in cells.dropna().unique()}
         unknown = [cell for cell, meaning in known.items() if not meaning]
         if unknown:
             rows = np.flatnonzero(cells.isin(unknown))
@@ -257,23 +225,60 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     """One sentence for each column that nothing reads and whose name is another spelling of one that is lacking.
 
     That is a similar name, or what other programs call it; of many columns one for all. A column that is just more than
-    is known has none.
+    is known has none. A blank column is lacking.
     """
-    lacking, known = {*COLUMNS, "clock_mhz"} - set(table.columns), {*COLUMNS, *OTHER_NAMES}
-    found = {name: _meant(name.lower(), lacking) for name in map(str, table.columns) if name not in known}
-    meant = {name: column for name, column in found.items() if column}
-    if len(meant) > _MOST_NAMED:
-        first, column = next(iter(meant.items()))
+    lacking = {*COLUMNS, "clock_mhz"} - {str(name) for name, cells in table.items() if cells.notna().any()}
+    known = {*COLUMNS, *OTHER_NAMES, "clock_mhz"}
+    found = {name: meant(name, lacking) for name in map(str, table.columns) if name not in known}
+    named = {name: column for name, column in found.items() if column}
+    if len(named) > _MOST_NAMED:
+        first, column = next(iter(named.items()))
         return [
-            f"{len(meant)} columns are kept, but nothing reads them ({', '.join([*meant][:_MOST_NAMED])}, ...): "
+            f"{len(named)} columns are kept, but nothing reads them ({', '.join([*named][:_MOST_NAMED])}, ...): "
             f"did you mean {column!r} by {first}, and so on?"
         ]
-    return [f"column {name} is kept, but nothing reads it (did you mean {one!r}?)." for name, one in meant.items()]
+    return [
+        f"column {name} is kept, but nothing reads it (did you mean {one!r}?{_and_converted(name, one)})."
+        for name, one in named.items()
+    ]
 
 
-def _meant(name: str, lacking: set[str]) -> str:
-    """The column that a name nearly is, or that other programs call so; empty where there is none."""
-    if name in _ELSEWHERE:
-        return _ELSEWHERE[name] if _ELSEWHERE[name] in lacking else ""
-    close = difflib.get_close_matches(name, sorted(lacking), n=1, cutoff=_ALIKE)
-    return close[0] if close and name != "clock_mhz" else ""
+def _and_converted(name: str, column: str) -> str:
+    """The rest of a question after the column that is meant; blank where its unit is the same."""
+    change = converted(name, column)
+    return f" Then rename it, and {change}" * bool(change)
+
+
+def without_time(table: pd.DataFrame) -> str:
+    """Why a measurement table has no time of a run that ended well and what to do, as the end of a sentence.
+
+    Blank where no reason shows.
+    """
+    if name := _named_otherwise(table):
+        change = converted(name, TIME)
+        return f"; rename the column {name} to {TIME}{f', and {change}' * bool(change)}"
+    if not (clause := none_ended_well(table)):
+        return ""
+    return (
+        f"; {clause}: add runs that did, or give these to `jointopt propose --measured`, which learns from runs that "
+        "are out of memory which plans fit"
+    )
+
+
+def _named_otherwise(table: pd.DataFrame) -> str:
+    """The first column that seems to be the iteration time by another name; empty for none."""
+    names = (str(name) for name in table.columns if str(name) not in COLUMNS)
+    return next((name for name in names if meant(name, {TIME})), "")
+
+
+def untimed_lines(table: pd.DataFrame) -> list[str]:
+    """One sentence where rows, as `with_results` reads them, ended well and have no time, by whatever name."""
+    blank = (table["status"] == "ok") & table[TIME].isna()
+    rows = np.flatnonzero(blank)
+    if not len(rows) or _named_otherwise(table):
+        return []
+    ended = "row says that its run ended" if len(rows) == 1 else "rows say that their runs ended"
+    return [
+        f"{len(rows):,} {ended} well (status ok or blank) but {'has' if len(rows) == 1 else 'have'} no {TIME} (row "
+        f"{rows[0] + 1} is the first): not learned from; fill it in, or delete these rows."
+    ]

@@ -12,7 +12,7 @@ import pandas as pd
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.limits import memory_limit_gib
@@ -131,7 +131,12 @@ def with_results(table: pd.DataFrame, called: str = "the table") -> pd.DataFrame
 def timed_runs(table: pd.DataFrame) -> pd.DataFrame:
     """Rows that ran and have an iteration time, numbered from 0, as `with_results` reads them; perhaps none."""
     clean = with_results(table)
-    return clean[(clean["status"] == "ok") & (clean["iteration_time_s"] > 0)].reset_index(drop=True)
+    return clean[is_timed(clean)].reset_index(drop=True)
+
+
+def is_timed(table: pd.DataFrame) -> Bools:
+    """Rows (n,) of a table, as `with_results` reads it, that ran and have an iteration time."""
+    return np.asarray((table["status"] == "ok") & (table["iteration_time_s"] > 0), bool)
 
 
 def price(

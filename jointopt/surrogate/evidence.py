@@ -20,6 +20,7 @@ from jointopt.surrogate.lower_bounds import is_lower_bound
 from jointopt.surrogate.measured_limits import MeasuredPower
 from jointopt.surrogate.memory import MemoryPosterior, memory_evidence
 from jointopt.surrogate.power_scale import PowerScale, power_scale, scale_at_limit
+from jointopt.surrogate.power_unit import power_log_ratio
 from jointopt.surrogate.residual_gp import Runs, kinship, together
 
 if TYPE_CHECKING:
@@ -254,15 +255,3 @@ def log_time_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
     time_s = table["iteration_time_s"].to_numpy(float)[priced.rows]
     timed = (table["status"].to_numpy(str)[priced.rows] == "ok") & (time_s > 0)
     return priced.residual(np.where(timed, time_s, np.nan))
-
-
-def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
-    """log(measured / predicted) average power (n,) in the order of ``priced.rows``; NaN where nothing was measured.
-
-    Average power is a column, or energy over time and GPUs; ``table`` as `with_results` reads it.
-    """
-    blank, names = np.full(len(table), np.nan), ("avg_power_w", "energy_j", "iteration_time_s", "num_gpus")
-    power_w, energy_j, time_s, gpus = (np.asarray(table.get(n, blank), float) for n in names)
-    watts = np.where(power_w > 0, power_w, energy_j / (time_s * gpus))
-    watts = np.where((table["status"].to_numpy(str) == "ok") & (watts > 0), watts, np.nan)
-    return np.asarray(np.log(watts[priced.rows] / priced.physics["avg_power_w"]))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.surrogate.time_unit import QUESTION
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from jointopt.surrogate.dataset import Priced
 
 DOUBTED = 0.05  # probability of lying below its bound from which on a run's bound says something
 
@@ -21,6 +25,25 @@ def is_lower_bound(table: pd.DataFrame) -> Bools:
     """
     ended = table["status"].to_numpy(str) == "timeout"
     return np.asarray(ended & (table["iteration_time_s"].to_numpy(float) > 0))
+
+
+def far_bounds(table: pd.DataFrame, priced: Priced, times: float) -> Ints:
+    """Rows of ``table`` whose time is a lower bound beyond so many times the physics: no plan takes that long.
+
+    A bound below it says little in any unit.
+    """
+    off = priced.residual(table["iteration_time_s"].to_numpy(float)[priced.rows])
+    return np.sort(priced.rows[is_lower_bound(table)[priced.rows] & (np.nan_to_num(off) > np.log(times))])
+
+
+def far_line(far: Ints, total: int, times: float, named: Callable[[int], str]) -> list[str]:
+    """A sentence on `far_bounds`, if any, of so many bounds; ``named``: what messages call a row."""
+    if not len(far):
+        return []
+    return [
+        f"{len(far):,} of {total:,} runs that were ended early state an iteration_time_s over {times:g} times what the "
+        f"physics says ({named(int(far[0]))} is the first): {QUESTION} These times are not used."
+    ]
 
 
 def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:

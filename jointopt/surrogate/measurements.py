@@ -33,8 +33,10 @@ from jointopt.surrogate.evidence import (
     log_time_ratio,
     relabelled,
 )
+from jointopt.surrogate.lower_bounds import far_bounds, far_line, is_lower_bound
+from jointopt.surrogate.power_unit import power_lines
 from jointopt.surrogate.precision_doubt import precision_lines
-from jointopt.surrogate.time_unit import apart_lines, check_scale, doubts, impossible, off_scale, set_apart
+from jointopt.surrogate.time_unit import REFUSED, apart_lines, check_scale, doubts, impossible, off_scale, set_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,7 +225,7 @@ class Measurements:
             priced, (ratio, apart) = self.priced, self._apart
         except TableError:
             return self
-        odd = priced.rows[impossible(ratio, apart)]
+        odd = np.concatenate([priced.rows[impossible(ratio, apart)], far_bounds(self.table, priced, REFUSED)])
         if not len(odd):
             return self
         left = self.table["iteration_time_s"].mask(lost := np.isin(np.arange(len(self.table)), odd))
@@ -264,7 +266,7 @@ class Measurements:
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """A sentence on each source whose times are so far from the physics that unit or precision are in doubt.
+        """A sentence on each source whose times or power are so far from the physics that unit or precision is doubted.
 
         Raises TableError for a source beyond `REFUSED`. Nothing where no row can be priced: that is reported elsewhere.
         """
@@ -276,7 +278,13 @@ class Measurements:
         check_scale(np.where(impossible(ratio, apart), np.nan, ratio), source)
         unasked = np.where(doubtful_precision(self.table)[priced.rows], np.nan, ratio)
         lines = apart_lines(ratio, priced.rows, apart, source)
-        return [*lines, *doubts(off_scale(unasked, source), but={*of_precision, *apart}), *of_precision.values()]
+        lines += doubts(off_scale(unasked, source), but={*of_precision, *apart})
+        far = far_bounds(self.table, priced, REFUSED)
+        lines += far_line(far, int(is_lower_bound(self.table).sum()), REFUSED, self._named)
+        return [*lines, *of_precision.values(), *power_lines(self.table, priced, self._named)]
+
+    def _named(self, row: int) -> str:
+        return f"row {row + 1} of {self.name}"
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:

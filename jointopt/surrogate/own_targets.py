@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
+from jointopt.runs.row_names import row_names
 from jointopt.spec.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
@@ -126,34 +127,62 @@ def measures_heat(table: pd.DataFrame) -> bool:
     return any(name in table and bool(table[name].notna().any()) for name in HEAT_COLUMNS.values())
 
 
-def heat_log_ratios(table: pd.DataFrame, priced: Priced) -> dict[str, Floats]:
+def heat_log_ratios(
+    table: pd.DataFrame, priced: Priced, named: Callable[[int], str] | None = None
+) -> dict[str, Floats]:
     """log(measured / predicted) peak power and temperature over the air, (n,) each in the order of ``priced.rows``.
 
-    NaN where a run has none or did not end well; ``table`` as `with_results` reads it. Nothing where ``priced`` has
-    none of the physics.
+    NaN where a run has none, did not end well, or has one that cannot be true, which is logged; ``table`` as
+    `with_results` reads it, ``named``: what messages call a row. Nothing where ``priced`` has none of the physics.
     """
     if PEAK not in priced.physics:
         return {}
-    ended, blank = table["status"].to_numpy(str) == "ok", np.full(len(table), np.nan)
+    blank = np.full(len(table), np.nan)
+    ended, mean_w = table["status"].to_numpy(str) == "ok", np.asarray(table.get("avg_power_w", blank), float)
     air_c = np.array([work.job.cluster.inlet_temperature_c for work in priced.works])[priced.work]
-    columns = {name: np.asarray(table.get(column, blank), float) for name, column in HEAT_COLUMNS.items()}
-    cells = {name: np.where(ended, values, np.nan)[priced.rows] for name, values in columns.items()}
-    mean_w = np.asarray(table.get("avg_power_w", blank), float)[priced.rows]
-    below = cells[PEAK] < (1.0 - AGREEMENT) * mean_w
-    cells = {PEAK: np.where(below, np.nan, cells[PEAK]), RISE: cells[RISE] - air_c}
-    return {name: _possible(name, values, priced.physics[name], columns[name]) for name, values in cells.items()}
+    found = {}
+    for name, column in HEAT_COLUMNS.items():
+        cells = np.asarray(table.get(column, blank), float)
+        values = cells[priced.rows] - air_c * (name == RISE)
+        off = np.log(np.where(values > 0.0, values, np.nan) / np.maximum(priced.physics[name], 1e-9))
+        low = cells[priced.rows] < (1.0 - AGREEMENT) * mean_w[priced.rows] if name == PEAK else values <= 0.0
+        far, lost = np.abs(off) >= np.log(BELIEVED), ~ended[priced.rows]
+        unpriced = np.ones(len(table), bool)
+        unpriced[priced.rows] = lost
+        of_rows = {cause: priced.rows[rows & ~lost] for cause, rows in (("low", low), ("far", far & ~low))}
+        causes = of_rows | {"unpriced": np.flatnonzero(unpriced & np.isfinite(cells))}
+        for line in _unused_lines(name, causes, int(np.isfinite(cells).sum()), named or row_names(table)):
+            _log.warning("%s", line)
+        found[name] = np.where(low | far | lost, np.nan, off)
+    return found
 
 
-def _possible(name: str, values: Floats, predicted: Floats, column: Floats) -> Floats:
-    """Logarithms (n,) of values over those predicted, NaN where they cannot be true; what is not used is logged."""
-    log_ratio = np.log(np.where(values > 0.0, values, np.nan) / np.maximum(predicted, 1e-9))
-    log_ratio = np.where(np.abs(log_ratio) < np.log(BELIEVED), log_ratio, np.nan)
-    given, used = int(np.isfinite(column).sum()), int(np.isfinite(log_ratio).sum())
-    if used < given:
-        _log.warning(
-            "%s of %s cells of %s are not learned from: %s, %g times off the physics, or of a run that failed or "
-            "cannot be priced.",
-            f"{given - used:,}", f"{given:,}", HEAT_COLUMNS[name],
-            "below the run's mean power" if name == PEAK else "no warmer than the inlet air", BELIEVED,
-        )  # fmt: skip
-    return log_ratio
+_ADVICE = {
+    (PEAK, "low"): ("below the mean power of their run",
+                    "state the highest power of any GPU in W, not below avg_power_w, or leave the cell blank"),
+    (RISE, "low"): ("no warmer than the inlet air",
+                    "state the temperature of the hottest GPU at work in °C, or leave the cell blank"),
+    (PEAK, "far"): (f"more than {BELIEVED:g} times off the physics", "is it of one GPU, in W?"),
+    (RISE, "far"): (f"more than {BELIEVED:g} times as far above the inlet air as the physics says, or less than its "
+                    "inverse", "is it of the hottest GPU at work, in °C?"),
+}  # fmt: skip
+_UNPRICED = (
+    "of runs of which no time is learned", "correct what other sentences say of these runs, or leave the cell blank"
+)  # fmt: skip
+
+
+def _unused_lines(name: str, causes: Mapping[str, Ints], given: int, named: Callable[[int], str]) -> list[str]:
+    """One sentence for each of the ``causes`` why cells of a quantity are not used, by the rows of each.
+
+    ``given``: how many cells there are.
+    """
+    lines = []
+    for cause, rows in causes.items():
+        if len(rows):
+            why, advice = _ADVICE.get((name, cause), _UNPRICED)
+            end = "" if advice.endswith("?") else "."
+            lines.append(
+                f"{len(rows):,} of {given:,} cells of {HEAT_COLUMNS[name]} are not learned from, as they are {why} "
+                f"({named(int(rows.min()))} is the first): {advice}{end}"
+            )
+    return lines

@@ -69,7 +69,7 @@ def apart_lines(
         total, first = (odd | others).sum(), rows[odd].min() + 1
         end = " These times are not used." if impossible(log_ratio, {name: odd}).any() else ""
         lines.append(
-            f"{odd.sum():,} of {total:,} measured runs{_named(name)} take {_median(log_ratio[odd])} {predicted} "
+            f"{odd.sum():,} of {total:,} measured runs{named_source(name)} take {_median(log_ratio[odd])} {predicted} "
             f"(the first is row {first}), the others {_median(log_ratio[others])}: {QUESTION}{end}"
         )
     return lines
@@ -78,7 +78,7 @@ def apart_lines(
 def doubts(found: Mapping[str, float], predicted: str = _SAYS, but: Collection[str] = ()) -> list[str]:
     """One sentence for each source (or group) that is `off_scale`, ``but`` those whose likelier reason is known."""
     return [
-        f"Measured runs{_named(name)} take {_times(v)} {predicted}: {QUESTION}"
+        f"Measured runs{named_source(name)} take {_times(v)} {predicted}: {QUESTION}{_guess(v)}"
         for name, v in found.items()
         if name not in but
     ]
@@ -90,8 +90,8 @@ def check_scale(log_ratio: Floats, source: Sources) -> None:
     for name, value in found.items():
         if max(value, 1 / value) > REFUSED:
             raise TableError(
-                f"Nothing can be learned from the measured runs{_named(name)}: they take {_times(value)} {_SAYS}; "
-                f"expected less than {REFUSED:g} times either way. {QUESTION.capitalize()} Correct the "
+                f"Nothing can be learned from the measured runs{named_source(name)}: they take {_times(value)} {_SAYS};"
+                f" expected less than {REFUSED:g} times either way. {QUESTION.capitalize()} Correct the "
                 "column, or leave these runs out."
             )
 
@@ -122,13 +122,20 @@ def as_wide_as_doubt(columns: Columns, mean: Floats, span: tuple[float, float] |
     return columns | low | {f"{name}_high": columns[f"{name}_high"] * higher for name in names}
 
 
-def _named(name: str) -> str:
+def named_source(name: str) -> str:
     """A source or group as it stands behind "measured runs"."""
     try:
         text = Source.parse(name).to_text()
     except ValueError:  # a group's name
         text = name
     return f" ({text})" if text else ""
+
+
+def _guess(times: float) -> str:
+    """The unit that measured times seem to be in, in a sentence; blank where none of these."""
+    units = {"milliseconds": 1e3, "microseconds": 1e6}
+    near = [name for name, factor in units.items() if 1 / DOUBTED < times / factor < DOUBTED]
+    return f" They look like {near[0]}: divide them by {units[near[0]]:,.0f}." if near else ""
 
 
 def _median(log_ratio: Floats) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,11 +17,13 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.describe import CATEGORY
-from jointopt.surrogate.dataset import Priced, price, timed_runs, with_results
-from jointopt.surrogate.evidence import as_it_is, power_log_ratio
+from jointopt.runs.row_names import row_names
+from jointopt.runs.unused import without_time
+from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
+from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.held_out import FOLDS, HeldOut, group_folds, joined, measured_split, predict_pairs, predict_rows
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
-from jointopt.surrogate.lower_bounds import beyond, is_lower_bound, telling
+from jointopt.surrogate.lower_bounds import beyond, far_bounds, far_line, is_lower_bound, telling
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, judge_new_groups, size_groups
 from jointopt.surrogate.new_sources import NewSource
@@ -30,12 +33,14 @@ from jointopt.surrogate.own_runs import LEAST_RUNS
 from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
 from jointopt.surrogate.own_training import LearnedOwn, learn_every_own, with_own
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
+from jointopt.surrogate.power_unit import power_lines, power_log_ratio
 from jointopt.surrogate.residual_gp import Kernel, Runs, learn, together
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.scores import Scores, score_table, with_calibrated_widths
 from jointopt.surrogate.timed_rows import Use
 from jointopt.surrogate.trees import Trees
 
+_log = logging.getLogger(__name__)
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees do not count
@@ -79,7 +84,8 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     """
     timed = timed_runs(table)
     if timed.empty:
-        raise TableError("No row has status ok and an iteration_time_s that can be used; training needs timed runs.")
+        why = without_time(table) or "; training needs timed runs"
+        raise TableError(f"No row has status ok and an iteration_time_s that can be used{why}.")
     known = price(timed, heat=measures_heat(timed))
     unknown = (
         known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))
@@ -100,9 +106,12 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     unknown = replace(
         unknown, runs=replace(unknown.runs, source=known.runs.source)
     )  # software by its name all the same
+    named = row_names(table, is_timed(with_results(table)))
+    for line in power_lines(timed, known, named):
+        _log.warning("%s", line)
     return TrainingSet(
         origin[rows], known, known.residual(time_s[rows]), unknown, unknown.residual(time_s[rows]), tuple(uses),
-        power_log_ratio(timed, known), heat_log_ratios(timed, known), fingerprints(known.works, time_s)[rows],
+        power_log_ratio(timed, known), heat_log_ratios(timed, known, named), fingerprints(known.works, time_s)[rows],
     )  # fmt: skip
 
 
@@ -317,6 +326,10 @@ def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrog
         priced = price(ended)
     except TableError:
         return surrogate, (len(ended), 0)
+    far = far_bounds(ended, priced, OWN_BROKEN)
+    for line in far_line(far, len(ended), OWN_BROKEN, row_names(table, is_lower_bound(clean))):
+        _log.warning("%s", line)
+    priced = priced.take(np.flatnonzero(~np.isin(priced.rows, far)).astype(np.int64))
     parts, filled = [surrogate.support], [surrogate.residual]
     for source in np.unique(priced.runs.source).tolist():
         some = priced.take(np.flatnonzero(priced.runs.source == source).astype(np.int64))

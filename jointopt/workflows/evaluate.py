@@ -11,19 +11,21 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.stats import kendalltau
 
-from jointopt.core.errors import TableError, nearest
+from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
+from jointopt.runs.row_names import row_names
 from jointopt.runs.table import doubtful_precision
-from jointopt.runs.unused import none_ended_well
+from jointopt.runs.unused import without_time
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.power_unit import MeasuredWatts, static_power_w
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
@@ -56,12 +58,11 @@ def evaluate(
     Options as for `predict`. Rows that are not judged are logged. Raises TableError for a table without measured times.
     Rows that the surrogate was trained on are no evidence about it: the answer counts them.
     """
-    hint = "" if "iteration_time_s" in table else nearest("iteration_time_s", map(str, table.columns))
     runs = Measurements.of(table, "the table")
     table = runs.table
     if not (table["iteration_time_s"] > 0).any():
-        why = none_ended_well(table) or "expected at least one row"
-        raise TableError(f"The table has no measured iteration_time_s to compare with{hint}; {why}.")
+        why = without_time(table) or "; expected at least one row"
+        raise TableError(f"The table has no measured iteration_time_s to compare with{why}.")
     names = {"source": table["source"].astype(object).fillna("")} if "source" in table else {}
     names["group"] = _groups(table)
     known = [*names]
@@ -70,7 +71,7 @@ def evaluate(
     judged, of_unit = _with_possible_times(judged)
     some = _some_of_each(table.assign(iteration_time_s=judged["iteration_time_s"].to_numpy(float)))
     of_precision = precision_lines(some)
-    for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values()]:
+    for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values(), *_power_doubts(judged)]:
         _log.warning("%s", sentence)
     for sentence in class_lines(some):
         _log.info("%s", sentence)
@@ -150,6 +151,18 @@ def _doubts(judged: pd.DataFrame, of_precision: Iterable[str]) -> list[str]:
     ratio, source = np.where(doubtful_precision(judged), np.nan, _log_ratio(judged)), _source(judged)
     known = {Source.parse(key).origin for key in of_precision}
     return doubts(off_scale(ratio, source), _PREDICTED, {*known, *set_apart(ratio, source)})
+
+
+def _power_doubts(judged: pd.DataFrame) -> list[str]:
+    """A sentence on each source whose measured power is of something else than one GPU in W, or of a part of a job."""
+    if "predicted_avg_power_w" not in judged or "gpu" not in judged:
+        return []
+    static_w = {name: static_power_w(name) for name in judged["gpu"].dropna().unique()}
+    slower = np.exp(_log_ratio(judged))
+    predicted_w = judged["predicted_avg_power_w"].to_numpy(float)
+    watts = MeasuredWatts.of(judged, predicted_w, slower, judged["gpu"].map(static_w).to_numpy(float))
+    rows = np.arange(len(judged), dtype=np.int64)
+    return watts.lines(_source(judged), rows, row_names(judged), "errors of power and energy say nothing")
 
 
 def _some_of_each(table: pd.DataFrame) -> dict[str, Evidence]:

@@ -23,8 +23,9 @@ from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
 from jointopt.runs.repeated import contradicting_lines
+from jointopt.runs.row_names import together
 from jointopt.runs.table import checked_results, read_table, readable_runs
-from jointopt.runs.unused import unfinished_lines, unread_lines
+from jointopt.runs.unused import unfinished_lines, unread_lines, untimed_lines
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.files import CARD, DAMAGED, load, save
@@ -90,7 +91,8 @@ def _bounds_line(given: int, counted: int) -> str:
     """A line on runs that were ended early."""
     return (
         f"lower bounds: {counted:,} of {given:,} runs that were ended early count, as what they are expected to have "
-        "taken beyond; the others were expected to take longer anyway, or cannot be priced"
+        "taken beyond; the others were expected to take longer anyway, are too far from the physics, or cannot be "
+        "priced"
     )
 
 
@@ -158,28 +160,31 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
 
     Rows without a source are of the file, or of the origin, that they came from.
     """
-    parts: list[pd.DataFrame] = []
+    parts: list[tuple[str, pd.DataFrame]] = []
     remarks: list[str] = []
     for path in tables:
         table = with_results(read_table(path), str(path))
         clean, _ = readable_runs(table, called=str(path))
-        for line in [*unread_lines(table), *unfinished_lines(table), *contradicting_lines(table, clean)]:
+        sentences = [*unread_lines(table), *unfinished_lines(table), *untimed_lines(table)]
+        for line in [*sentences, *contradicting_lines(table, clean)]:
             _log.warning("%s: %s", path, line)
         blank = pd.Series(path.stem, table.index)
         sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))
-        parts.append(sound)
+        parts.append((str(path), sound))
         remarks += [f"{path}: {line}" for line in lines]
     if storage is not None:
         from jointopt.runs.store import Store
 
         stored = Store(storage).read()
         stored = stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"]))
+        for line in untimed_lines(with_results(stored)):
+            _log.warning("%s: %s", without_password(storage), line)
         sound, lines = checked_results(stored)
-        parts.append(sound)
+        parts.append((without_password(storage), sound))
         remarks += [f"{without_password(storage)}: {line}" for line in lines]
     if not parts:
         raise TableError("Nothing to train on; expected at least one --table, or a --storage with measurements.")
-    return pd.concat(parts, ignore_index=True), remarks
+    return together(parts), remarks
 
 
 def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:

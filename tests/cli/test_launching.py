@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -38,6 +39,27 @@ def test_a_value_that_makes_no_sense_is_bad_usage(command: str, pair: str, words
     code, text = output_of(command, "opt-350m-2x4-a100", *launcher, *needed)
     assert code == 2
     assert words in text
+
+
+def test_a_key_of_the_job_file_changes_the_job_as_in_other_commands() -> None:
+    start = "script", "opt-350m-2x4-a100", "--launcher", "torchrun", "--plan", "tp=4"
+    assert "job 'opt-350m-2x4-a100' has 2 nodes" in output_of(*start)[1]
+    code, text = output_of(*start, "--set", "cluster.nodes=1", "--set", "master_port=29501")
+    assert code == 2
+    assert "no option 'master_port'" in text  # what is no key of the job file is one of the launcher
+    code, text = output_of(*start, "--set", "cluster.nodes=1")
+    assert code == 0
+    assert "--nproc-per-node=4" in text
+
+
+@pytest.mark.parametrize(("command", "needed"), [("tune", ["--budget", "1"]), ("validate", []), ("work", [])])
+def test_a_key_that_no_job_file_has_is_refused_by_its_section(command: str, needed: list[str], tmp_path: Path) -> None:
+    given = ["--launcher", "slurm", "--storage", f"sqlite:///{tmp_path / 'runs.db'}", "--set", "cluster.gpus=8"]
+    code, text = output_of(command, "opt-350m-2x4-a100", *given, *needed)
+    assert code == 2
+    assert "gpus" in text
+    assert "cluster" in text
+    assert "launcher" not in text
 
 
 def test_the_help_states_the_defaults_that_the_launchers_have() -> None:

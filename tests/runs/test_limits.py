@@ -81,6 +81,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"avg_power_w": 700.0}, "avg_power_w", "to be at most 600 W on this GPU"),
     ({"energy_j": 40.0 * 16 * 700}, "energy_j", "to be at most 600 W on this GPU (is it of a whole node?)"),
     ({"avg_power_w": 0.35}, "avg_power_w", "W on this GPU (is it in kW, or its energy in kJ?)"),
+    ({"avg_power_w": 20.0}, "avg_power_w", "W on this GPU (is it divided by the number of GPUs once more?)"),
     ({"gpu": "h100-sxm-96gb", "avg_power_w": 0.35}, "avg_power_w", "to be at least 5 W on this GPU (is it in kW"),
     ({"energy_j": 40.0 * 16 * 0.35}, "energy_j", "W on this GPU (is it in kJ, or of one GPU alone?)"),
 ]
@@ -168,6 +169,13 @@ def test_what_the_gpu_hardly_did_is_used_and_doubted_with_the_likeliest_reason(
 @pytest.mark.parametrize("change", [{"dtype": "tf32", "iteration_time_s": 60.0}, {"dtype": "fp32"} | {"gpu": "mine"}])
 def test_tensor_cores_that_the_row_states_and_gpus_of_ones_own_are_not_doubted(change: dict[str, Any]) -> None:
     assert doubtful_lines(pd.DataFrame([LLAMA, LLAMA | change])) == []
+
+
+@pytest.mark.parametrize(("celsius", "lines"), [(60.0, 0), (94.0, 0), (104.0, 1)])
+def test_a_median_temperature_above_that_of_gpus_at_work_is_doubted(celsius: float, lines: int) -> None:
+    found = doubtful_lines(pd.DataFrame([LLAMA | {"source": "lab", "temperature_c": t} for t in (50.0, celsius, 109)]))
+    assert len(found) == lines
+    assert all("of lab is 104;" in line and "Then it is 40 °C" in line for line in found)
 
 
 def test_a_job_on_whole_nodes_and_part_of_another_is_refused() -> None:

@@ -23,6 +23,7 @@ RUN: dict[str, Any] = {
         ([{}, {"iteration_time_s": 61.0, "group": "b"}], "1 plan was run more than once .* (row 1: 40 s, row 3: 61 s)"),
         ([{"iteration_time_s": 9.0}, {"dp": 4, "tp": 4}, {"dp": 4, "tp": 4, "iteration_time_s": 4.0}], "2 plans were"),
         ([{"iteration_time_s": 90.0, "clock_mhz": 1200.0}, {"iteration_time_s": 90.0, "framework_flags": "--x"}], ""),
+        ([{"iteration_time_s": -40.0}, {"dp": 4, "tp": 4, "iteration_time_s": -12.0}], ""),
         ([{"iteration_time_s": 90.0, "status": "timeout"}, {"iteration_time_s": None, "status": "oom"}], ""),
     ],
 )

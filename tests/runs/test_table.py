@@ -183,7 +183,7 @@ def test_a_good_run_passes_in_the_spelling_of_the_table() -> None:
         ({"iteration_time_s": -1}, "iteration_time_s", "got -1"),
         ({"avg_power_w": 2400}, "avg_power_w", "above 0 and at most 2,000, or blank, got 2400"),
         ({"peak_memory_gib": 40_000}, "peak_memory_gib", "at most 1,024"),
-        ({"temperature_c": 350}, "temperature_c", "from -50 to 150"),
+        ({"temperature_c": 350}, "temperature_c", "from -50 to 110, or blank .is it in °F."),
         ({"num_gpus": 16, "energy_j": None}, "num_gpus", r"dp\*tp\*pp\*cp .* got num_gpus=16 dp=2 tp=2 pp=2 cp=1"),
         ({"global_batch_size": 1}, "global_batch_size", "at least dp, got global_batch_size=1 dp=2"),
         ({"num_attention_heads": 2048}, "num_attention_heads", "at most hidden_size"),

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from jointopt.runs.unused import misspelt_lines, unfinished_lines, unread_lines, unused_lines
+from jointopt.core.errors import TableError
+from jointopt.runs.unused import (
+    misspelt_lines,
+    unfinished_lines,
+    unread_lines,
+    untimed_lines,
+    unused_lines,
+    without_time,
+)
+from jointopt.surrogate.dataset import with_results
+from jointopt.surrogate.training import training_set
+from jointopt.workflows.evaluate import evaluate
 
 GOOD = {"gpu": "h100-sxm5-80gb", "status": "ok", "iteration_time_s": 1.0}
 
@@ -16,7 +27,10 @@ def test_rows_that_teach_something_need_no_words():
 
 def test_a_column_that_is_nearly_known_is_named():
     (line,) = unused_lines(pd.DataFrame([{**GOOD, "peak_memory_gb": 40.0}]))
-    assert line == "column peak_memory_gb is kept, but nothing reads it (did you mean 'peak_memory_gib'?)."
+    assert line == (
+        "column peak_memory_gb is kept, but nothing reads it (did you mean 'peak_memory_gib'? Then rename it, and "
+        "multiply it by 0.9313)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,3 +138,33 @@ def test_no_run_at_all_is_no_run_that_failed():
 def test_many_columns_that_nothing_reads_are_one_sentence():
     (line,) = misspelt_lines(pd.DataFrame([dict.fromkeys(("DP", "TP", "PP", "CP", "EP", "GPU", "MODEL"), 1)]))
     assert line.startswith("7 columns are kept, but nothing reads them (DP, TP, PP, CP, EP, ...): did you mean 'dp' by")
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("iteration_time_ms", ", and divide it by 1,000"), ("Step Time (msec)", ", and divide it by 1,000"),
+    ("step_time_us", ", and divide it by 1,000,000"), ("step_time", ""), ("time_s", ""), ("sec_per_iter", ""),
+])  # fmt: skip
+def test_a_time_by_another_name_is_to_be_renamed_and_converted(name, change):
+    run = {key: value for key, value in GOOD.items() if key != "iteration_time_s"}
+    assert without_time(pd.DataFrame([{**run, name: 4.0}])) == f"; rename the column {name} to iteration_time_s{change}"
+
+
+def test_a_column_that_is_there_and_blank_hides_no_other_spelling_of_it():
+    (line,) = misspelt_lines(pd.DataFrame([{**GOOD, "iteration_time_s": None, "step_time_ms": 4.0}]))
+    assert "(did you mean 'iteration_time_s'? Then rename it, and divide it by 1,000)" in line
+
+
+def test_a_table_that_is_out_of_memory_alone_says_what_to_do():
+    table = pd.DataFrame([{**GOOD, "status": "oom", "iteration_time_s": None}] * 3)
+    assert without_time(table).startswith("; none of 3 runs ended well (3 oom): add runs that did, or give these to")
+    with pytest.raises(TableError, match="propose --measured"):
+        training_set(table)
+    with pytest.raises(TableError, match="propose --measured"):
+        evaluate(table)
+
+
+def test_rows_that_ended_well_without_a_time_are_counted_with_the_first():
+    table = with_results(pd.DataFrame([GOOD, {**GOOD, "iteration_time_s": None}, {**GOOD, "status": "oom"}]))
+    (line,) = untimed_lines(table)
+    assert line.startswith("1 row says that its run ended well (status ok or blank) but has no iteration_time_s (row 2")
+    assert untimed_lines(table.head(1)) == []

@@ -129,6 +129,25 @@ def test_a_surrogate_remembers_bounds_that_say_something_as_what_is_expected_bey
     assert with_lower_bounds(bare, ended.iloc[:2]) == (bare, (0, 0))
 
 
+def test_bounds_in_milliseconds_are_named_and_not_remembered(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    ended = early(job, 1400.0).assign(source="lab")
+    priced = price(with_results(ended.iloc[:2]))
+    bare = Surrogate(default_kernel(priced.runs.sensitivity.shape[1]), None, (), priced.runs, np.zeros(2))
+    found, counts = with_lower_bounds(bare, ended)
+    assert counts == (4, 0)
+    assert len(found.support) == 2
+    assert "4 of 4 runs that were ended early state an iteration_time_s over 5 times" in caplog.text
+    assert "(row 3 is the first): is iteration_time_s in seconds" in caplog.text
+
+
+def test_predictions_do_not_move_by_bounds_in_milliseconds(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    runs = early(job, 1400.0)
+    rows = runs.drop(columns=["status", "iteration_time_s"])
+    with_bounds, alone = (predict(rows, measured=some)["predicted_iteration_time_s"] for some in (runs, runs.head(2)))
+    assert with_bounds.tolist() == pytest.approx(alone.tolist())
+    assert "4 of 4 runs that were ended early state an iteration_time_s over 50 times" in caplog.text
+
+
 def test_retrain_says_how_many_bounds_count(tmp_path: Path, synthetic_runs) -> None:  # type: ignore[no-untyped-def]
     from jointopt.workflows.retrain import retrain
 

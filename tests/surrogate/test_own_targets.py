@@ -211,6 +211,21 @@ def test_peaks_and_temperatures_that_cannot_be_true_teach_nothing_and_are_counte
     assert f"1 of {len(table)} cells of {name} are not learned from" in caplog.text
 
 
+def test_each_cause_why_peaks_are_not_learned_from_has_a_sentence_with_its_first_row(caplog) -> None:
+    table = measured_runs(job(), 1.0).reset_index(drop=True)
+    bare = price(with_results(table), heat=True)
+    peaks = pd.Series(bare.physics[PEAK], bare.rows).sort_index()
+    full = table.assign(peak_power_w=peaks, avg_power_w=0.9 * peaks)
+    full.loc[1, "peak_power_w"] *= 0.5
+    full.loc[2, ["peak_power_w", "avg_power_w"]] *= 9.0
+    full.loc[3, "status"] = "failed"
+    heat_log_ratios(with_results(full), bare, lambda row: f"row {row + 1} of own.csv")
+    for row, cause in ((2, "below the mean power"), (3, "5 times off the physics"), (4, "of which no time is learned")):
+        (line,) = [one for one in caplog.messages if cause in one]
+        assert line.startswith(f"1 of {len(table)} cells of peak_power_w")
+        assert f"(row {row} of own.csv is the first): " in line
+
+
 def test_tables_with_peaks_and_temperatures_are_priced_with_them() -> None:
     table = measured_runs(job(), 1.0)
     data = training_set(table.assign(peak_power_w=300.0, temperature_c=50.0, source="mine"), 1e9)

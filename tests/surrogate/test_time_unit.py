@@ -57,6 +57,12 @@ def test_intervals_reach_as_far_beyond_both_ends_of_the_doubt_as_they_did_beyond
     assert as_wide_as_doubt(columns, np.log([8.0]), None) is columns
 
 
+def test_evaluate_says_that_times_look_like_milliseconds(synthetic_runs, caplog):
+    table = synthetic_runs(noise=0.0)
+    evaluate(table.assign(iteration_time_s=1e3 * table["iteration_time_s"]), "none")
+    assert "They look like milliseconds: divide them by 1,000." in caplog.text
+
+
 def test_predictions_by_doubtful_runs_are_as_wide_as_the_doubt(synthetic_runs):
     table = synthetic_runs(noise=0.0)
     physics = predict(table, "none")["predicted_iteration_time_s"]

@@ -349,3 +349,14 @@ def test_rows_are_named_with_the_table_that_they_stand_in(three_sources, tmp_pat
     with pytest.raises(TableError, match=f"Row 4 of {bad}: tp must be"):
         retrain(tables=[good, failed, bad], out=tmp_path / "out")
     assert f"{failed}: none of 3 runs ended well (3 failed): they teach nothing." in caplog.text
+
+
+def test_rows_without_a_time_and_a_renamed_column_are_named_before_there_is_too_little(tmp_path, caplog):
+    run = {"gpu": "h100-sxm5-80gb", "status": "ok", "num_gpus": 8, "model": "llama-2-7b"}
+    pd.DataFrame([run | {"iteration_time_s": 9.0}, run]).to_csv(tmp_path / "blank.csv", index=False)
+    pd.DataFrame([run | {"step_time_ms": 9.0}]).to_csv(tmp_path / "ms.csv", index=False)
+    with pytest.raises(TableError):
+        retrain(tables=tmp_path / "blank.csv", out=tmp_path / "out")
+    assert "blank.csv: 1 row says that its run ended well" in caplog.text
+    with pytest.raises(TableError, match="rename the column step_time_ms to iteration_time_s, and divide it by 1,000"):
+        retrain(tables=tmp_path / "ms.csv", out=tmp_path / "out")

@@ -1,0 +1,167 @@
+"""Measured mean power over that of the physics, and which of it is of something else than one GPU in watts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.surrogate.time_unit import Sources, named_source
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from jointopt.surrogate.dataset import Priced
+
+# Measured over predicted power, or its inverse. Boards of one kind differ by some per cent and catalogued constants by
+# up to a third (`power_scale.SOURCE_SD`, of which the first is three); no run draws half of what its GPUs need for the
+# work that they do in the time measured, nor twice what they draw where nothing holds them up.
+DOUBTED, REFUSED = 1.6, 2.0
+_EXPLAINED = 1.25  # times the factor of a usual mistake that a median may be off for that to be the reason
+_POWER, _ENERGY = "avg_power_w", "energy_j"
+_EXPECTED = {_POWER: "the mean power of one GPU in W", _ENERGY: "J of all GPUs of the job for one iteration"}
+_OTHERWISE = {_POWER: "of one GPU, in W", _ENERGY: "in J, of all GPUs and of one iteration"}
+_UNUSED = "this power is not learned from"
+
+
+@dataclass(frozen=True)
+class MeasuredWatts:
+    """Mean power of a GPU in runs, arrays (n,): NaN, or blank, where it was not measured.
+
+    ``off``: logarithm of how far it is beyond what the physics allows, 0 within; ``column``: where it is stated.
+    """
+
+    watts: Floats
+    off: Floats
+    column: np.ndarray[tuple[int], np.dtype[np.str_]]
+    num_gpus: Floats
+    gpus_per_node: Floats
+
+    @classmethod
+    def of(cls, table: pd.DataFrame, predicted_w: Floats, slower: Floats, static_w: Floats) -> MeasuredWatts:
+        """Those of the rows of ``table``, as `with_results` reads it: a column, or energy over time and GPUs.
+
+        ``predicted_w``, ``slower`` (n,): power by the physics, and measured over predicted time; ``static_w`` (n,): of
+        the power what a GPU draws whatever runs. A run that takes longer may draw less, as its GPUs wait.
+        """
+        blank, names = np.full(len(table), np.nan), (_POWER, _ENERGY, "iteration_time_s", "num_gpus", "gpus_per_node")
+        power_w, energy_j, time_s, gpus, per_node = (np.asarray(table.get(n, blank), float) for n in names)
+        stated = power_w > 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            watts = np.where(stated, power_w, energy_j / (time_s * gpus))
+            watts = np.where((table["status"].to_numpy(str) == "ok") & (watts > 0) & np.isfinite(watts), watts, np.nan)
+            waiting = np.where(slower > 1.0, static_w + (predicted_w - static_w) / slower, predicted_w)
+            off = np.log(watts / np.clip(watts, np.fmin(waiting, predicted_w), predicted_w))
+        column = np.where(np.isfinite(watts), np.where(stated, _POWER, _ENERGY), "")
+        return cls(watts, off, column, gpus, per_node)
+
+    def refused(self, source: Sources) -> Bools:
+        """Rows (n,) whose power teaches nothing; ``source`` (n,): the key of each.
+
+        Each that is beyond `REFUSED`, and all of a source and column of which half are, or whose median is off by more
+        than `DOUBTED` where a usual mistake explains it.
+        """
+        wrong = np.abs(np.nan_to_num(self.off)) > np.log(REFUSED)
+        for _, rows in self._parts(source):
+            if wrong[rows].mean() >= 0.5 or (self._doubted(rows) and self._mistake(rows)):
+                wrong |= rows
+        return np.asarray(wrong)
+
+    def _parts(self, source: Sources) -> Iterator[tuple[str, Bools]]:
+        """Each source, and which rows (n,) of it one column states."""
+        known = np.isfinite(self.off)
+        for name in np.unique(source[known]).tolist():
+            for column in (_POWER, _ENERGY):
+                rows = known & (source == name) & (self.column == column)
+                if rows.any():
+                    yield name, rows
+
+    def lines(self, source: Sources, rows: Ints, named: Callable[[int], str], effect: str = _UNUSED) -> list[str]:
+        """One sentence for each source and column with power that is `refused`, or that is used and doubtful.
+
+        ``rows`` (n,): positions in the table, ``named``: what messages call one of these, ``effect``: of a refusal.
+        """
+        found, refused = [], self.refused(source)
+        for name, known in self._parts(source):
+            odd, end = known & refused, f"correct the column; until then {effect}."
+            if not odd.any():
+                if not self._doubted(known):
+                    continue
+                odd, end = known, "it is used all the same."
+            found.append(self._line(name, odd, known, named(int(rows[odd].min()))) + end)
+        return found
+
+    def _line(self, source: str, odd: Bools, known: Bools, first: str) -> str:
+        column = str(self.column[odd][0])
+        times = float(np.exp(np.median(self.off[odd])))
+        reason = self._mistake(odd & (np.abs(self.off) > np.log(_EXPLAINED))) or _OTHERWISE[column]
+        return (
+            f"{column} of {odd.sum():,} of {known.sum():,} measured runs{named_source(source)} is {times:,.3g} times "
+            f"what the physics allows ({first} is the first): is it {reason}? Expected {_EXPECTED[column]}: "
+        )
+
+    def _doubted(self, rows: Bools) -> bool:
+        return bool(abs(np.median(self.off[rows])) > np.log(DOUBTED))
+
+    def _mistake(self, rows: Bools) -> str:
+        """The usual mistake by which these rows are off, in words; blank where none explains it."""
+        if not rows.any():
+            return ""
+        factors = _mistakes(self.column[rows][0], self.num_gpus[rows], self.gpus_per_node[rows])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            misses = {
+                words: float(np.median(np.abs(np.nan_to_num(self.off[rows] - np.log(factor), nan=np.inf))))
+                for words, factor in factors.items()
+                if abs(np.log(np.nanmedian(factor)) if np.isfinite(factor).any() else 0.0) > np.log(_EXPLAINED)
+            }
+        words, miss = min(misses.items(), key=lambda one: one[1])
+        return words if miss < np.log(_EXPLAINED) else ""
+
+
+def _mistakes(column: str, gpus: Floats, per_node: Floats) -> dict[str, Floats]:
+    """Usual mistakes of a column in words, and the factors (n,) that each puts on the power of runs."""
+    one = np.ones(len(gpus))
+    per_node = np.fmin(np.where(np.isfinite(per_node), per_node, 8.0), gpus)
+    if column == _ENERGY:
+        return {
+            "in kJ": 1e-3 * one, "in Wh": one / 3600.0, "of one GPU": one / gpus, "of one node": per_node / gpus,
+            "the energy of a GPU times the GPUs of the job once more": gpus,
+        }  # fmt: skip
+    return {
+        "in kW": 1e-3 * one, "that of a whole node": per_node, "that of the whole job": gpus,
+        "divided by the GPUs of a node once more": 1.0 / per_node, "divided by the GPUs of the job once more": 1 / gpus,
+    }  # fmt: skip
+
+
+def measured_watts(table: pd.DataFrame, priced: Priced) -> MeasuredWatts:
+    """Mean power of the priced rows of ``table``, in the order of ``priced.rows``."""
+    rows = table.iloc[priced.rows]
+    slower = rows["iteration_time_s"].to_numpy(float) / priced.physics["iteration_time_s"]
+    static_w = np.array([static_power_w(work.job.cluster.gpu.id) for work in priced.works])
+    return MeasuredWatts.of(rows, priced.physics["avg_power_w"], slower, static_w[priced.work])
+
+
+def power_log_ratio(table: pd.DataFrame, priced: Priced) -> Floats:
+    """log(measured / predicted) average power (n,) in the order of ``priced.rows``; NaN where nothing is known of it.
+
+    That is where nothing was measured, and where what was is `MeasuredWatts.refused`; ``table`` as `with_results` reads
+    it.
+    """
+    found = measured_watts(table, priced)
+    watts = np.where(found.refused(priced.runs.source), np.nan, found.watts)
+    return np.asarray(np.log(watts / priced.physics["avg_power_w"]))
+
+
+def power_lines(table: pd.DataFrame, priced: Priced, named: Callable[[int], str]) -> list[str]:
+    """`MeasuredWatts.lines` of the priced rows of ``table``; ``named``: what messages call a row of it."""
+    return measured_watts(table, priced).lines(priced.runs.source, priced.rows, named)
+
+
+def static_power_w(gpu: object) -> float:
+    """The power in W that a GPU of that name draws whatever runs; NaN where it is not known."""
+    known = known_gpu(gpu)
+    return known.power.static_w if known is not None and known.power else np.nan
