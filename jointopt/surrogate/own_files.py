@@ -63,7 +63,7 @@ def _of_mix(mix: Mix, path: Path) -> dict[str, Any]:
 
 def read_own(folder: Path, number: int, values: dict[str, Any]) -> OwnRuns:
     """The `OwnRuns` that a card describes; KeyError, TypeError or ValueError for another shape."""
-    mixes = {
+    mixes: dict[str, Any] = {
         name: _mix(folder / OWN_TREES.format(number, of), values[name])
         for name, of in (("time", "time"), ("power_mix", "power"))
     }

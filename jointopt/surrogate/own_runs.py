@@ -75,6 +75,9 @@ class OwnRuns:
     as_sure: bool = False
     of_new: float = 1.0
     of_known: float = 1.0
+    group_errors: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # as ``errors``, but of time; by group
 
     @property
     def in_part(self) -> bool:
@@ -304,27 +307,29 @@ def supporting(rows: Ints, seed: int = 0) -> Ints:
 
 def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
     """``own`` with power learned from runs that have it, and the held-out errors of that."""
-    power, errors = _target_of("power", measured, measured.log_power, seed)
+    power, errors, by_group = _target_of("power", measured, measured.log_power, seed)
+    own = replace(own, group_errors={**own.group_errors, "power": by_group})
     return replace(own, power=power.scale, power_mix=power.mix), errors
 
 
 def _with_heat(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
     """``own`` with peak power and temperature learned where enough runs have them, and the held-out errors of that."""
-    heat, errors = {}, dict[str, float]()
+    heat, errors, of_groups = {}, dict[str, float](), dict(own.group_errors)
     for name, (log_ratio, values) in measured.heat.items():
         rows = np.flatnonzero(np.isfinite(log_ratio) & np.isfinite(values)).astype(np.int64)
         if len(rows) >= LEAST_RUNS:
             static_w = measured.static_w if name == PEAK else np.nan  # a line through nothing of a temperature
             some = replace(measured.take(rows), static_share=static_w / values[rows], static_w=static_w)
-            heat[name], more = _target_of(HEAT_NAMES[name], some, log_ratio[rows], seed, values[rows])
+            called = HEAT_NAMES[name]
+            heat[name], more, of_groups[called] = _target_of(called, some, log_ratio[rows], seed, values[rows])
             errors |= more
-    return replace(own, heat=heat), errors
+    return replace(own, heat=heat, group_errors=of_groups), errors
 
 
 def _target_of(
     name: str, measured: Measured, log_ratio: Floats, seed: int, values: Floats | None = None
-) -> tuple[OwnTarget, dict[str, float]]:
-    """A quantity learned from runs with log(measured / physics) ``log_ratio`` (n,) of it, and its held-out errors.
+) -> tuple[OwnTarget, dict[str, float], dict[str, float]]:
+    """A quantity learned of runs with log(measured / physics) ``log_ratio`` (n,) of it, its held-out errors, by group.
 
     ``values`` (n,): the physics' own, by default those of power. Peaks are cut at their limits.
     """
@@ -342,4 +347,6 @@ def _target_of(
     errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
     spread = held_half_width(errors[name], len(np.unique(units_left_out(runs)[0]))) / Z_90
     scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
-    return OwnTarget(scale, mix, overshoot), {key: median_error(value, fold) for key, value in errors.items()}
+    off, groups = np.abs(np.expm1(errors[name])), np.unique(runs.group).tolist()
+    by_group = {group: round(float(np.median(off[runs.group == group])), 4) for group in groups}
+    return OwnTarget(scale, mix, overshoot), {key: median_error(each, fold) for key, each in errors.items()}, by_group

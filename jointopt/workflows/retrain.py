@@ -72,6 +72,7 @@ def retrain(
     card = _card(data, given, scores, seed, licences, storage, out)
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
+    card["error_per_group_of"] = {own.source: own.group_errors for own in surrogate.own if own.group_errors}
     card["own"] = {own.source: own.to_text() for own in surrogate.own}
     few = [new.to_text() for new in surrogate.new_groups]
     card |= {"groups_without_runs": few} if few else {}

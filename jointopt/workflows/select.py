@@ -45,8 +45,8 @@ def select(
     power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
     them. ``facility`` counts hosts and PUE as energy, ``pue`` in place of the job's. ``objective`` is time, energy, edp
     (their product) or knee; by default energy where only the time is bounded or power besides, time under an energy or
-    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Raises InfeasibleError that names the closest plan,
-    UsageError for bad input.
+    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Raises
+    InfeasibleError that names the closest plan, UsageError for bad input.
     """
     given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}

@@ -391,6 +391,9 @@ def test_power_that_is_a_line_in_that_of_the_physics_is_learned_as_one() -> None
     assert errors["power physics"] == pytest.approx(np.median(1.0 - watts / physics_w), abs=0.03)
     assert errors["power process"] < 0.02
     assert own.power.log_sd == pytest.approx(0.02, rel=0.4)  # as the meter's noise
+    of_groups = own.group_errors["power"]
+    assert set(of_groups) == set(some.group.tolist())
+    assert min(of_groups.values()) <= errors["power"] <= max(of_groups.values())
 
 
 def test_a_process_that_knows_less_than_the_physics_has_weight_0_and_says_so() -> None:

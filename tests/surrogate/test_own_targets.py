@@ -414,7 +414,7 @@ def judged(*, limited: bool) -> tuple[OwnTarget, float]:
     log_ratio = np.log(np.minimum(1.3 * values, 1.04 * of_run) / values)
     blank = np.full(120, np.nan)
     some = Measured(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
-    target, errors = own_runs._target_of("peak power", some, log_ratio, 0, values)
+    target, errors, _ = own_runs._target_of("peak power", some, log_ratio, 0, values)
     return target, errors["peak power"]
 
 
