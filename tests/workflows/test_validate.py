@@ -76,6 +76,15 @@ def test_a_time_in_another_unit_is_noted_once_as_soon_as_it_is_measured(small: J
     assert all(line.startswith("Run 1 took ") and " times what was predicted: " in line for line in lines)
 
 
+@pytest.mark.parametrize(("joules", "notes"), [(500.0, 1), (4000.0, 0)])
+def test_energy_of_one_of_the_eight_gpus_is_noted_once(small: Job, joules: float, notes: int) -> None:
+    row = {"status": "ok", "iteration_time_s": 3.0, "energy_j": joules}
+    found = validate(small, Simulated(dict.fromkeys(range(1, 4), row)), 2, surrogate="none")
+    lines = [note for note in found.notes if "is energy_j in J, of all GPUs and of one iteration?" in note]
+    assert len(lines) == notes
+    assert all(line.startswith("Run 1 drew ") for line in lines)
+
+
 def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(small: Job, url: str) -> None:
     first = validate(small, Simulated({2: KeyboardInterrupt()}), 3, surrogate="none", storage=url)
     launcher = Simulated()

@@ -17,6 +17,7 @@ from jointopt.report.results import MeasuredRun
 from jointopt.report.table import result
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.power_unit import REFUSED
 from jointopt.surrogate.time_unit import DOUBTED, QUESTION
 from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_constraints
@@ -93,9 +94,9 @@ class Campaign:
         return self.record.run_all(self.launcher, drawn(), self.broken_by, report)
 
     def tell(self, run: MeasuredRun, called: str) -> None:
-        """Log how a run ended, and note the first one whose time is so far from its prediction that its unit may be."""
+        """Log how a run ended, and note the first that is so far from its prediction that a unit may be."""
         _log.info("%s: %s", called, outcome(run))
-        if not self._doubted and (doubt := in_another_unit(run)):
+        if not self._doubted and (doubt := in_another_unit(run) or drew_too_far(run)):
             self._doubted = True
             self.note(f"{called.capitalize()} {doubt}")
 
@@ -151,6 +152,20 @@ def in_another_unit(run: MeasuredRun) -> str:
     if run.inside("iteration_time_s") or not (times > DOUBTED or times < 1 / DOUBTED):
         return ""
     return f"took {times:.3g} times what was predicted: {QUESTION}"
+
+
+def drew_too_far(run: MeasuredRun) -> str:
+    """The rest of a sentence on a run whose power is not learned from (`MeasuredWatts.refused`); empty of others.
+
+    A run that takes longer may draw less, as its GPUs wait, and no less energy.
+    """
+    energy, time = (run.result(name) / run.predicted.get(name, math.nan) for name in ("energy_j", "iteration_time_s"))
+    if run.inside("energy_j") or not (energy / time > REFUSED or max(energy, energy / time) < 1 / REFUSED):
+        return ""
+    return (
+        f"drew {energy / time:.3g} times the power that was predicted, which is not learned from: is energy_j in J, of "
+        "all GPUs and of one iteration?"
+    )
 
 
 def count(number: int, noun: str) -> str:
