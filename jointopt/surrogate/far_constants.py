@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.physics.describe import CONSTANTS, HOST, NETWORK
+from jointopt.physics.describe import CONSTANTS, HOST, NETWORK, moved
+from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 
 # How far constants may be from what was assumed (logarithms), and the share of clusters that each is expected of: how
@@ -40,6 +41,19 @@ def far_by(priced: Evidence, constants: Floats, log_evidence: Callable[[Evidence
     likely = np.array([_log_share(by) + _log_evidence(few, by, log_evidence) for by in moves])
     share = np.exp(likely - likely.max())
     return moves[1 + int(share[1:].argmax())] if share[1:].sum() >= SURE * share.sum() else stays
+
+
+def far_words(by: Floats, job: Job) -> str:
+    """A sentence on what `far_by` moves ``by`` so much in the physics of a job; blank where it moves nothing."""
+    moves = "The measured runs show"
+    if network := float(by[NETWORK]):
+        how = "slower" if network > 0.0 else "faster"
+        moves += f" a network between nodes {np.exp(abs(network)):.2g} times {how} than assumed"
+    elif by[HOST]:
+        moves += f" a host that needs {1e3 * moved(job, by).training.framework.host_floor_s:.2g} ms to launch a layer"
+    else:
+        return ""
+    return f"{moves}: all plans are priced on it."
 
 
 def _waits(priced: Evidence) -> bool:

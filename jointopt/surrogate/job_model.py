@@ -25,6 +25,7 @@ from jointopt.spec.power_limits import without_limits
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence
+from jointopt.surrogate.far_constants import far_words
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
 from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here
@@ -220,18 +221,27 @@ class JobModel:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
 
         ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
-        they look like, and `counted_in_part`; none without.
+        they look like, and `shown_by_few`; none without.
         """
         correction = self._correction
         if correction is None or correction.own is None:
-            return (*filter(None, [class_words(self.evidence)]), *self.counted_in_part(layouts))
+            return (*filter(None, [class_words(self.evidence)]), *self.shown_by_few(layouts))
         from jointopt.surrogate.own_words import learned_sentences
 
         clocks = None if stage_clock_mhz is None else stage_clock_mhz[:1]
         return learned_sentences(correction, self.job, _rows(layouts, slice(1)), clocks)
 
-    def counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
-        """A sentence where a few runs count in part, since none of them is of the group of the first of ``layouts``."""
+    def shown_by_few(self, layouts: Columns) -> tuple[str, ...]:
+        """Sentences where a few runs show a network or host far from what was assumed (`far_words`), or count in part.
+
+        The latter where none of them is of the group of the first of ``layouts``.
+        """
+        if self._correction is None:
+            return ()
+        far = tuple(filter(None, [far_words(self._correction.by, self.job)]))
+        return (*far, *self._counted_in_part(layouts))
+
+    def _counted_in_part(self, layouts: Columns) -> tuple[str, ...]:
         if self._correction is None or not self._correction.has_new_groups:
             return ()
         physics = CostModel(self._moved, _rows(layouts, slice(1)))

@@ -100,7 +100,7 @@ def propose(
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(problem, searched[-1].front, two_step, fitting),
-        learned=model.counted_in_part(found.layouts), model=model,
+        learned=model.shown_by_few(found.layouts), model=model,
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip

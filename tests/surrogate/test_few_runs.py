@@ -116,6 +116,20 @@ def test_four_runs_on_a_slow_host_show_it_and_move_the_plans_that_wait_for_it(sm
     assert np.median(errors(rest, few)) < 0.3 * np.median(np.abs(np.expm1(constant - slower[order[4:]])))
 
 
+@pytest.mark.parametrize(
+    ("base", "truth", "count", "words"),
+    [
+        (JOB, SLOW, 10, "a network between nodes 7.4 times slower than assumed"),
+        (SMALL, SLOW_HOST, 8, "a host that needs 9.5 ms to launch a layer"),
+        (SMALL, SMALL, 8, ""),
+    ],
+)
+def test_what_a_few_runs_show_to_be_far_from_assumed_is_a_sentence(base: Job, truth: Job, count: int, words: str):
+    model = JobModel.of(base, measured=runs_of(base)(truth)[:count])
+    (sentence,) = model.shown_by_few(enumerate_layouts(base).layouts) or ("",)
+    assert sentence == (f"The measured runs show {words}: all plans are priced on it." if words else "")
+
+
 def test_runs_that_are_slower_throughout_are_not_given_a_slow_host(small_runs, runs):
     for made in (small_runs, runs):
         assert far(made(factor=1.45)[:4], "host") == far(made(factor=2.5)[:4], "host") == 0.0
