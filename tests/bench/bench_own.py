@@ -106,7 +106,8 @@ def _parts(own: OwnRuns) -> str:
     kernel = "own" if own.kernel else "shared"
     return (
         kernel
-        + " as sure" * own.as_sure
+        + " as sure" * (own.as_sure and own.of_new > 0.0)
+        + " none of it" * (not own.of_new)
         + f", trees {own.time.weight:g}{' on its rest' * own.time.beyond}" * bool(own.time.weight)
     )
 
