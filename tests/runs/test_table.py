@@ -47,6 +47,12 @@ def test_what_is_written_reads_back_equal_and_blanks_stay_blank(tmp_path: Path) 
     assert (tmp_path / "t.csv.gz").read_bytes().startswith(b"\x1f\x8b")
 
 
+def test_numbers_of_half_the_width_are_written_with_their_own_digits(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"energy_j": np.array([0.1, np.nan], np.float32)})
+    write_table(frame, tmp_path / "t.csv")
+    assert (tmp_path / "t.csv").read_text() == 'energy_j\n0.1\n""\n' == frame.to_csv(index=False)
+
+
 CELLS = {
     "float": st.floats(width=64) | st.none(),
     "whole": st.integers(-(2**63), 2**63 - 1),
