@@ -35,8 +35,8 @@ def _lines(columns: Sequence[Sequence[str]]) -> str:
 def _cells(column: pd.Series[Any], rounded: bool) -> list[str]:
     """The text of each cell, quoted where it has to be."""
     numbers = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
-    if numbers and column.dtype.kind == "f" and column.dtype.itemsize < 8:
-        column = column.map(lambda value: float(str(value)))  # 0.1 and not what it is in twice as many digits
+    if column.dtype in (np.float16, np.float32):  # 0.1 and not what it is in twice as many digits
+        column = pd.Series([float(str(value)) for value in column.to_numpy()], column.index)
     if not numbers and pd.api.types.infer_dtype(column) != "string":  # where 1 and True would pass for one value
         return _without_blanks(column, (_quoted(str(value)) for value in column.tolist()))
     text = _quoted if not numbers else _of_floats(rounded) if column.dtype.kind == "f" else str
