@@ -42,14 +42,14 @@ def test_a_value_that_makes_no_sense_is_bad_usage(command: str, pair: str, words
 
 
 def test_a_key_of_the_job_file_changes_the_job_as_in_other_commands() -> None:
-    start = "script", "opt-350m-2x4-a100", "--launcher", "torchrun", "--plan", "tp=4"
-    assert "job 'opt-350m-2x4-a100' has 2 nodes" in output_of(*start)[1]
+    start = "script", "opt-350m-2x4-a100", "--launcher", "slurm", "--plan", "tp=4"
+    assert "#SBATCH --nodes=2" in output_of(*start)[1]
+    code, text = output_of(*start, "--set", "cluster.nodes=1")
+    assert code == 0
+    assert "#SBATCH --nodes=1" in text
     code, text = output_of(*start, "--set", "cluster.nodes=1", "--set", "master_port=29501")
     assert code == 2
     assert "no option 'master_port'" in text  # what is no key of the job file is one of the launcher
-    code, text = output_of(*start, "--set", "cluster.nodes=1")
-    assert code == 0
-    assert "--nproc-per-node=4" in text
 
 
 @pytest.mark.parametrize(("command", "needed"), [("tune", ["--budget", "1"]), ("validate", []), ("work", [])])
