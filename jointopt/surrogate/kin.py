@@ -56,7 +56,7 @@ def answering(surrogate: Surrogate, source: str, job: Job, measured: bool) -> tu
     keys = np.unique(surrogate.support.source).tolist()
     own = of_kind(keys, source, job)
     if not own:
-        return surrogate, _kin_of(keys, source)
+        return _as_kin(surrogate, keys, source), source
     if source in own:
         return surrogate, source
     largest = max(own, key=lambda key: np.count_nonzero(surrogate.support.source == key))
@@ -73,10 +73,12 @@ def _of_another_cluster(surrogate: Surrogate, source: str) -> bool:
     return origin not in ("", HERE, *learned) and len(learned) > 1
 
 
-def _kin_of(keys: Iterable[str], source: str) -> str:
-    """The key of a source by the one origin of ``keys``, whose kin it is then, whatever its own name; else as it is."""
-    origins = {Source.parse(key).origin for key in keys}
-    return str(replace(Source.parse(source), origin=origins.pop())) if len(origins) == 1 else source
+def _as_kin(surrogate: Surrogate, keys: Iterable[str], source: str) -> Surrogate:
+    """The surrogate with its runs as kin of ``source``, where all are of one origin; else as it is."""
+    origin = Source.parse(source).origin
+    names = {key: str(replace(Source.parse(key), origin=origin)) for key in keys}
+    one = len({Source.parse(key).origin for key in names}) == 1
+    return _renamed(surrogate, names, {}) if one and any(key != name for key, name in names.items()) else surrogate
 
 
 def _renamed(surrogate: Surrogate, names: Mapping[str, str], classes: Mapping[str, str | None]) -> Surrogate:

@@ -73,6 +73,14 @@ def test_few_runs_of_the_kind_and_their_kin_stand_for_the_job_by_its_source(job:
     assert len(known) == 6
 
 
+def test_runs_on_another_gpu_are_kin_to_the_job_by_whatever_name_its_source_has(job: Job) -> None:
+    kin = few(of(LAB.replace("a100-sxm4-40gb", "h100-sxm5-80gb"), 2))
+    for name in (HERE, LAB, LAB.replace("lab", "else")):
+        found, source = answering(kin, name.format(PROFILE), job, measured=False)
+        assert source == name.format(PROFILE)  # the name by which `JobModel` asks for its correction
+        assert [part.tolist() for part in remembered(found, source)] == [[], [0, 1]]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_cluster_of_another_name_is_a_new_one_to_a_surrogate_of_several(job: Job, count: int) -> None:
     learned = few(*[of(LAB), of(LAB.replace("lab", "hub"))][:count])

@@ -14,6 +14,7 @@ from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report.scores import Retrained
+from jointopt.runs.workloads import workloads
 from jointopt.spec.catalog.frameworks import load_framework
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
@@ -101,6 +102,17 @@ def test_new_runs_of_the_cluster_are_predicted_close_to_their_noise(folder: Path
 def test_a_table_that_names_the_cluster_otherwise_or_not_at_all_is_of_it(folder: Path, new: pd.DataFrame) -> None:
     for table in (new.drop(columns="source"), new.assign(source="production")):
         assert error(table, surrogate=str(folder)) == pytest.approx(error(new, surrogate=str(folder)))
+
+
+def test_a_job_on_another_gpu_has_one_time_in_every_verb_and_by_every_name(folder: Path, new: pd.DataFrame) -> None:
+    one = new.drop(columns=["iteration_time_s", "avg_power_w"]).head(1).assign(gpu="a100-sxm4-80gb", clock_mhz=TOP_MHZ)
+    (work,), _ = workloads(one)
+    plan = {name: value for name, value in one.iloc[0].items() if name in LAYOUT_COLUMNS}
+    explained = explain(work.job, plan | {"clock_mhz": TOP_MHZ}, surrogate=str(folder)).iteration_time_s
+    for table in (one, one.drop(columns="source"), one.assign(source="production")):
+        found = predict(table, surrogate=str(folder))["predicted_iteration_time_s"].item()
+        assert found == pytest.approx(explained, rel=1e-6)
+    assert explained > 1.05 * predict(one, surrogate="none")["predicted_iteration_time_s"].item()
 
 
 def test_what_is_loaded_has_power_and_trees_of_its_own(folder: Path) -> None:
