@@ -79,7 +79,7 @@ class Compared(Result):
 
 
 def _reasons(plan: Explanation) -> tuple[str, ...]:
-    return () if plan.in_domain else plan.doubts or (beyond(plan.surrogate),)
+    return () if plan.in_domain else plan.doubts or (beyond(plan.surrogate, plan.job),)
 
 
 def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

@@ -273,7 +273,7 @@ def _totals(found: Explanation) -> list[str]:
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     heat = heat_words(found.intervals, found.stages)
     memory = f"{heat}{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
-    why = "; ".join(found.doubts) or beyond(found.surrogate)
+    why = "; ".join(found.doubts) or beyond(found.surrogate, job)
     known = "" if found.in_domain else f" Its interval is wider: {why}."
     lines = [
         f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}{_recipe(job)}",

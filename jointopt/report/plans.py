@@ -347,5 +347,5 @@ def doubt_words(model: JobModel, plans: Columns) -> list[str]:
     found = {name: of & unsupported for name, of in model.doubts(plans).items()}
     rest = unsupported & ~np.logical_or.reduce(list(found.values()))
     reasons = {DOUBTS[name]: int(of.sum()) for name, of in found.items()}
-    reasons[beyond(model.name)] = int(rest.sum())
+    reasons[beyond(model.name, model.job)] = int(rest.sum())
     return [f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in reasons.items() if count]

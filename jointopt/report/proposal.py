@@ -294,7 +294,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
-    lines += wider_lines(reasons_of(plans, proposal.surrogate))
+    lines += wider_lines(reasons_of(plans, proposal.surrogate, proposal.job))
     if any(map(is_tight, plans)):
         lines.append(_tight_words(sorted(map(probability_of_fitting, plans))))
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])

@@ -268,7 +268,7 @@ class Validated(MeasuredResult):
             "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
             "0 measured before, not run again (--again does).": any(run.earlier for run in runs) and not self.all_known,
         }
-        reasons = reasons_of([pick(run, "in_domain doubts") for run in runs], self.surrogate)
+        reasons = reasons_of([pick(run, "in_domain doubts") for run in runs], self.surrogate, self.job)
         remarks = [
             f"Row {number}, {run.status}: {run.notes or 'no reason known'}"
             for number, run in enumerate(runs, start=1)

@@ -11,7 +11,8 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.surrogate.correction import load_surrogate
+from jointopt.spec.job import Job
+from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
 Reasons = Sequence[Collection[str]]  # of each plan, in words; of one that recorded runs support none
@@ -19,27 +20,35 @@ NOT_KNOWN = "outside of what was checked (`jointopt explain` says why)"
 _STANDS_IN = "another precision or attention kernel stands in for the plan's"
 
 
-def beyond(surrogate: str) -> str:
-    """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too."""
+def beyond(surrogate: str, job: Job | None = None) -> str:
+    """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too.
+
+    Of the ``job``'s GPU, where it is known, it says whether a surrogate in a folder learned from runs there.
+    """
     known = {"none": "the physics was checked on", "": "predictions were learned from"}
-    if surrogate in known or not Path(surrogate).is_dir():
+    gpus = [] if surrogate in known else _gpus_of(surrogate)
+    if not gpus:
         return f"beyond the runs that {known.get(surrogate, f'{surrogate} was trained on')}"
-    return f"beyond the runs{_gpus_of(surrogate)} that {surrogate} was trained on: measure some there and retrain"
+    runs, measure = f"beyond the runs on {', '.join(gpus)} that {surrogate} learned from", "with `jointopt validate`"
+    if job is None or job.cluster.gpu.id in gpus:
+        return f"{runs} (measure some plans {measure} and retrain)"
+    here = f"{runs}, and this job has {job.cluster.gpu.id}"
+    return f"{here} (measure a few plans there {measure} and retrain, or leave --surrogate out)"
 
 
-def _gpus_of(surrogate: str) -> str:
-    """`` on`` the GPUs whose runs a surrogate in a folder remembers; blank where it cannot be read any more."""
+def _gpus_of(surrogate: str) -> list[str]:
+    """The GPUs whose runs a surrogate in a folder remembers; none of one that is shipped or can be read no more."""
     with suppress(TableError):
-        if (found := load_surrogate(surrogate)) is not None:
-            return (
-                f" on {', '.join(sorted({Source.parse(key).gpu for key in np.unique(found.support.source).tolist()}))}"
-            )
-    return ""
+        if surrogate not in surrogate_names() and Path(surrogate).is_dir() and (found := load_surrogate(surrogate)):
+            return sorted({Source.parse(key).gpu for key in np.unique(found.support.source).tolist()})
+    return []
 
 
-def reasons_of(plans: Sequence[Mapping[str, Any]], surrogate: str = "") -> list[tuple[str, ...]]:
+def reasons_of(
+    plans: Sequence[Mapping[str, Any]], surrogate: str = "", job: Job | None = None
+) -> list[tuple[str, ...]]:
     """Why the interval of each plan (records) is wider, by its ``in_domain`` and ``doubts``; none where it is not."""
-    words = {**DOUBTS, UNLIKE: beyond(surrogate), NOT_AS_STATED: _STANDS_IN}
+    words = {**DOUBTS, UNLIKE: beyond(surrogate, job), NOT_AS_STATED: _STANDS_IN}
     return [
         tuple(words[name] for name in str(plan.get("doubts") or "").split() if name in words) or (NOT_KNOWN,)
         if plan.get("in_domain") is False

@@ -140,7 +140,7 @@ class Selection(Result):
         entries = plan_entries(self.plans, rows)
         drawn = predicted_table(entries, marks)
         legend += compared_lines(entries, drawn)
-        legend += wider_lines(reasons_of(entries, self.surrogate))
+        legend += wider_lines(reasons_of(entries, self.surrogate, job))
         site = []
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))

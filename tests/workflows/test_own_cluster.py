@@ -13,9 +13,11 @@ import pytest
 from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.report.reasons import reasons_of
 from jointopt.report.scores import Retrained
 from jointopt.runs.workloads import workloads
 from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
@@ -113,6 +115,17 @@ def test_a_job_on_another_gpu_has_one_time_in_every_verb_and_by_every_name(folde
         found = predict(table, surrogate=str(folder))["predicted_iteration_time_s"].item()
         assert found == pytest.approx(explained, rel=1e-6)
     assert explained > 1.05 * predict(one, surrogate="none")["predicted_iteration_time_s"].item()
+
+
+def test_a_job_on_another_gpu_reads_which_gpus_were_learned_from_and_what_to_do(folder: Path, job: Job) -> None:
+    for gpu, words in (
+        ("a100-sxm4-40gb", " (measure some plans with `jointopt validate` and retrain)"),
+        ("h100-sxm5-80gb", ", and this job has h100-sxm5-80gb (measure a few plans there with `jointopt validate` and "
+         "retrain, or leave --surrogate out)"),
+    ):  # fmt: skip
+        there = replace(job, cluster=replace(job.cluster, gpu=load_gpu(gpu)))
+        (whys,) = reasons_of([{"in_domain": False, "doubts": "unlike_known_runs"}], str(folder), there)
+        assert whys == (f"beyond the runs on a100-sxm4-40gb that {folder} learned from{words}",)
 
 
 def test_what_is_loaded_has_power_and_trees_of_its_own(folder: Path) -> None:

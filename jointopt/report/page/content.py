@@ -80,7 +80,7 @@ def content(
         nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
         dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}, job),
         provenance=_provenance(job, document), job_file=job_file,
-        notes=_notes(plans, drift, document), data=_data(job, document, plans, cooler),
+        notes=_notes(job, plans, drift, document), data=_data(job, document, plans, cooler),
     )  # fmt: skip
 
 
@@ -333,14 +333,14 @@ def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _notes(plans: Sequence[Pictured], drift: float, document: Mapping[str, Any]) -> list[str]:
+def _notes(job: Job, plans: Sequence[Pictured], drift: float, document: Mapping[str, Any]) -> list[str]:
     notes = []
     if drift > 0.005:
         notes.append(
             f"Parts, passes and power are priced now, without the measured runs or files that moved the proposal: "
             f"their totals differ from it by up to {drift:.1%}."
         )
-    reasons = reasons_of([plan.chosen.entry for plan in plans], str(document.get("surrogate") or ""))
+    reasons = reasons_of([plan.chosen.entry for plan in plans], str(document.get("surrogate") or ""), job)
     return notes + wider_lines(reasons, [plan.letter for plan in plans], "interval")
 
 
