@@ -171,5 +171,11 @@ def test_no_source_is_unfinished_or_bound_to_a_machine(pattern: re.Pattern[str])
     assert [name for name, text in SOURCES.items() if pattern.search(text)] == []
 
 
+def test_signed_numbers_are_printed_without_negative_zeros() -> None:
+    signed = re.compile(r":\+,?\.\d")  # `+z.1f` prints +0.0 for -0.01, `+.1f` -0.0; `table.fixed` adds the z
+    printed = {name: text for name, text in SOURCES.items() if not name.startswith("studies/")}
+    assert [name for name, text in printed.items() if signed.search(text)] == []
+
+
 def test_every_module_states_what_it_is_for() -> None:
     assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []

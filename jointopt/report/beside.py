@@ -48,7 +48,7 @@ class Beside:
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
         time = result("iteration_time_s", self.iteration_time_s)
-        behind = f"{100 * self.behind:+.1f} % beside the first row"
+        behind = f"{100 * self.behind:+z.1f} % beside the first row"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
         if self.source:
             time_s = self.published_time_s
@@ -58,7 +58,7 @@ class Beside:
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
             return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"
-        low = f" (at least {100 * self.behind_low:+.1f} %)" if self.behind_low is not None else ""
+        low = f" (at least {100 * self.behind_low:+z.1f} %)" if self.behind_low is not None else ""
         first = "; take it first" if self.behind_low is not None and self.behind_low <= 0.0 else ""
         return (
             f"The first row is outside of what is published: {'; '.join(self.reasons)}. "

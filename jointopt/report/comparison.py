@@ -105,7 +105,7 @@ def differences(first: Explanation, other: Explanation, against: Mapping[str, fl
             for part, d in parts.items()
             if abs(d) >= _SMALL * before
         ]
-        change = f"{head.lower()} {100 * (after / before - 1):+.1f} %{_how_surely(head.lower(), against or {})}"
+        change = f"{head.lower()} {100 * (after / before - 1):+z.1f} %{_how_surely(head.lower(), against or {})}"
         found.append(f"{change}{': ' if named else ''}{', '.join(named[:MOST_PARTS])}")
     return found
 
@@ -119,7 +119,7 @@ def _how_surely(what: str, against: Mapping[str, float]) -> str:
     if not math.isfinite(low):
         return ""
     likely = against[f"{_BETTER[what]}_probability"]
-    return f" (90 % interval {low:+.1f} to {high:+.1f} %, {_BETTER[what]} with probability {likely:.2f})"
+    return f" (90 % interval {low:+z.1f} to {high:+z.1f} %, {_BETTER[what]} with probability {likely:.2f})"
 
 
 def _totals(plans: Sequence[Explanation], names: str) -> list[str]:

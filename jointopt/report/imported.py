@@ -55,7 +55,7 @@ class Gain:
         """``-8.1 % (-12.0 to -3.9)``; a hyphen where nothing is known."""
         if not math.isfinite(self.expected):
             return "-"
-        return f"{100 * self.expected:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+        return f"{100 * self.expected:+z.1f} % ({100 * self.low:+z.1f} to {100 * self.high:+z.1f})"
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Joint:
         if max(self.energy_saving, self.time_saving) < LITTLE:
             return f"{start} it saves nothing here; the fastest layout is the best at every clock."
         return (
-            f"{start} at most {self.energy_saving:.1%} less energy in equal time (at "
-            f"{result('iteration_time_s', self.at_time_s)}), at most {self.time_saving:.1%} less time at equal energy "
+            f"{start} at most {self.energy_saving:z.1%} less energy in equal time (at "
+            f"{result('iteration_time_s', self.at_time_s)}), at most {self.time_saving:z.1%} less time at equal energy "
             f"(at {result('energy_j', self.at_energy_j)})."
         )

@@ -219,7 +219,7 @@ def probability_of_fitting(plan: Row) -> float:
 
 
 def _against_first(values: Sequence[float]) -> list[str]:
-    return ["0" if math.isfinite(values[0]) else "-", *table.percent_of(values[1:], values[0], "+z.1f")]
+    return ["0" if math.isfinite(values[0]) else "-", *table.percent_of(values[1:], values[0], "+.1f")]
 
 
 def are_against_first(plans: Sequence[Row]) -> bool:

@@ -29,7 +29,7 @@ from jointopt.spec.job import Job
 
 Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
-_PERCENT = "+z.2f"  # beside the plan
+_PERCENT = "+.2f"  # beside the plan
 _SHORT_S = 0.05  # a pass below which the time that a change of clock takes is worth a word
 
 
@@ -106,7 +106,7 @@ class Polished(Result):
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
         time, energy = (table.result(name, getattr(self, name)) for name in ("iteration_time_s", "energy_j"))
         (slower,) = table.percent_of([self.chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
-        saved = f"{100 * self.saving(self.chosen):.2f} % of the energy at {slower} % iteration time"
+        saved = f"{100 * self.saving(self.chosen):z.2f} % of the energy at {slower} % iteration time"
         title = [
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
             f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",

@@ -360,7 +360,7 @@ def _methods(proposal: Proposal) -> str:
     searched = proposal.searched
     added = [
         f"{METHODS[method]} {gain['added']:,}"
-        + f" ({gain['hypervolume']:.2%} of the hypervolume)" * (gain["added"] > 0)
+        + f" ({gain['hypervolume']:z.2%} of the hypervolume)" * (gain["added"] > 0)
         for method, gain in searched.items()
     ]
     whole = sum(gain["added"] for gain in searched.values()) == len(proposal.front["pp"])

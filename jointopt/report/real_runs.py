@@ -224,7 +224,7 @@ def gain_words(gain: float, objectives: int, plans: str) -> str:
     if math.isnan(gain):
         return f"what {plans} may gain is not known yet (too few runs)"
     what = "be faster by" if objectives == 1 else "widen the front by"
-    return f"{plans} should {what} {gain:.1%}"
+    return f"{plans} should {what} {gain:z.1%}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,7 @@ def _change(head: str, first: Sequence[Mapping[str, Any]], other: Sequence[Mappi
     """Time or energy of other plans against the first ones, with half of the 90 % interval of that."""
     column = {"time": "iteration_time_s", "energy": "energy_j"}[name]
     pairs = [(one[column], two[column]) for one, two in zip(first, other, strict=True)]
-    plain = table.fixed((100 * (b / a - 1) if a and b else None for a, b in pairs), "+z.1f")
+    plain = table.fixed((100 * (b / a - 1) if a and b else None for a, b in pairs), "+.1f")
     halves = [half_difference(two, name) for two in other]
     known = [math.nan if cell == "-" or not half else half for cell, half in zip(plain, halves, strict=True)]
     return TextColumn(head, table.plus_minus(plain, known), brief=plain)

@@ -47,7 +47,7 @@ def _score(name: str, value: float) -> str:
     """A figure as tables and sentences show it; blank where it is not known."""
     if value != value:
         return ""
-    return format(value, _PERCENT.get(name, "," if isinstance(value, int) else ".3f"))
+    return format(value, _PERCENT.get(name, "," if isinstance(value, int) else "z.3f"))
 
 
 def _words(name: str, value: float) -> str:
@@ -56,7 +56,7 @@ def _words(name: str, value: float) -> str:
     return f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{' K' * kelvin}"
 
 
-_PERCENT = {"bias": "+.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall": ".0%", "oom_precision": ".0%"} | {
+_PERCENT = {"bias": "+z.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall": ".0%", "oom_precision": ".0%"} | {
     f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
 }
 

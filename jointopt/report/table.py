@@ -122,7 +122,8 @@ def numbers(values: Sequence[float], scale: float) -> list[str]:
 
 
 def fixed(values: Iterable[float | None], form: str) -> list[str]:
-    """The values in a format such as ``+.1f``; a dash stands for None and for what is not finite."""
+    """The values in a format such as ``+.1f``, none as ``-0.0``; a dash for None and for what is not finite."""
+    form = form if "z" in form else f"+z{form[1:]}" if form.startswith("+") else f"z{form}"
     return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
 
 
@@ -142,7 +143,7 @@ def figure(value: float) -> str:
     """One number of a sentence: all of its whole digits, or four digits in all, without an exponent."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    text = f"{value:.{_decimals_for(abs(value))}f}"
+    text = f"{value:z.{_decimals_for(abs(value))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -187,4 +187,4 @@ def group_words(group: str, values: Mapping[str, float]) -> str:
 
 
 def _percent(log_factor: float) -> str:
-    return f"{math.expm1(log_factor):+.1%}"
+    return f"{math.expm1(log_factor):+z.1%}"

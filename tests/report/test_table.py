@@ -15,6 +15,7 @@ from jointopt.report.table import (
     equal_runs,
     figure,
     fitting,
+    fixed,
     lay_out,
     numbers,
     paragraphs,
@@ -26,6 +27,12 @@ from jointopt.report.table import (
 def test_numbers_align_right_and_words_left() -> None:
     lines = lay_out([TextColumn("name", ["a", "long one"], left=True), TextColumn("J", ["1", "100"])])
     assert lines == ["name        J", "a           1", "long one  100"]
+
+
+def test_what_rounds_to_nothing_has_no_minus_sign() -> None:
+    assert fixed([-0.04, -0.06, None], "+.1f") == ["+0.0", "-0.1", "-"]
+    assert fixed([-0.4, -1234.0], ",.0f") == ["0", "-1,234"]
+    assert figure(-1e-9) == "0"
 
 
 def test_spare_columns_go_first_to_last_until_the_table_fits() -> None:

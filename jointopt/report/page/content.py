@@ -106,9 +106,9 @@ def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[st
                   f"{first['avg_power_w']:.0f} W per GPU"))  # fmt: skip
     least = min(front, key=lambda entry: float(entry["energy_j"]))
     less, more = 1.0 - least["energy_j"] / first["energy_j"], least["iteration_time_s"] / first["iteration_time_s"] - 1
-    cards.append(("Least energy", f"{-less:+.1%}", f"for {more:+.1%} of time"))
+    cards.append(("Least energy", f"{-less:+z.1%}", f"for {more:+z.1%} of time"))
     if joint := document.get("joint"):
-        cards.append(("Joint search saves", f"{joint['largest_energy_saving']:.1%}",
+        cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}",
                       "of energy at equal time, at most, against two steps"))  # fmt: skip
     return cards
 
@@ -199,7 +199,7 @@ def _ends(entry: Entry) -> str:
 
 
 def _percent(value: float, entry: Entry) -> str:
-    return f"{100 * (value / entry['iteration_time_s'] - 1):+.0f}%"
+    return f"{100 * (value / entry['iteration_time_s'] - 1):+z.0f}%"
 
 
 def _against(entry: Entry, first: Entry, name: str, half_percent: float) -> str:

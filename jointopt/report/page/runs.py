@@ -99,7 +99,7 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> list[tuple[str, str,
             cards.append((f"{table.OBJECTIVE_UNITS[name][0].capitalize()} off by", f"{statistics.median(errors):.1%}",
                           f"median; {sum(inside)} of {len(inside)} in their 90 % interval"))  # fmt: skip
     if isinstance(result, Tuned) and math.isfinite(result.gain_left):
-        cards.append(("Expected of the plans left", f"{result.gain_left:.1%}", "better than the best run"))
+        cards.append(("Expected of the plans left", f"{result.gain_left:z.1%}", "better than the best run"))
     failed = sum(run.status != "ok" for run in result.runs)
     return cards + ([("Did not succeed", str(failed), "out of memory, failed, timed out")] if failed else [])
 
@@ -257,7 +257,7 @@ def _figure(name: str, value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{value:+.1%}" if math.isfinite(value) else "-"
+    return f"{value:+z.1%}" if math.isfinite(value) else "-"
 
 
 def _provenance(result: MeasuredResult) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ def plan_note(plans: Columns, row: int, fastest: int) -> str:
 
 def _relative(plans: Columns, row: int, fastest: int) -> str:
     time_s, energy_j = (values[row] / values[fastest] - 1.0 for values in objectives(plans))
-    return f"time {time_s:+.1%}, energy {energy_j:+.1%}"
+    return f"time {time_s:+z.1%}, energy {energy_j:+z.1%}"
 
 
 def _degrees(plans: Columns, row: int) -> str:

@@ -235,7 +235,7 @@ def _trial_note(attributes: Mapping[str, Any], broken: tuple[str, ...]) -> str:
             continue
         low, high = (attributes.get(f"predicted_{name}_{end}") for end in ("low", "high"))
         interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
-        error = f"{predicted / measured - 1:+.1%}" if measured and predicted else ""
+        error = f"{predicted / measured - 1:+z.1%}" if measured and predicted else ""
         lines.append(f"| {name} ({unit}) | {_text(predicted)} | {interval} | {_text(measured)} | {error} |")
     return "\n".join([*lines, "", f"`jointopt explain JOB --plan '{attributes['plan']}'`", ""])
 
