@@ -83,7 +83,8 @@ def work(
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
     with _answering(job, runner, evaluate, dask, workers) as (answer, at_once):
-        problem = wide if answer is None else _answered(job, narrow, answer, _goals(job, of_runs=runner is not None))
+        goals = _goals(job, of_runs=runner is not None)
+        problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
@@ -168,22 +169,40 @@ class _Runs:
         return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
 
 
-def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...]) -> Problem:
-    """The same problem with its ``goals`` from ``answer``, and the constraints judged by these."""
+def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...], called: str) -> Problem:
+    """The same problem with its ``goals`` from ``answer``, which is ``called`` so, and the constraints judged by these.
+
+    A figure that no plan can have is a ValueError.
+    """
     physics = CostModel(job, {name: values[:1] for name, values in predicted.layouts.items()})
     lock = threading.Lock()  # answers may be waited for by several threads
     priced = _one_by_one(lock, predicted.evaluate)
 
     def evaluate(layout_index: Ints, stage_clock_mhz: Floats) -> Columns:
         layouts = {name: values[layout_index] for name, values in predicted.layouts.items()}
-        results = answer(job, layouts | {"stage_clock_mhz": stage_clock_mhz})
+        queried = layouts | {"stage_clock_mhz": stage_clock_mhz}
+        results = answer(job, queried)
         plans = priced(layout_index, stage_clock_mhz)
+        returned = {name: _column(results, name, len(layout_index)) for name in (*OBJECTIVES, *goals) if name in results}
+        _check_figures(returned, queried, called)
         plans |= _goal_columns(job, results, goals, len(layout_index))
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
     decode = None if predicted.stage_clocks is None else _one_by_one(lock, predicted.stage_clocks)
     return Problem(predicted.layouts, predicted.clocks_mhz, evaluate, stage_clocks=decode, goals=goals)
+
+
+def _check_figures(returned: Columns, plans: Columns, called: str) -> None:
+    """Raises ValueError for a figure that is not finite, negative, or a time or energy of nothing."""
+    from jointopt.search.studies.display import plan_text
+
+    for name, values in returned.items():
+        least = "above 0" if name in OBJECTIVES else "from 0 on"
+        possible = np.isfinite(values) & ((values > 0.0) if name in OBJECTIVES else (values >= 0.0))
+        for row in np.flatnonzero(~possible)[:1].tolist():
+            plan = plan_text(plans, row)
+            raise ValueError(f"{called} returned {name} {values[row]:g} for {plan}, not a finite number {least}")
 
 
 def _goal_columns(job: Job, results: Mapping[str, Any], goals: tuple[str, ...], count: int) -> Columns:

@@ -32,6 +32,12 @@ def many(job, plans):
 def half(job, plans):
     return {"iteration_time_s": 1.0 / plans["tp"]}
 
+def nothing(job, plans):
+    return run(job, plans) | {"iteration_time_s": 0.0 * plans["tp"]}
+
+def below(job, plans):
+    return many(job, plans) | {"cost": -1.5 / plans["tp"] * plans["tp"]}
+
 word = 3
 """
 
@@ -104,6 +110,15 @@ def test_an_objective_that_a_function_does_not_return_ends_the_worker_in_a_sente
     with pytest.raises(LauncherError, match=f"returns no {objective}, an objective of the search; return a value") as e:
         work(priced("iteration_time_s", objective), url, trials=4, evaluate="a_simulator:run")
     assert str(e.value).count(".") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "figure"),
+    [("nothing", "iteration_time_s 0 for dp=.*, not a finite number above 0"), ("below", "cost -1.5 for dp=.* 0 on")],
+)
+def test_a_figure_that_no_plan_has_is_named_with_function_and_plan(url, function, figure):
+    with pytest.raises(LauncherError, match=f"a_simulator:{function} returned {figure}; fix what evaluates them"):
+        work(priced("iteration_time_s", "cost"), url, trials=8, evaluate=f"a_simulator:{function}")
 
 
 def test_the_physics_is_searched_by_all_objectives_too_from_the_front_that_propose_counts(url):

@@ -191,12 +191,12 @@ def test_a_plan_that_cannot_be_evaluated_fails_alone(problem, shared_url):
     assert "out of luck" in next(t for t in study.trials if t.state.name == "FAIL").user_attrs["error"]
 
 
-@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
-def test_what_evaluates_plans_may_return_no_negative_or_infinite_figure(problem, shared_url, value):
+@pytest.mark.parametrize("value", [-1.0, 0.0, np.nan, np.inf])
+def test_what_evaluates_plans_may_return_no_figure_that_no_plan_has(problem, shared_url, value):
     def wrong(layout, clocks):
         return problem.evaluate(layout, clocks) | {"energy_j": np.full(len(layout), value)}
 
-    with pytest.raises(LauncherError, match=f"energy_j must be a finite number from 0 on; got {value:g}"):
+    with pytest.raises(LauncherError, match=f"energy_j must be a finite number above 0; got {value:g}"):
         work(replace(problem, evaluate=wrong), shared_url)
 
 
