@@ -10,7 +10,7 @@ import click
 from jointopt.cli import common
 
 
-@click.command(short_help="Write a proposal as one HTML file.")
+@click.command(short_help="Write a proposal, or what moves a surrogate, as one HTML file.")
 @click.argument("out_or_study")
 @click.option("--out", type=common.PATH, required=True, help="The HTML file.")
 @click.option("--trace", type=common.PATH, help="Passes of the chosen plans for Perfetto (ui.perfetto.dev).")
@@ -26,15 +26,26 @@ def report(
 
     It shows the front with the two-step answer, the parts of time, energy and memory, every pass of an iteration, heat,
     what was assumed and dropped, and what starts each chosen plan. OUT_OR_STUDY is a folder of `propose --out`, its
-    proposal.json, the name of a stored study, or - for what `propose --json` prints into a pipe.
+    proposal.json, the name of a stored study, or - for what `propose --json` prints into a pipe. Of a folder that
+    `retrain` wrote, the file shows what moves the surrogate's time and power, as `retrain --plot` does.
 
     \b
     Examples:
       jointopt propose opt-350m-2x4-a100 --out out
       jointopt report out --out report.html --trace trace.json
+      jointopt report my-surrogate --out importance.html
     """
-    from jointopt.workflows.page import page
+    from jointopt.workflows.page import page, surrogate_plot
 
+    if studies is None and (plot := surrogate_plot(out_or_study)) is not None:
+        if trace is not None:
+            raise click.UsageError(
+                f"--trace shows the passes of plans, and {out_or_study} is a surrogate; leave it out."
+            )
+        with common.writing("--out"):
+            plot.write_html(out)
+        common.remark(f"Written: {out}")
+        return
     made = page(out_or_study, studies=common.storage_of_study(out_or_study, studies), pue=pue, **basis)
     common.write_report(made, out, "--out")
     if trace is not None:

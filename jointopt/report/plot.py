@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from jointopt.core.errors import UsageError
 from jointopt.core.facts import Source
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.figures import front_figure
@@ -28,11 +30,14 @@ def front_plot(document: Mapping[str, Any]) -> go.Figure:
     return go.Figure(_coloured(figure, _colours()))
 
 
-def importance_plot(importance: Mapping[str, Mapping[str, Mapping[str, float]]]) -> go.Figure:
+def importance_plot(importance: Mapping[str, Mapping[str, Mapping[str, float]]], folder: Path) -> go.Figure:
     """A plot of how far each feature moves what trees predict (mean size of its SHAP values), a panel per quantity.
 
-    ``importance``: of features, by source and quantity; the largest stands on top, a colour per source.
+    ``importance``: of features, by source and quantity, in the surrogate in ``folder``; the largest stands on top, a
+    colour per source. UsageError where no trees count.
     """
+    if not importance:
+        raise UsageError(f"No trees count in {folder}: there is no importance to draw, and its card says why.")
     quantities = [of for of in _QUANTITIES if any(of in by for by in importance.values())]
     titles = [f"What moves the {_QUANTITIES[of]}, by the trees of a cluster's own runs" for of in quantities]
     figure, colours = make_subplots(rows=len(quantities), cols=1, subplot_titles=titles), _colours()

@@ -10,7 +10,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.errors import UsageError
 from jointopt.report.documents import Result, known_figures, pick
 from jointopt.report.table import TextColumn, blocks_text, fixed, lay_out, paragraphs, table_width, text_width
 from jointopt.spec.calibration import Calibration
@@ -117,9 +116,7 @@ class Retrained(Result):
         """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""
         from jointopt.report.plot import importance_plot
 
-        if not self.importance:
-            raise UsageError(f"No trees count in {self.out}: there is no importance to draw, and its card says why.")
-        return importance_plot(self.importance)
+        return importance_plot(self.importance, self.out)
 
     def document(self) -> dict[str, Any]:
         """The errors per source, and the comparison with the surrogate that was replaced."""

@@ -133,11 +133,10 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def load(folder: Path) -> Surrogate:
-    """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
+def holds_surrogate(folder: Path) -> bool:
+    """Whether a surrogate lies in ``folder``; files of a `retrain` that was killed while it moved them are moved first.
 
-    A folder whose `retrain` was killed while it replaced files has the rest of them moved first. Raises TableError for
-    a folder that is none, one of another format, and where a file is missing or is not what it should be.
+    Raises TableError where these cannot be moved.
     """
     try:
         finish_replacing(folder)
@@ -146,7 +145,16 @@ def load(folder: Path) -> Surrogate:
             f"{folder} holds files of a `jointopt retrain` that was killed, which cannot be put in place "
             f"({error.strerror}): read the surrogate once as somebody who may write there."
         ) from error
-    if not (folder / CARD).exists():
+    return (folder / CARD).exists()
+
+
+def load(folder: Path) -> Surrogate:
+    """The surrogate in ``folder``; only JSON, XGBoost's format and plain arrays are read, so no file can run code.
+
+    Raises TableError for a folder that is none, one of another format, and where a file is missing or is not what it
+    should be.
+    """
+    if not holds_surrogate(folder):
         raise TableError(
             f"{folder} holds no surrogate (no {CARD}); expected a folder that `jointopt retrain --out` wrote."
         )

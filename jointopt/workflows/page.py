@@ -15,12 +15,14 @@ from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.machine import Machine
+from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.given import from_files
-from jointopt.workflows.stored_proposals import stored_proposal
+from jointopt.workflows.stored_proposals import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from jointopt.surrogate.measurements import Measurements
 
@@ -44,6 +46,19 @@ def page(
         document |= {"reference": billed(job, document["reference"])} if document.get("reference") else {}
     named = surrogate or str(document["surrogate"])
     return report_of(document, JobModel.of(job, named, measured, calibration, storage, machine))
+
+
+def surrogate_plot(source: str) -> go.Figure | None:
+    """A plot of what moves the time and power that the surrogate in the folder ``source`` predicts; None where none is.
+
+    As `retrain --plot` draws it, from the importance in the card. UsageError where no trees count.
+    """
+    folder = Path(source)
+    if not folder.is_dir() or (folder / PROPOSAL).exists() or not holds_surrogate(folder):
+        return None
+    from jointopt.report.plot import importance_plot
+
+    return importance_plot({own.source: own.importance for own in load(folder).own if own.importance}, folder)
 
 
 def billed(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from jointopt.runs.table import checked_results, read_table, readable_runs
 from jointopt.runs.unused import unfinished_lines, unread_lines, untimed_lines
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
-from jointopt.surrogate.files import CARD, DAMAGED, load, save
+from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.timed_rows import Use
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
@@ -190,7 +190,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
 
 def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:
     """Sources of the surrogate in ``folder`` and its held-out rows (row, source, error); None where there is none."""
-    if not (folder / CARD).is_file():
+    if not holds_surrogate(folder):
         return None
     try:
         card = load(folder).card

@@ -10,6 +10,7 @@ from jointopt.core.errors import JobError, UsageError
 from jointopt.spec.files import parse_json
 
 STORAGE = "sqlite:///jointopt.db"
+PROPOSAL = "proposal.json"  # in a folder of `propose --out`
 _NEEDED = ("job", "job_file", "front", "surrogate")
 _EXPECTED = "expected a folder of `jointopt propose --out`, its proposal.json, or the name of a stored study"
 
@@ -19,7 +20,7 @@ def stored_proposal(source: str, storage: str | None = None) -> dict[str, Any]:
 
     A given ``storage`` means that ``source`` is a study. UsageError where there is none, or it is incomplete.
     """
-    path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
+    path = Path(source) / PROPOSAL if Path(source).is_dir() else Path(source)
     if source == "-":
         return _checked(sys.stdin.read(), "standard input")
     if storage is None and (path.is_file() or path.suffix.lower() == ".json" or path.name != source):

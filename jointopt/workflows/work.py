@@ -183,7 +183,8 @@ def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ..
         queried = layouts | {"stage_clock_mhz": stage_clock_mhz}
         results = answer(job, queried)
         plans = priced(layout_index, stage_clock_mhz)
-        returned = {name: _column(results, name, len(layout_index)) for name in (*OBJECTIVES, *goals) if name in results}
+        known = (name for name in (*OBJECTIVES, *goals) if name in results)
+        returned = {name: _column(results, name, len(layout_index)) for name in known}
         _check_figures(returned, queried, called)
         plans |= _goal_columns(job, results, goals, len(layout_index))
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
+from jointopt.cli.main import jointopt
 from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS
@@ -34,6 +36,7 @@ from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate, earlier_runs
 from jointopt.workflows.campaign.outlook import Outlook
 from jointopt.workflows.explain import explain
+from jointopt.workflows.page import surrogate_plot
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from jointopt.workflows.retrain import retrain
@@ -273,6 +276,17 @@ def test_the_plot_of_importance_has_the_features_of_the_card_the_largest_on_top(
         assert any(f"moves the {of}" in title.text for title in figure.layout.annotations)
     with pytest.raises(UsageError, match="No trees count in"):
         replace(written, importance={}).plot()
+
+
+def test_report_draws_the_importance_of_a_surrogate_that_was_trained_before(folder: Path, tmp_path: Path) -> None:
+    found = surrogate_plot(str(folder))
+    (own,) = load(folder).own
+    assert found is not None
+    assert [list(bars.y)[::-1] for bars in found.data] == [list(features) for features in own.importance.values()]
+    result = CliRunner().invoke(jointopt, ["report", str(folder), "--out", str(tmp_path / "importance.html")])
+    assert result.exit_code == 0, result.output
+    assert "my cluster" in (tmp_path / "importance.html").read_text()
+    assert surrogate_plot(str(tmp_path)) is None
 
 
 def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.DataFrame, tmp_path: Path) -> None:
