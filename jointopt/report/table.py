@@ -123,7 +123,7 @@ def numbers(values: Sequence[float], scale: float) -> list[str]:
 
 def fixed(values: Iterable[float | None], form: str) -> list[str]:
     """The values in a format such as ``+.1f``, none as ``-0.0``; a dash for None and for what is not finite."""
-    form = form if "z" in form else f"+z{form[1:]}" if form.startswith("+") else f"z{form}"
+    form = f"+z{form[1:]}" if form.startswith("+") else f"z{form}"
     return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
 
 

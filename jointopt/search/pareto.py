@@ -37,6 +37,16 @@ def is_covered(front_first: Floats, front_second: Floats, first: Floats, second:
     return np.asarray(covered & ~np.isnan(first), dtype=bool)  # an unknown bound rules nothing out
 
 
+def first_impossible(name: str, values: Floats) -> tuple[int, str] | None:
+    """Row of the first of ``values`` of a goal that no plan can have, and which number was expected; else None.
+
+    Time and energy are above 0, since their logarithms are taken, all other goals from 0 on.
+    """
+    least, possible = ("above 0", values > 0.0) if name in OBJECTIVES else ("from 0 on", values >= 0.0)
+    wrong = np.flatnonzero(~(np.isfinite(values) & possible))
+    return (int(wrong[0]), f"a finite number {least}") if len(wrong) else None
+
+
 def non_dominated(values: Floats) -> Ints:
     """Indices of the non-dominated rows of (n, k), ascending in the first column, for any number of objectives."""
     finite = np.flatnonzero(np.isfinite(values).all(axis=1))

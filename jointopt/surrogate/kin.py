@@ -75,10 +75,11 @@ def _of_another_cluster(surrogate: Surrogate, source: str) -> bool:
 
 def _as_kin(surrogate: Surrogate, keys: Iterable[str], source: str) -> Surrogate:
     """The surrogate with its runs as kin of ``source``, where all are of one origin; else as it is."""
-    origin = Source.parse(source).origin
-    names = {key: str(replace(Source.parse(key), origin=origin)) for key in keys}
-    one = len({Source.parse(key).origin for key in names}) == 1
-    return _renamed(surrogate, names, {}) if one and any(key != name for key, name in names.items()) else surrogate
+    parsed, origin = {key: Source.parse(key) for key in keys}, Source.parse(source).origin
+    origins = {one.origin for one in parsed.values()}
+    if len(origins) != 1 or origin in origins:
+        return surrogate
+    return _renamed(surrogate, {key: str(replace(one, origin=origin)) for key, one in parsed.items()}, {})
 
 
 def _renamed(surrogate: Surrogate, names: Mapping[str, str], classes: Mapping[str, str | None]) -> Surrogate:

@@ -153,6 +153,11 @@ class Surrogate:
         """Learned from many runs of that source; None where there were few."""
         return next((own for own in self.own if own.source == source), None)
 
+    @property
+    def importance(self) -> dict[str, Mapping[str, Mapping[str, float]]]:
+        """Mean size of the SHAP values of trees that count, of each feature, by source and quantity."""
+        return {own.source: own.importance for own in self.own if own.importance}
+
     def class_of(self, source: str) -> str | None:
         """The recipe class by which the remembered runs of that source were priced, blank for the usual one.
 

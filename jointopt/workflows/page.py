@@ -58,7 +58,7 @@ def surrogate_plot(source: str) -> go.Figure | None:
         return None
     from jointopt.report.plot import importance_plot
 
-    return importance_plot({own.source: own.importance for own in load(folder).own if own.importance}, folder)
+    return importance_plot(load(folder).importance, folder)
 
 
 def billed(job: Job, entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,8 +84,7 @@ def retrain(
     bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
     bounds = [_bounds_line(bounded, counted)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
-    importance = {own.source: own.importance for own in surrogate.own if own.importance}
-    return Retrained(lines, scores, compared, forgotten, out, importance)
+    return Retrained(lines, scores, compared, forgotten, out, surrogate.importance)
 
 
 def _bounds_line(given: int, counted: int) -> str:

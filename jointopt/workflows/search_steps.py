@@ -182,7 +182,7 @@ def contributions(steps: list[Step], rows: Ints, goals: tuple[str, ...]) -> dict
         known = len(rows) if step is steps[-1] else int(is_beaten(seen, final[rows]).sum())
         reached = volume(seen, final) / whole if whole else 1.0  # one plan spans no area
         by_method[step.method] = {
-            "evaluated": step.evaluated, "added": known - found, "hypervolume": max(round(reached - share, 9), 0.0),
+            "evaluated": step.evaluated, "added": known - found, "hypervolume": round(max(0.0, reached - share), 9),
         }  # fmt: skip
         found, share = known, reached
     return by_method

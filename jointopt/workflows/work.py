@@ -22,7 +22,7 @@ from jointopt.report.results import Shared
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles
-from jointopt.search.pareto import OBJECTIVES, front_of, merge, objectives, spread, stacked, take
+from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -186,7 +186,7 @@ def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ..
         known = (name for name in (*OBJECTIVES, *goals) if name in results)
         returned = {name: _column(results, name, len(layout_index)) for name in known}
         _check_figures(returned, queried, called)
-        plans |= _goal_columns(job, results, goals, len(layout_index))
+        plans |= _goal_columns(job, returned, goals, len(layout_index))
         excess = [values / bound - 1.0 for values, bound in physics.limits(plans).values()]
         return plans | {"violation": np.maximum.reduce(excess)}
 
@@ -199,23 +199,21 @@ def _check_figures(returned: Columns, plans: Columns, called: str) -> None:
     from jointopt.search.studies.display import plan_text
 
     for name, values in returned.items():
-        least = "above 0" if name in OBJECTIVES else "from 0 on"
-        possible = np.isfinite(values) & ((values > 0.0) if name in OBJECTIVES else (values >= 0.0))
-        for row in np.flatnonzero(~possible)[:1].tolist():
-            plan = plan_text(plans, row)
-            raise ValueError(f"{called} returned {name} {values[row]:g} for {plan}, not a finite number {least}")
+        if (found := first_impossible(name, values)) is not None:
+            row, expected = found
+            raise ValueError(f"{called} returned {name} {values[row]:g} for {plan_text(plans, row)}, not {expected}")
 
 
-def _goal_columns(job: Job, results: Mapping[str, Any], goals: tuple[str, ...], count: int) -> Columns:
-    """Values of ``goals`` (n,) as ``results`` have them, and mean power; what follows from time and energy may lack.
+def _goal_columns(job: Job, returned: Columns, goals: tuple[str, ...], count: int) -> Columns:
+    """Values of ``goals`` (n,) as ``returned``, and mean power; what follows from time and energy may lack.
 
-    LauncherError for another goal that they lack.
+    LauncherError for another goal that lacks.
     """
-    found = {name: _column(results, name, count) for name in OBJECTIVES}
+    found = {name: _column(returned, name, count) for name in OBJECTIVES}
     time_s, energy_j = objectives(found)
     follows = bill(job, time_s, energy_j) | {MEAN_POWER: energy_j / (time_s * job.cluster.num_gpus)}
-    further = {name: follows[name] for name in goals if name in follows and name not in results}
-    further |= {name: _column(results, name, count) for name in goals if name not in further}
+    further = {name: follows[name] for name in goals if name in follows and name not in returned}
+    further |= {name: _column(returned, name, count) for name in goals if name not in further}
     return {MEAN_POWER: follows[MEAN_POWER]} | found | further
 
 

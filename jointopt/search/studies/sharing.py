@@ -21,7 +21,7 @@ from jointopt.core.errors import JointOptError, LauncherError, RunFailedError
 from jointopt.core.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
-from jointopt.search.pareto import OBJECTIVES, front_of, take
+from jointopt.search.pareto import first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.queue import UNFINISHED, Queue
 from jointopt.search.studies.storage import study_errors
@@ -140,10 +140,9 @@ class _Worker:
         bare = self._bare(claimed)
         plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
         for name in self.problem.goals:
-            above = plans[name] > 0.0 if name in OBJECTIVES else plans[name] >= 0.0  # what time and energy have logs of
-            if (wrong := ~(np.isfinite(plans[name]) & above)).any():
-                least = "above 0" if name in OBJECTIVES else "from 0 on"
-                raise ValueError(f"{name} must be a finite number {least}; got {plans[name][wrong][0]:g}")
+            if (found := first_impossible(name, plans[name])) is not None:
+                row, expected = found
+                raise ValueError(f"{name} must be {expected}; got {plans[name][row]:g}")
         return plans
 
     def _fail(self, claimed: list[FrozenTrial], error: Exception) -> None:
