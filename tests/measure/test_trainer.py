@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -153,3 +154,34 @@ def test_weights_are_gathered_once_an_iteration_unless_they_are_given_back(
     tokens = torch.zeros(8, 32, dtype=torch.int64)
     run._plain(spec, stage, tokens, tokens)()
     assert (len(seen), sum(seen)) == (8, gathered)
+
+
+class Writes(io.RawIOBase):
+    """A file that keeps each write by itself; those of nothing are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.each += [bytes(data)] if data else []
+        return len(data)
+
+
+def test_a_line_of_progress_is_one_write_so_that_those_of_ranks_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from jointopt.measure.trainer import run
+
+    written = Writes()
+    unbuffered = io.TextIOWrapper(written, write_through=True)  # as PYTHONUNBUFFERED=1 makes it
+    monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(sys, "stdout", unbuffered)
+    run._print_progress(replace(TINY, prints=True), [0.5, 0.4, 0.3], torch.device("cpu"))
+    peak, iteration = written.each
+    assert peak.startswith(b"peak ")
+    assert peak.endswith(b" GiB\n")
+    assert iteration == b"iteration 0.300000 s\n"

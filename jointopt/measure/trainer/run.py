@@ -79,12 +79,14 @@ def _is_behind(spec: TrainSpec, seconds: list[float], device: torch.device) -> b
 def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
     """Print the last measured iteration, and once the memory of every rank, as `TorchrunProgram` reads them.
 
-    Memory first: a run that is behind may be ended as soon as the iteration is read.
+    Memory first: a run that is behind may be ended as soon as the iteration is read. Each line is one write, as ranks
+    share a file, and Python without buffers writes the end of a line by itself.
     """
     if spec.prints and len(seconds) == JUDGED_ON:
-        print(f"peak {_memory_gib(device):.4f} GiB", flush=True)
+        print(f"peak {_memory_gib(device):.4f} GiB\n", end="", flush=True)
     if spec.prints and seconds and dist.get_rank() == 0:
-        print(f"iteration {seconds[-1]:.6f} s", flush=True)  # all ranks wait for the loss: theirs takes as long
+        # all ranks wait for the loss: theirs takes as long
+        print(f"iteration {seconds[-1]:.6f} s\n", end="", flush=True)
 
 
 def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:
