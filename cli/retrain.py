@@ -35,4 +35,5 @@ def retrain(
     )
     click.echo(found.text())
     if plot is not None:
-        found.plot().write_html(plot)
+        with common.writing("--plot"):
+            found.plot().write_html(plot)

@@ -73,6 +73,8 @@ RUN_RULES = (
     Rule(("num_gpus", *DEGREES), f"{'*'.join(DEGREES)} to be num_gpus", _degrees_contradict),
     Rule(("global_batch_size", "dp"), "global_batch_size to be at least dp", above("dp", "global_batch_size"), True),
     _at_most("num_attention_heads", "hidden_size"),
+    Rule(("moe_router_topk", "num_experts"), "moe_router_topk to be at most num_experts",  # a single one is no choice
+         lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 1)),
     Rule(("stage_clock_mhz", "pp"), "stage_clock_mhz to have one clock or pp of them", _clocks_miscounted),
     Rule(("moe_load_imbalance", "num_experts", "moe_router_topk"),
          "moe_load_imbalance to be at most num_experts / moe_router_topk, as a token goes to an expert once",
@@ -91,8 +93,6 @@ RULES = (
     *RUN_RULES,
     _at_most("ep", "num_gpus"),
     _at_most("num_query_groups", "num_attention_heads"),
-    Rule(("moe_router_topk", "num_experts"), "moe_router_topk to be at most num_experts",
-         lambda runs: (runs["moe_router_topk"] > runs["num_experts"]) & (runs["num_experts"] > 0)),
     _AGREEING_ENERGY,
     Rule(("energy_j", "iteration_time_s", "num_gpus", "avg_power_w"),
          f"energy_j over iteration_time_s and num_gpus to be at most {MOST_GPU_POWER_W:,} W", _energy_excessive),

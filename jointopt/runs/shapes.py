@@ -94,11 +94,14 @@ def latent_shape(row: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
     return _USUAL_LATENT
 
 
-def position_shape(row: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model knows positions, where a row states it or its model's name does."""
+def position_shape(row: Mapping[str, Any], table_rows: int = 0) -> dict[str, Any]:
+    """How a model knows positions, where a row states it or its model's name does.
+
+    ``table_rows``: of the catalogue's model, where it has a learned table; else a table has a row for each position.
+    """
     named = "alibi" if str(row.get("model", "")).lower().startswith(_OF_ALIBI) else ""
     found = str(row.get("position_embedding", named))
-    learned = {"max_position_embeddings": int(row["seq_length"])} if found == "learned" else {}
+    learned = {"max_position_embeddings": table_rows or int(row["seq_length"])} if found == "learned" else {}
     return {"position_embedding": found} | learned if found else {}
 
 

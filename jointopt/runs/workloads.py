@@ -314,10 +314,9 @@ def _model(row: Mapping[str, Any], assumed: list[str]) -> Model:
 
 def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     if row.get(FROM_CATALOGUE):
-        return replace(
-            load_model(whole_name(row["model"], row.get("block"))), mtp_num_layers=int(row.get("mtp_num_layers", 0)),
-            **window_shape(row), **position_shape(row),
-        )  # fmt: skip
+        known = load_model(whole_name(row["model"], row.get("block")))
+        positions = position_shape(row, known.max_position_embeddings)
+        return replace(known, mtp_num_layers=int(row.get("mtp_num_layers", 0)), **window_shape(row), **positions)
     hidden = int(row["hidden_size"])
     heads = int(row.get("num_attention_heads", max(hidden // _USUAL_HEAD_DIM, 1)))
     experts = int(row.get("num_experts", 0))
@@ -325,7 +324,6 @@ def _whole_model(row: Mapping[str, Any], assumed: list[str]) -> Model:
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
     shape = [name for name in shape if name not in NOT_IN.get(str(row.get("block", "")), ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
-    assumed += ["moe_router_topk"] * (0 < experts < int(row.get("moe_router_topk", 0)))  # taken to be all of them
     assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_KIN))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not

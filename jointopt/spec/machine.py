@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,14 +136,34 @@ def on_machine(job: Job, machine: Machine | None) -> Job:
     return job if machine is None else replace(job, cluster=with_machine(job.cluster, machine))
 
 
-def check_machine(machine: Machine | None, jobs: Iterable[Job]) -> None:
-    """Raises UsageError where no job runs on such a machine, so that its file would change nothing."""
-    clusters = [job.cluster for job in jobs]
-    if machine and clusters and not any(is_of(machine, cluster) for cluster in clusters):
-        kinds = sorted({f"{c.gpus_per_node} x {c.gpu.id}" for c in clusters})
+def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) -> Iterator[str]:
+    """Where the file changes nothing: runs on other nodes, and figures that a table states otherwise, a sentence each.
+
+    ``rows``: the clusters of a table and on how many rows each is. Raises UsageError where none is of such nodes.
+    """
+    if machine is None or not rows:
+        return
+    other = [(cluster, count) for cluster, count in rows if not is_of(machine, cluster)]
+    kinds = ", ".join(sorted({f"{c.gpus_per_node} x {c.gpu.id}" for c, _ in other})[:5])
+    if len(other) == len(rows):
         raise UsageError(
             f"The machine file is of {machine.gpus_per_node} x {machine.gpu} a node and no run of the table is on "
-            f"such nodes (they are {', '.join(kinds[:5])}); leave --machine out, or measure one of these."
+            f"such nodes (they are {kinds}); leave --machine out, or measure one of these."
+        )
+    if other:
+        runs, total = (sum(count for _, count in some) for some in (other, rows))
+        yield (
+            f"{runs:,} of {total:,} rows are on other nodes ({kinds}) than the machine file's and are predicted "
+            "without it."
+        )
+    stated: Counter[tuple[str, float]] = Counter()
+    for cluster, count in rows:
+        if is_of(machine, cluster):
+            stated.update(dict.fromkeys(_stated_otherwise(machine, cluster).items(), count))
+    for (key, value), count in stated.items():
+        yield (
+            f"{key} is {value:g} in {count:,} row{'s' * (count > 1)} and {machine.figures[key]:g} in the machine file; "
+            "the table's counts: leave its cells blank for the measured one."
         )
 
 
@@ -153,11 +174,15 @@ def _measured_by(machine: Machine, cluster: Cluster) -> Assumption:
         parts.append(f"products ({', '.join(machine.product_time_factor)})")
     on = f" on {str(machine.measured['at'])[:10]}" if "at" in machine.measured else ""
     brief = f"{', '.join(parts)} measured{on}"
-    stated = {key: getattr(cluster.gpu if key in _OF_GPU else cluster, key) for key in cluster.stated}
     kept = [
-        f"{key} {stated[key]:g} as the job states it, measured {value:g}"
-        for key, value in machine.figures.items()
-        if stated.get(key, value) != value
+        f"{key} {value:g} as the job states it, measured {machine.figures[key]:g}"
+        for key, value in _stated_otherwise(machine, cluster).items()
     ]
     text = "; ".join([brief, *kept])
     return Assumption("probe", machine.gpu, f"{machine.gpus_per_node} x {machine.gpu}: {text}", machine.gpu, text)
+
+
+def _stated_otherwise(machine: Machine, cluster: Cluster) -> dict[str, float]:
+    """Figures of the machine that the cluster states with another value: that value by name."""
+    figures = {key: getattr(cluster.gpu if key in _OF_GPU else cluster, key) for key in machine.figures}
+    return {key: value for key, value in figures.items() if key in cluster.stated and value != machine.figures[key]}

@@ -23,10 +23,10 @@ from jointopt.physics.throughput import throughput
 from jointopt.runs.classes import class_conflicts, states_class
 from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
-from jointopt.runs.workloads import workloads
+from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine, check_machine
+from jointopt.spec.machine import Machine, table_lines
 from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
@@ -90,9 +90,9 @@ def predict(
     runs = None if runs is None else _beside(runs, queried)
     found, reasons = workloads(queried, None if runs is None else runs.table)
     check_calibrates(calibration, (work.job for work in found))
-    check_machine(machine, (work.job for work in found))
-    found = [replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine) for work in found]
-    found = [replace(work, job=work.job.on_site(pue)) for work in found]
+    for line in table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found]):
+        _log.warning("%s", line)
+    found = [_at_hand(work, calibration, machine, pue) for work in found]
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
     learned = load_surrogate("default" if runs is not None and surrogate == "none" else surrogate)
     parts = parts_by_source(queried, found, _MOST_ROWS)
@@ -113,6 +113,12 @@ def predict(
     _log_unpredicted(reasons)
     out.index = table.index
     return pd.concat([table.drop(columns=[c for c in table if c in out or c in _EARLIER]), out], axis=1)
+
+
+def _at_hand(work: Workload, calibration: Calibration | None, machine: Machine | None, pue: float | None) -> Workload:
+    """The workload with what was measured of its GPU and nodes, on the site that the PUE is of."""
+    there = replace(work, job=calibrated_if_same_gpu(work.job, calibration)).on(machine)
+    return replace(there, job=there.job.on_site(pue))
 
 
 def _words(reasons: Mapping[int, str], count: int) -> npt.NDArray[np.object_]:

@@ -31,7 +31,7 @@ EDGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # what passes, what
     ({"stage_clock_mhz": "1400"}, {"stage_clock_mhz": "1400;1400", "pp": 4, "dp": 2}, "stage_clock_mhz"),
     ({"ep": 16}, {"ep": 17}, "ep"),
     ({"moe_router_topk": 8, "num_experts": 8}, {"moe_router_topk": 9, "num_experts": 8}, "moe_router_topk"),
-    ({"moe_router_topk": 2, "num_experts": 0}, {"moe_router_topk": 2, "num_experts": 1}, "moe_router_topk"),
+    ({"moe_router_topk": 3, "num_experts": 1}, {"moe_router_topk": 3, "num_experts": 2}, "moe_router_topk"),
     (POWER | {"energy_j": 11_500.0}, POWER | {"energy_j": 11_540.0}, "energy_j"),  # a fifth more: 11,520 J
     (POWER | {"energy_j": 7_700.0}, POWER | {"energy_j": 7_660.0}, "energy_j"),  # a fifth less: 7,680 J
     (POWER | {"peak_power_w": 241.0}, POWER | {"peak_power_w": 239.0}, "peak_power_w"),  # 240 W is a fifth less

@@ -69,9 +69,8 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"num_experts": 8} | EXPERTS, {"num_experts": 8, "assumed": "etp"} | EXPERTS),
     ({"num_experts": 8},
      {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 11008, "assumed": "moe_router_topk etp"}),
-    ({"num_experts": 8, "num_dense_layers": 40, "moe_router_topk": 9},  # one layer has experts, a token at most all
-     {"num_experts": 8, "moe_router_topk": 8, "moe_ffn_hidden_size": 11008, "num_dense_layers": 31,
-      "assumed": "moe_router_topk etp"}),
+    ({"num_experts": 8, "num_dense_layers": 40, "moe_router_topk": 8},  # one layer has experts
+     {"num_experts": 8, "moe_router_topk": 8, "moe_ffn_hidden_size": 11008, "num_dense_layers": 31, "assumed": "etp"}),
     ({"num_experts": 4, "moe_router_topk": 0},
      {"num_experts": 4, "moe_router_topk": 1, "moe_ffn_hidden_size": 11008, "assumed": "etp"}),
     ({"num_experts": 1, "moe_router_topk": 1}, {}),

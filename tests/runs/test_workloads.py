@@ -355,13 +355,19 @@ def test_a_plain_mlp_is_four_hidden_sizes_wide_where_the_table_states_no_width()
 
 
 @pytest.mark.parametrize(
-    ("stated", "experts", "top_k"), [((2, 1), 2, 1), ((2, 8), 2, 2), ((8, 0), 8, 1), ((1, 2), 0, 0), ((None, 2), 0, 0)]
+    ("stated", "experts", "top_k"), [((2, 1), 2, 1), ((2, 2), 2, 2), ((8, 0), 8, 1), ((1, 2), 0, 0), ((None, 2), 0, 0)]
 )
 def test_tokens_go_to_at_least_one_expert_and_to_no_more_than_there_are(
     stated: tuple[int | None, int], experts: int, top_k: int
 ) -> None:
     jobs, _ = workloads(table({"num_experts": stated[0], "moe_router_topk": stated[1]}))
     assert (jobs[0].job.model.num_experts, jobs[0].job.model.moe_router_topk) == (experts, top_k)
+
+
+def test_a_row_whose_tokens_go_to_more_experts_than_there_are_is_refused() -> None:
+    _, reasons = workloads(table({"num_experts": 2, "moe_router_topk": 8}, {}))
+    assert list(reasons) == [0]
+    assert "moe_router_topk to be at most num_experts, got moe_router_topk=8 num_experts=2" in reasons[0]
 
 
 def test_experts_without_a_top_k_go_to_two_and_one_expert_is_dense() -> None:
@@ -576,3 +582,11 @@ def test_a_catalogue_model_stated_with_another_attention_is_not_the_catalogue_s(
 @pytest.mark.parametrize(("name", "position"), [("MPT-7b", "alibi"), ("bloom-176b", "alibi"), ("GPT-18B", "rope")])
 def test_models_that_are_known_for_alibi_have_it(name: str, position: str) -> None:
     assert workloads(table({"model": name}))[0][0].job.model.position_embedding == position
+
+
+def test_a_catalogue_model_stated_with_its_learned_positions_keeps_the_rows_of_their_table() -> None:
+    known = load_model("opt-1.3b")
+    cells = {name: getattr(known, name) for name in SHAPE} | {"model": known.name, "seq_length": 512}
+    for stated in ({}, {"position_embedding": "learned"}):
+        (found,), _ = workloads(table(cells | stated))
+        assert found.job.model == known

@@ -82,6 +82,21 @@ def test_a_row_that_states_its_fabric_keeps_it() -> None:
     pd.testing.assert_frame_equal(predict(table, machine=elsewhere), predict(table))
 
 
+def test_what_a_table_states_in_place_of_the_machine_file_is_named_with_its_rows(
+    synthetic_runs: Callable[..., pd.DataFrame], caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = synthetic_runs(rows=3), synthetic_runs(rows=3).assign(gpu="h100-sxm5-80gb", gpus_per_node=8)
+    links = pd.concat([here.assign(inter_node_gbytes_per_s=25), here.assign(inter_node_gbytes_per_s=12.5), here, there])
+    predict(links.reset_index(drop=True), machine=Machine("a100-sxm4-40gb", 4, {"inter_node_gbytes_per_s": 12.5}))
+    n = len(here)
+    assert [line for line in caplog.messages if "machine file" in line] == [
+        f"{n} of {4 * n} rows are on other nodes (8 x h100-sxm5-80gb) than the machine file's and are predicted "
+        "without it.",
+        f"inter_node_gbytes_per_s is 25 in {n} rows and 12.5 in the machine file; the table's counts: leave its cells "
+        "blank for the measured one.",
+    ]
+
+
 def test_rows_on_other_nodes_are_left_alone_and_a_table_without_such_nodes_is_refused(
     synthetic_runs: Callable[..., pd.DataFrame],
 ) -> None:

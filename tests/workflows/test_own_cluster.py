@@ -289,6 +289,19 @@ def test_report_draws_the_importance_of_a_surrogate_that_was_trained_before(fold
     assert surrogate_plot(str(tmp_path)) is None
 
 
+def test_a_plot_that_cannot_be_written_is_named_with_its_option(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own,) = load(folder).own
+    scores = pd.DataFrame([{"source": "mean", "physics": 0.2, "group out": 0.1}])
+    written = Retrained((), scores, None, (), folder, {own.source: own.importance})
+    monkeypatch.setattr("jointopt.workflows.retrain.retrain", lambda **_: written)
+    for command in (["retrain", "--table", "runs.csv", "--out", "new", "--plot"], ["report", str(folder), "--out"]):
+        result = CliRunner().invoke(jointopt, [*command, str(tmp_path / "absent" / "why.html")])
+        assert result.exit_code == 2
+        assert result.stderr.endswith(f"{command[-1]}: {tmp_path}/absent/why.html: No such file or directory.\n")
+
+
 def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.DataFrame, tmp_path: Path) -> None:
     runs.head(30).to_csv(tmp_path / "few.csv", index=False)
     retrain(tables=[tmp_path / "few.csv"], out=tmp_path / "out")

@@ -13,10 +13,10 @@ from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.runs.cells import STRICT_READERS, read_columns, spelled
-from jointopt.runs.precision import with_precision
+from jointopt.runs.precision import named_precision, with_precision
 from jointopt.runs.table import clean_runs, read_table
 from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.spec.job import DTYPES, Job
+from jointopt.spec.job import Job
 
 # columns in which different runs differ: plan and workload, not the results, nor where a row is from
 _INPUTS = (*(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"), "clock_mhz")
@@ -110,7 +110,7 @@ class ReplayLauncher:
             return np.ones(len(self._clean), bool)
         cells = self._clean[name]
         if name == "dtype":  # free text that names no precision contradicts none
-            cells = cells.str.lower().where(cells.str.lower().isin(DTYPES))
+            cells, value = cells.map(named_precision, na_action="ignore"), named_precision(value)
         equal = cells.map(lambda cell: cell == value).to_numpy(bool)
         return np.asarray(equal | cells.isna().to_numpy(), bool)
 
@@ -152,6 +152,6 @@ def _workload(job: Job) -> dict[str, Any]:
     return {
         **model.cells(_SIZES), "gated_mlp": float(model.gated_mlp),
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
-        "dtype": np.nan if training.dtype_assumed else training.dtype,
+        "dtype": np.nan if training.dtype_assumed else training.precision,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
     } | training.adapter_cells | training.recipe_cells | model.window_cells  # fmt: skip

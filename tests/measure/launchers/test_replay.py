@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,6 +46,15 @@ def test_precision_in_free_text_does_not_exclude_a_row(make_runs, job: Job) -> N
     assert size(make_runs(dtype="bf16 and fp32 master"), job) == len(make_runs())
     with pytest.raises(LauncherError, match="dtype bf16 and the table holds fp16"):
         size(make_runs(dtype="fp16"), job)
+
+
+def test_runs_in_tf32_are_those_of_a_tf32_job_and_of_no_other(make_runs, job: Job) -> None:
+    plain = replace(job, training=replace(job.training, dtype="fp32"))
+    tf32 = replace(job, training=replace(plain.training, framework=replace(job.training.framework, tf32=True)))
+    both = pd.concat([make_runs(dtype="TF32", group=None), make_runs(dtype="fp32", group=None).iloc[1:]])
+    assert [size(both, each) for each in (tf32, plain)] == [len(make_runs()), len(make_runs()) - 1]
+    with pytest.raises(LauncherError, match="dtype bf16 and the table holds TF32, fp32"):
+        size(both, job)
 
 
 def test_a_table_of_another_job_is_refused_with_what_differs(make_runs, job: Job) -> None:
