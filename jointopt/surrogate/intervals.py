@@ -14,6 +14,7 @@ from jointopt.spec.catalog.gpus import read_yaml
 from jointopt.spec.cluster import FAR_LINK
 from jointopt.spec.job import Job
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
+from jointopt.surrogate.host_doubt import may_wait_for_host
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.network_doubt import NETWORK_DOUBT
 
@@ -39,6 +40,7 @@ DOUBTS: Mapping[str, str] = {
     "attention": "no recorded runs of this attention kernel",
     "form": "no recorded runs of such attention (latent or sliding windows)",
     "recipe": "no recorded runs of this recipe of fp8 or fp4",
+    "host": "layers shorter than recorded ones, where the host may take longer to launch their kernels",
     "ambiguous": "precision ambiguous, state training.dtype",
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "link": f"a link over {FAR_LINK} times as fast as the GPU's reference system has, check its unit (GB/s per GPU)",
@@ -82,6 +84,7 @@ def doubts(
         **_of_kernels(job, errors),
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
+    found["host"] = may_wait_for_host(job, columns, errors["shortest_layer_s"])
     found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
     return found | {"clock": _unmeasured(job, columns["stage_clock_mhz"], measured)}
 

@@ -3,8 +3,8 @@
     python tests/bench/bench_accuracy.py [--write] [--quantiles] [--spans] [DATA_FOLDER]
 
 Prints a table; with ``--write`` also replaces the table in docs/accuracy.md; with ``--quantiles`` prints the quantiles
-of measured over predicted that jointopt/spec/catalog/physics_error.yaml holds, with ``--spans`` alone the attention and
-the recipes of low precision that it names. The default folder is ../shared/data
+of measured over predicted that jointopt/spec/catalog/physics_error.yaml holds, with ``--spans`` alone the attention,
+recipes of low precision and the shortest layer that it names. The default folder is ../shared/data
 beside the repository. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
 """
 
@@ -20,6 +20,7 @@ from scipy.stats import kendalltau
 
 import jointopt
 from jointopt.runs.workloads import workloads
+from jointopt.surrogate.host_doubt import layer_peak_s
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEWEST = 3  # rows that are evidence of a kernel
@@ -104,7 +105,11 @@ def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
 
 
 def print_spans(folder: pathlib.Path) -> None:
-    """Attention kernels, forms, precisions and recipes of fp8 and fp4 of clean runs that `FEWEST` rows or more have."""
+    """Attention kernels, forms, precisions and recipes of fp8 and fp4 of clean runs that `FEWEST` rows or more have.
+
+    And the shortest layer of those whose profile has no host floor.
+    """
+    shortest_s = np.inf
     kernels, forms, recipes, precisions = Counter(), Counter(), Counter(), Counter()
     for path in sorted(folder.glob("*s_*.csv")):
         table = pd.read_csv(path)
@@ -122,9 +127,12 @@ def print_spans(folder: pathlib.Path) -> None:
                 has = {"latent": model.kv_lora_rank, "window": model.window_size}
                 has["alibi"] = model.position_embedding == "alibi"
                 forms.update({name: count for name, value in has.items() if value})
+                if not training.framework.host_floor_s:
+                    shortest_s = min(shortest_s, float(np.nanmin(layer_peak_s(work.job, work.plans))))
     spans = {"attentions": kernels, "attention_forms": forms, "fp8_recipes": recipes, "precisions": precisions}
     for name, found in spans.items():
         print(name, sorted(one for one, count in found.items() if count >= FEWEST), dict(found))
+    print(f"shortest layer {1e3 * shortest_s:.2f} ms")
 
 
 def main() -> None:

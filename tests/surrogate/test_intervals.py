@@ -171,7 +171,7 @@ def test_bounds_of_new_sources_widen_for_what_no_recorded_run_is_like_alone() ->
 
 
 def test_the_interval_widens_by_the_plan_that_is_in_doubt_alone() -> None:
-    found = add_intervals(job(), columns() | {"cp": np.array([1, 128])})
+    found = add_intervals(job(), columns() | {"cp": np.array([1, 128]), "micro_batch_size": np.array([1, 128])})
     assert found["in_domain"].tolist() == [True, False]
     assert (found["iteration_time_s_high"] / found["iteration_time_s"]).tolist() == pytest.approx([1.33, 1.41])
 

@@ -25,7 +25,7 @@ from jointopt.surrogate.measured_clocks import MeasuredClocks
 from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
 from jointopt.workflows.explain import explain
 
-OVER_NODES, INSIDE = "dp=1 tp=16 pp=1", "dp=2 tp=8 pp=1"
+OVER_NODES, INSIDE = "dp=1 tp=16 pp=1", "dp=2 tp=8 pp=1 mbs=4"
 
 
 def job(gpu: str = "h100-sxm5-80gb", nodes: int = 2, **cluster: Any) -> Job:

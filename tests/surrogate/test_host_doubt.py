@@ -1,0 +1,54 @@
+"""Layers so short that launching their kernels may last longer: which plans are doubted for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jointopt.spec.catalog.clusters import build_cluster
+from jointopt.spec.catalog.frameworks import load_framework
+from jointopt.spec.catalog.models import load_model
+from jointopt.spec.job import Job, Training
+from jointopt.surrogate.host_doubt import layer_peak_s, may_wait_for_host
+from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals
+
+PLANS = {
+    name: np.array(values) for name, values in {"pp": [1, 1, 1], "tp": [1, 4, 8], "micro_batch_size": [1, 1, 2]}.items()
+}
+
+
+def job(framework: str = "nemo", gpu: str = "h100-sxm5-80gb", **training: Any) -> Job:
+    cluster = build_cluster({"gpu": gpu, "nodes": 1, "gpus_per_node": 8})
+    one = Training(4096, 64, framework=load_framework(framework))
+    return Job("j", load_model("llama-3-8b"), replace(one, **training), cluster)
+
+
+def test_a_layer_at_the_peak_takes_six_flops_a_weight_and_twelve_a_score() -> None:
+    weights = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    seconds = 4096 * (6 * weights + 12 * 4096 * 4096) / 989.4e12  # 6.3 ms
+    assert layer_peak_s(job(), PLANS) == pytest.approx([seconds, seconds / 4, seconds / 4], rel=1e-3)
+    assert layer_peak_s(job(), PLANS | {"cp": np.full(3, 2)}) == pytest.approx(
+        [seconds / 2, seconds / 8, seconds / 8], rel=1e-3
+    )
+
+
+def test_layers_under_two_milliseconds_at_the_peak_are_doubted() -> None:
+    assert may_wait_for_host(job(), PLANS, 0.002).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "known", [job("nanotron"), job("megatron-deepspeed"), job(cuda_graph="full_iteration"), job(gpu="cpu-core")]
+)
+def test_where_the_host_s_share_is_known_no_layer_is_too_short(known: Job) -> None:
+    assert not may_wait_for_host(known, PLANS, 0.002).any()
+
+
+def test_the_interval_of_short_layers_is_wider_and_says_why() -> None:
+    plans = PLANS | {name: np.ones(3) for name in RESULTS} | {"stage_clock_mhz": np.full((3, 1), 1980.0)}
+    found = add_intervals(job(), plans)
+    assert found["in_domain"].tolist() == [True, False, False]
+    assert found["iteration_time_s_high"][1] > 1.2 * found["iteration_time_s_high"][0]
+    assert "shorter than recorded ones" in DOUBTS["host"]
