@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from jointopt.core.units import TERA
+from jointopt.core.units import KWH, TERA
 from jointopt.runs.cells import is_known, named_dtype
 from jointopt.spec.catalog.architectures import fp32_time_factor
 from jointopt.spec.catalog.gpus import gpu_ids, known_gpu, load_gpu
@@ -31,12 +31,23 @@ def of_power(run: pd.Series) -> str:
     """Whether the power is in another unit or a node's, or the board's limit was raised."""
     gpu = known_gpu(run["gpu"])
     if gpu is not None and drawn_w(run) < gpu.mean_power_span_w[0]:
-        if _stated(run) and 1e3 * drawn_w(run) > gpu.mean_power_span_w[1]:  # no kW
-            return "is it divided by the number of GPUs once more?"
-        return "is it in kW, or its energy in kJ?" if _stated(run) else "is it in kJ, or of one GPU alone?"
+        return _of_little(run, gpu.mean_power_span_w)
     if gpu is not None and drawn_w(run) > gpu.mean_power_span_w[1]:
         return "is it of a whole node?"
     return "was the board's limit raised? Then power_limit_w is that limit"
+
+
+def _of_little(run: pd.Series, span_w: tuple[float, float]) -> str:
+    """Which unit, or whose figure, a power or an energy is that is less than a GPU draws in W."""
+    low, high = span_w
+    if not _stated(run):
+        return "is it in kWh?" if low <= KWH * drawn_w(run) <= high else "is it in kJ, or of one GPU alone?"
+    if 1e3 * drawn_w(run) <= high:
+        return "is it in kW, or its energy in kJ?"
+    per_node = next((float(run[n]) for n in ("gpus_per_node", "num_gpus") if n in run and is_known(run[n])), 1.0)
+    if low <= 1e3 * drawn_w(run) / min(per_node, 8.0) <= high:
+        return "is it in kW, of a whole node?"
+    return "is it divided by the number of GPUs once more?"
 
 
 def peaks(gpu: Gpu) -> dict[str, float]:

@@ -10,22 +10,30 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Bools, Floats
-from jointopt.core.units import TERA
+from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
 from jointopt.runs import reasons
-from jointopt.runs.cells import named_dtype
 from jointopt.runs.precision import contradicts, with_precision
+from jointopt.runs.reached import (
+    HELD,
+    LEAST_REACHED,
+    MOST_REACHED,
+    TIMED,
+    again_flop,
+    attention_flop,
+    flop,
+    least_memory_gib,
+    least_time_s,
+    rates,
+    reached,
+    stated_flops,
+)
 from jointopt.runs.rule import Rule, above
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
-from jointopt.spec.catalog.models import known_model
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.model import LATENT, LATENT_NEEDED
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
-_MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
-# Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.
-_MOST_REACHED, _LEAST_REACHED = 0.85, 1e-5
 _PEAK_OF_LIMIT = 1.3  # that a peak may reach: boards hold their limit on average over tens of milliseconds
 _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A100-PCIe exceed theirs by 2 % at most
 
@@ -169,136 +177,30 @@ def _nodes_are_broken(runs: pd.DataFrame) -> pd.Series:
     return (runs["num_gpus"] > runs["gpus_per_node"]) & (runs["num_gpus"] % runs["gpus_per_node"] > 0)
 
 
-@functools.cache
-def _peak_flops(gpu: str, dtype: str) -> float:
-    """The GPU's rate in that precision, the highest of any where none is stated.
-
-    Cores of a CPU differ more among themselves than any slack allows for; they have no bound here.
-    """
-    known = known_gpu(gpu)
-    if known is None or known.is_cpu or not known.peak_tflops:
-        return math.inf
-    return TERA * known.peak_tflops.get(named_dtype(dtype) or "", max(known.peak_tflops.values()))
-
-
-@functools.cache
-def _catalogue_parameters(name: str) -> float:
-    """Matrix parameters that a token of that model passes at the least; NaN where the catalogue does not know it."""
-    model = known_model(name)
-    return float(model.active_parameters - model.embedding_parameters) if model else math.nan
-
-
-_SHAPE = (
-    "model", "num_layers", "hidden_size", "ffn_hidden_size", "gated_mlp", "num_attention_heads", "num_query_groups",
-    "vocab_size",
-)  # fmt: skip
-_TIMED = (
-    "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "precision", "fp8_recipe",
-    "lora_dim", "block", *_SHAPE,
-)  # fmt: skip
-
-
-def _least_parameters(runs: pd.DataFrame) -> pd.Series:
-    """Matrix parameters that each token passes, by the cells that are there: a blank one adds nothing, (n,).
-
-    Of experts one is counted: the cells do not state how wide each is next to a layer without experts.
-    """
-    cells = runs[[name for name in _SHAPE if name != "model"]].astype(float)
-    width, known = cells["hidden_size"], cells.fillna(0.0)
-    narrower = (cells["num_query_groups"] / cells["num_attention_heads"]).fillna(0.0)
-    block = _cells(runs, "block")
-    mlp = (2.0 + (known["gated_mlp"] > 0)) * known["ffn_hidden_size"] * (block != "attention")
-    layer = width * (2.0 * width * (1.0 + narrower) * (block != "feed_forward") + mlp)
-    named = runs["model"].map(lambda name: _catalogue_parameters(str(name)), na_action="ignore").astype(float)
-    head = width * known["vocab_size"] * block.isna()
-    return (cells["num_layers"] * layer + head).fillna(named.where(block.isna()))
-
-
-def _cells(runs: pd.DataFrame, name: str) -> pd.Series:
-    """A column that few tables have, blank where this one lacks it, (n,)."""
-    return runs.reindex(columns=pd.Index([name]))[name]
-
-
-def _flop(runs: pd.DataFrame) -> Floats:
-    """Operations of a GPU in one iteration at the least, (n,): 6 for each parameter and token, 4 for a frozen one.
-
-    Attention itself and recomputation come on top, so no run does with fewer. NaN where a cell that it needs is blank.
-    """
-    tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float)
-    each = np.where(_cells(runs, "lora_dim").notna(), 4.0, 6.0)
-    return np.asarray(each * _least_parameters(runs).to_numpy(float) * tokens / runs["num_gpus"].to_numpy(float))
-
-
-def _attention_flop(runs: pd.DataFrame) -> Floats:
-    """Flops of causal attention, forward and backward, (n,): 6·layers·width·s² a sequence; 0 where cells are blank."""
-    cells = runs[["num_layers", "hidden_size", "global_batch_size", "seq_length"]].astype(float).fillna(0.0)
-    whole = 6.0 * cells.prod(axis=1) * cells["seq_length"] / runs["num_gpus"].astype(float)
-    return np.asarray(whole * (_cells(runs, "block") != "feed_forward"))
-
-
-@functools.cache
-def _stated_flops(gpu: str, dtype: str) -> float:
-    """`_peak_flops`, of fp32 on FP32 cores where no TF32 is stated."""
-    known, precision = known_gpu(gpu), reasons.precision(dtype)
-    most = _peak_flops(gpu, dtype)
-    return reasons.peaks(known).get(precision, most) if known and math.isfinite(most) else most
-
-
-def _rates(runs: pd.DataFrame, of_pair: Callable[[str, str], float] = _peak_flops) -> Floats:
-    """Full rate of the GPU of each row in its precision, (n,) flop/s."""
-    named = with_precision(runs)[["gpu", "dtype"]].astype(object).fillna("").astype(str)
-    codes, pairs = pd.factorize(pd.MultiIndex.from_frame(named))
-    return np.array([of_pair(gpu, dtype) for gpu, dtype in pairs])[codes]
-
-
-def least_time_s(runs: pd.DataFrame) -> Floats:
-    """Seconds that an iteration takes at the least, (n,): `_flop` at the GPU's full rate."""
-    return np.asarray(_flop(runs) / (_rates(runs) * _MOST_OF_PEAK))
-
-
 def _too_fast(runs: pd.DataFrame) -> pd.Series:
     return pd.Series(runs["iteration_time_s"].to_numpy(float) < least_time_s(runs), index=runs.index)
 
 
-def _reached(runs: pd.DataFrame) -> pd.Series:
-    """MFU of each row, (n,): what forward and backward pass take at the full rate over the time stated."""
-    least_s = (_flop(runs) + _attention_flop(runs)) / _rates(runs, _stated_flops)
-    return pd.Series(least_s / runs["iteration_time_s"].to_numpy(float), index=runs.index)
-
-
 def _near_peak(runs: pd.DataFrame) -> pd.Series:
-    return _reached(runs) > _MOST_REACHED
-
-
-@functools.cache
-def _fastest_flops(gpu: str, _: str) -> float:
-    known = known_gpu(gpu)
-    return max(reasons.peaks(known).values(), default=math.nan) if known else math.nan
-
-
-def in_faster_precision(runs: pd.DataFrame) -> Bools:
-    """Rows (n,) too fast for the precision that they state, and not for the fastest of their GPU."""
-    runs = runs.reindex(columns=pd.Index(_TIMED))
-    reached, slower = _reached(runs).to_numpy(float), _rates(runs, _stated_flops) / _rates(runs, _fastest_flops)
-    return np.asarray((reached > _MOST_REACHED) & (slower < 1.0) & (reached * slower <= 1.0))
+    return reached(runs) > MOST_REACHED
 
 
 def _too_slow(runs: pd.DataFrame) -> pd.Series:
-    reached = _reached(runs)
-    return (reached < _LEAST_REACHED) & (reached > 0)  # 0: a core, whose rate has no bound
+    share = reached(runs)
+    return (share < LEAST_REACHED) & (share > 0)  # 0: a core, whose rate has no bound
 
 
 def _slow_words(run: pd.Series) -> str:
-    most_s = float(_reached(run.reindex(_TIMED).to_frame().T).iloc[0] * run["iteration_time_s"]) / _LEAST_REACHED
+    most_s = float(reached(run.reindex(TIMED).to_frame().T).iloc[0] * run["iteration_time_s"]) / LEAST_REACHED
     return (
-        f"iteration_time_s to be at most {most_s:.3g}, {1 / _LEAST_REACHED:,.0f} times what forward and backward pass "
+        f"iteration_time_s to be at most {most_s:.3g}, {1 / LEAST_REACHED:,.0f} times what forward and backward pass "
         "take at the full rate of these GPUs (is it in seconds, and of one iteration?)"
     )
 
 
 def _slowest_words(run: pd.Series) -> str:
-    row = run.reindex(_TIMED).to_frame().T
-    reason = reasons.of_time(with_precision(row).iloc[0], float(_flop(row)[0] / run["iteration_time_s"]))
+    row = run.reindex(TIMED).to_frame().T
+    reason = reasons.of_time(with_precision(row).iloc[0], float(flop(row)[0] / run["iteration_time_s"]))
     return (
         f"iteration_time_s to be at least {float(least_time_s(row)[0]):.3g}, what 6 flop for each parameter and token "
         f"take at the full rate of these GPUs ({reason})"
@@ -306,13 +208,20 @@ def _slowest_words(run: pd.Series) -> str:
 
 
 def _peak_words(run: pd.Series) -> str:
-    row = run.reindex(_TIMED).to_frame().T
-    flop = float((_flop(row) + _attention_flop(row))[0])
-    rate, reached = float(_rates(row, _stated_flops)[0]), flop / float(run["iteration_time_s"])
-    reason = reasons.of_time(with_precision(row).iloc[0], reached)
+    row = run.reindex(TIMED).to_frame().T
+    once, again = float((flop(row) + attention_flop(row))[0]), float(again_flop(row)[0])
+    rate, time_s = float(rates(row, stated_flops)[0]), float(run["iteration_time_s"])
+    share, passes = (
+        (once + again) / time_s / rate,
+        "forward, backward and recomputed" if again else "forward and backward",
+    )
+    if again and once / time_s <= MOST_REACHED * rate:
+        reason = "was nothing recomputed, or a part?"
+    else:
+        reason = reasons.of_time(with_precision(row).iloc[0], share * rate)
     return (
-        f"iteration_time_s to be at least {flop / rate / _MOST_REACHED:.3g}, what forward and backward pass take at "
-        f"{_MOST_REACHED:g} of the full rate of these GPUs: it is {reached / rate:.2f} of that rate ({reason})"
+        f"iteration_time_s to be at least {(once + again) / rate / MOST_REACHED:.3g}, what {passes} pass take at "
+        f"{MOST_REACHED:g} of the full rate of these GPUs: it is {share:.2f} of that rate ({reason})"
     )
 
 
@@ -363,6 +272,18 @@ def _memory_words(run: pd.Series) -> str:
     return f"peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({reasons.of_memory(run)})"
 
 
+def _below_weights(runs: pd.DataFrame) -> pd.Series:
+    return runs["peak_memory_gib"].astype(float) < least_memory_gib(runs)
+
+
+def _weights_words(run: pd.Series) -> str:
+    least = float(least_memory_gib(run.reindex(HELD).to_frame().T)[0])
+    return (
+        f"peak_memory_gib to be at least {least:.3g} GiB, a byte of each weight of its layers that a GPU holds (is it "
+        "a share of the memory, or in TiB?)"
+    )
+
+
 def _energy_beyond(runs: pd.DataFrame) -> pd.Series:
     watts = (runs["energy_j"] / (runs["iteration_time_s"] * runs["num_gpus"])).to_numpy(float)
     low, high = _spans("mean_power_span_w", runs["gpu"]).T
@@ -380,16 +301,17 @@ RESULT_RULES = (
     _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=reasons.of_memory),
     _on_gpu("avg_power_w", "mean_power_span_w", "W", result=reasons.of_power),
     Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _energy_beyond),
-    Rule(_TIMED, _slowest_words, _too_fast),
+    Rule(TIMED, _slowest_words, _too_fast),
 )
 _DRAWN = ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus")
 # Results that are used, and that one sentence doubts: beyond what the GPU is sold for, and not impossible.
 DOUBTS = (
     Rule(("peak_memory_gib", "gpu"), _memory_words, _above_memory),
+    Rule(HELD, _weights_words, _below_weights),
     Rule((*_DRAWN, "power_limit_w"), _limit_words, _above_limit),
     Rule(("peak_power_w", "gpu", "power_limit_w"), _peak_power_words, _peak_above_limit),
-    Rule(_TIMED, _peak_words, _near_peak),
-    Rule(_TIMED, _slow_words, _too_slow),
+    Rule(TIMED, _peak_words, _near_peak),
+    Rule(TIMED, _slow_words, _too_slow),
     _AGREEING_ENERGY,
 )
 MEASUREMENT_RULES = (

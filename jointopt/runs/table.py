@@ -24,8 +24,9 @@ from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.csv_text import csv_texts
+from jointopt.runs.reached import in_faster_precision
 from jointopt.runs.rule import Rule, broken_rules
-from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES, in_faster_precision
+from jointopt.runs.rules import DOUBTS, RESULT_RULES, RULES
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _MOST_BYTES = 400_000_000  # unpacked: two million rows
@@ -352,8 +353,8 @@ def doubtful_precision(frame: pd.DataFrame) -> Bools:
 
 
 def _not_used(name: str, rows: Ints, complaint: str) -> str:
-    many = "s" * (len(rows) > 1)
-    return f"{len(rows):,} row{many} with an impossible {name} (row {rows[0] + 1}: {complaint}): not used."
+    many = f"s with an impossible {name}" if len(rows) > 1 else f" with an impossible {name}"
+    return f"{len(rows):,} row{many} (row {rows[0] + 1}: {complaint}): not used, unlike their other cells."
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:

@@ -16,6 +16,7 @@ from jointopt.runs.precision import named_precision, named_recipe, runnable_dtyp
 from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, load_gpu
 from jointopt.spec.cluster import FAR_LINK
+from jointopt.spec.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.spec.job import TF32
 
 if TYPE_CHECKING:
@@ -100,8 +101,11 @@ def unfinished_lines(runs: pd.DataFrame) -> list[str]:
     """One sentence where no run of a measurement table ended well: what the others teach, if anything."""
     if not (clause := none_ended_well(runs)):
         return []
-    fits = (runs["status"] == "oom").any()
-    return [f"{clause}: they teach {'which plans fit, and nothing of time or power' if fits else 'nothing'}."]
+    status = runs["status"].astype(str).str.strip().str.lower()
+    fits = bool((status == "oom").any())
+    bounds = "iteration_time_s" in runs and bool(runs["iteration_time_s"][status == "timeout"].notna().any())
+    taught = " and ".join(["which plans fit"] * fits + ["lower bounds of time"] * bounds) or "nothing"
+    return [f"{clause}: they teach {taught}{', and nothing of time or power' * (fits and not bounds)}."]
 
 
 def _without_rate(runs: pd.DataFrame) -> list[str]:
@@ -150,6 +154,41 @@ def _far_links(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
+def _raised_limits(runs: pd.DataFrame) -> list[str]:
+    """One sentence for each GPU whose rows state a power limit above what it is rated for."""
+    if not {"gpu", "power_limit_w"} <= set(runs):
+        return []
+    stated, lines = floats(runs["power_limit_w"]), []
+    for name in runs["gpu"].dropna().unique():
+        rated_w = gpu.tdp_w if (gpu := known_gpu(name)) else None
+        if rated_w and len(rows := np.flatnonzero((runs["gpu"] == name) & (stated > rated_w))):
+            lines.append(
+                f"{_rows_state(len(rows))} a power limit above the {rated_w:g} W that {name} is rated for (row "
+                f"{rows[0] + 1}: power_limit_w={stated.iloc[rows[0]]:g}): taken as stated, though few boards allow it."
+            )
+    return lines
+
+
+def _plain_networks(runs: pd.DataFrame) -> list[str]:
+    """One sentence for each GPU of whose network between nodes neither rows nor sources state the speed."""
+    if not {"gpu", "num_gpus"} <= set(runs):
+        return []
+    blank = runs["num_gpus"].map(lambda _: np.nan)
+    link, per_node = (floats(runs.get(name, blank)) for name in (_LINK, "gpus_per_node"))
+    lines = []
+    for name in runs["gpu"].dropna().unique():
+        gpu = known_gpu(name)
+        if gpu is None or gpu.is_cpu or gpu.usual_inter_node_gbytes_per_s is not None:
+            continue
+        beyond = floats(runs["num_gpus"]) > per_node.fillna(gpu.usual_gpus_per_node or 8)
+        if len(rows := np.flatnonzero((runs["gpu"] == name) & link.isna() & beyond)):
+            lines.append(
+                f"{_rows_state(len(rows))} no network between nodes, and no source states a usual one of {name} (row "
+                f"{rows[0] + 1}): {PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_LINK}."
+            )
+    return lines
+
+
 def _rows_are(count: int) -> str:
     return "1 row is" if count == 1 else f"{count:,} rows are"
 
@@ -163,7 +202,14 @@ def unread_lines(table: pd.DataFrame) -> list[str]:
     stated = with_precision(table)
     of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table)
     of_precision = _without_rate(stated) + _without_precision(stated)
-    return misspelt_lines(table) + of_cells + of_precision + _far_links(table)
+    return (
+        misspelt_lines(table)
+        + of_cells
+        + of_precision
+        + _far_links(table)
+        + _raised_limits(table)
+        + _plain_networks(table)
+    )
 
 
 def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:

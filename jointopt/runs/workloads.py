@@ -60,7 +60,11 @@ _WORKLOAD = (
 _USUAL_HEAD_DIM = 128
 _USUAL_VOCABULARY = 50257
 _USUAL_TOP_K = 2
-_PLAIN_NETWORK = Assumption("inter_node_gbytes_per_s", 12.5, "one 100 Gb/s port per GPU, which has no reference system")
+_PLAIN_NETWORK = Assumption(
+    "inter_node_gbytes_per_s",
+    defaults.PLAIN_LINK_GBYTES_PER_S,
+    "one 100 Gb/s port per GPU, which has no reference system",
+)
 # fields of a plan, in the order in which a row names those that it lacks; other columns of a layout follow
 _ASSUMED_FIRST = (
     "cp", "pp", "tp", "dp", "micro_batch_size", "global_batch_size", "ep", "vpp", "zero_stage", "sequence_parallel",

@@ -13,6 +13,7 @@ from jointopt.spec.machine import Machine
 
 MEASURED = "measured"
 FAR_LINK = 4  # times a GPU's reference system: eight is a figure in Gb/s, and two the next generation of networks
+_WITHOUT_TF32 = ("CDNA 2", "CDNA 4")  # which have bf16
 _MOST_OF_TDP = 1.5
 _MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
 
@@ -74,8 +75,8 @@ class Gpu:
 
     @property
     def has_tf32(self) -> bool:
-        """Whether its tensor cores multiply fp32 numbers in 19 bits: that came with Ampere, as bf16 did."""
-        return not self.is_cpu and "bf16" in self.peak_tflops
+        """Whether its tensor cores multiply fp32 numbers in 19 bits: NVIDIA's since Ampere, of AMD's CDNA 3."""
+        return not self.is_cpu and "bf16" in self.peak_tflops and self.architecture not in _WITHOUT_TF32
 
     @property
     def clock_span_mhz(self) -> tuple[float, float]:

@@ -36,6 +36,7 @@ from jointopt.spec.overlap import has_effect
 from jointopt.spec.plans.stages import largest_chunk, states_even, usual_split
 
 FUSED_NORM = True  # every framework with a profile has brought fused norms since 2021
+PLAIN_LINK_GBYTES_PER_S = 12.5  # one 100 Gb/s port per GPU, of a table's GPU that has no reference system
 # Of several blank degrees all but the last are 1, in this order (cp, pp, tp, dp): published runs that do not mention
 # context parallelism have none, and data parallelism is what takes up the remaining GPUs in every framework.
 _BLANK_FIRST = DEGREES[::-1]

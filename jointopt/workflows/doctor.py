@@ -180,6 +180,8 @@ def _package(feature: str, package: str, fix: str) -> Feature:
 def _database(url: str) -> Feature:
     """Whether the database can be used; a file that is missing stays missing."""
     name, place = "database", without_password(url)
+    if url == "none":
+        return Feature(name, True, "none, as --storage or JOINTOPT_STORAGE states: nothing is kept")
     try:
         with database_errors(url, "database"):
             known = has_table(url, "studies") or has_table(url, "jointopt_measurements")

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES, _attention_flop
+from jointopt.runs.reached import HELD, TIMED, again_flop, attention_flop, flop, least_memory_gib
+from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
 from jointopt.spec.catalog.gpus import load_gpu
 from tests.places import DATA
@@ -83,6 +84,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"avg_power_w": 0.35}, "avg_power_w", "W on this GPU (is it in kW, or its energy in kJ?)"),
     ({"avg_power_w": 20.0}, "avg_power_w", "W on this GPU (is it divided by the number of GPUs once more?)"),
     ({"gpu": "h100-sxm-96gb", "avg_power_w": 0.35}, "avg_power_w", "to be at least 5 W on this GPU (is it in kW"),
+    ({"avg_power_w": 2.8}, "avg_power_w", "W on this GPU (is it in kW, of a whole node?)"),
+    ({"energy_j": 40.0 * 16 * 350 / 3.6e6}, "energy_j", "W on this GPU (is it in kWh?)"),
     ({"energy_j": 40.0 * 16 * 0.35}, "energy_j", "W on this GPU (is it in kJ, or of one GPU alone?)"),
 ]
 
@@ -135,13 +138,16 @@ def test_fast_full_and_hot_runs_and_those_of_unknown_models_and_gpus_pass(change
     ("change", "column", "words"),
     [
         ({"dtype": "fp32", "iteration_time_s": 60.0}, "iteration_time_s", "is it TF32?"),
-        ({"iteration_time_s": 18.0}, "iteration_time_s", "was the clock raised?"),
-        ({"iteration_time_s": 21.0}, "iteration_time_s", "of that rate (is it in seconds, and of a whole iteration?)"),
+        ({"iteration_time_s": 20.5}, "iteration_time_s", "was the clock raised?"),
+        ({"iteration_time_s": 24.0}, "iteration_time_s", "of that rate (is it in seconds, and of a whole iteration?)"),
         ({"iteration_time_s": 7.0, "gpu": "h100-sxm5-80gb"}, "iteration_time_s", "per GPU: is it fp8? If not: is it"),
-        ({"iteration_time_s": 5.7, "gpu": "h100-sxm5-80gb"}, "iteration_time_s", "is it fp8, or was the clock raised?"),
+        ({"iteration_time_s": 6.4, "gpu": "h100-sxm5-80gb"}, "iteration_time_s", "is it fp8, or was the clock raised?"),
+        ({"iteration_time_s": 28.0, "recompute": "full"}, "iteration_time_s", "and recomputed pass take at 0.85"),
+        ({"iteration_time_s": 28.0, "recompute": "full"}, "iteration_time_s", "was nothing recomputed, or a part?"),
         ({"iteration_time_s": 9e5, "seq_length": 256}, "iteration_time_s", "(is it in seconds, and of one iteration?)"),
         ({"power_limit_w": 300.0, "avg_power_w": 320.0}, "avg_power_w", "at most 300 W of a GPU, its limit, not 320"),
         ({"energy_j": 40.0 * 16 * 430}, "avg_power_w", "its limit, not 430 (was the board's limit raised?"),
+        ({"peak_memory_gib": 0.4}, "peak_memory_gib", "a GPU holds (is it a share of the memory, or in TiB?)"),
         ({"peak_memory_gib": 83.0}, "peak_memory_gib", "is it in GB, not GiB?"),
         (
             {"peak_power_w": 530.0},
@@ -210,4 +216,22 @@ def test_causal_attention_takes_six_flop_for_each_layer_width_and_pair_of_tokens
     run = {"num_layers": 2, "hidden_size": 64, "global_batch_size": 12, "seq_length": 100, "num_gpus": 8}
     runs = pd.DataFrame([run, run | {"num_gpus": 2}, run | {"block": "feed_forward"}, run | {"hidden_size": np.nan}])
     per_sequence = 6 * 2 * 64 * 100**2
-    assert _attention_flop(runs).tolist() == [12 * per_sequence / 8, 12 * per_sequence / 2, 0.0, 0.0]
+    assert attention_flop(runs).tolist() == [12 * per_sequence / 8, 12 * per_sequence / 2, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "ranks"), [({"tp": 2, "pp": 2, "zero_stage": 1}, 4), ({"tp": 2, "pp": 2}, 16), ({}, 16)]
+)
+def test_a_gpu_holds_a_byte_of_each_weight_of_its_layers_at_the_least(cells: dict[str, Any], ranks: int) -> None:
+    layers = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)  # of Llama 3 8B, whose norms come on top
+    runs = pd.DataFrame([LLAMA | cells]).reindex(columns=pd.Index(HELD))
+    assert least_memory_gib(runs)[0] == pytest.approx(layers / ranks / 2**30, rel=1e-3)
+    assert least_memory_gib(runs.assign(lora_dim=8))[0] == 0
+
+
+def test_recomputation_takes_a_third_of_what_layers_take_once_more() -> None:
+    runs = pd.DataFrame([LLAMA | {"recompute": name} for name in ("none", "full")]).reindex(columns=pd.Index(TIMED))
+    head = 6 * 4096 * 128256 * 256 * 8192 / 16
+    once = flop(runs)[0] - head + attention_flop(runs)[0]
+    assert again_flop(runs) == pytest.approx([0, once / 3], rel=1e-3)
+    assert attention_flop(runs)[0] == pytest.approx(6 * 32 * 4096 * 256 * 8192**2 / 16)

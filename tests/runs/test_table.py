@@ -307,7 +307,7 @@ def test_impossible_results_are_blank_and_reported_and_words_of_the_status_are_r
         "1 row with an impossible status", "2 rows with an impossible iteration_time_s",
         "2 rows with an impossible peak_memory_gib",
     ]  # fmt: skip
-    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used." in messages[1]
+    assert "(row 1: expected a number above 0 and at most 1,000,000, or blank, got inf): not used" in messages[1]
 
 
 def test_sound_results_are_left_as_they_are() -> None:

@@ -131,6 +131,26 @@ def test_a_table_of_which_no_run_ended_well_is_called_that(statuses, line):
     assert unfinished_lines(pd.DataFrame({"status": statuses})) == line
 
 
+@pytest.mark.parametrize(("status", "taught"), [
+    ("failed", "lower bounds of time"), ("oom", "which plans fit and lower bounds of time"),
+])  # fmt: skip
+def test_runs_that_were_ended_with_a_time_teach_lower_bounds(status, taught):
+    runs = pd.DataFrame({"status": [status, "timeout"], "iteration_time_s": [None, 20.0]})
+    assert unfinished_lines(runs) == [f"none of 2 runs ended well (1 {status}, 1 timeout): they teach {taught}."]
+
+
+@pytest.mark.parametrize(("cells", "words"), [
+    ({"power_limit_w": 400.0}, None), ({"gpu_count": 8}, None),
+    ({"power_limit_w": 450.0}, "above the 400 W that a100-sxm4-80gb is rated for (row 2: power_limit_w=450)"),
+    ({"gpu": "mi355x", "num_gpus": 16}, "no network between nodes, and no source states a usual one of mi355x (row 2"),
+    ({"gpu": "mi355x", "num_gpus": 8}, None),
+    ({"gpu": "mi355x", "num_gpus": 16, "inter_node_gbytes_per_s": 50.0}, None),
+])  # fmt: skip
+def test_limits_beyond_the_rating_and_networks_without_a_usual_figure_are_named(cells, words):
+    lines = unread_lines(pd.DataFrame([GOOD | {"gpu": "a100-sxm4-80gb"}, GOOD | {"gpu": "a100-sxm4-80gb"} | cells]))
+    assert lines == [] if words is None else words in " ".join(lines)
+
+
 def test_no_run_at_all_is_no_run_that_failed():
     assert unfinished_lines(pd.DataFrame({"status": []})) == []
 

@@ -13,7 +13,7 @@ from jointopt.core.errors import ExportError, LauncherError
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.torchrun import check_model
-from jointopt.runs.rules import least_time_s
+from jointopt.runs.reached import least_time_s
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job, with_changes
 from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan

@@ -83,6 +83,7 @@ def test_looking_at_a_database_makes_none_and_one_that_cannot_be_used_is_reporte
     assert list(tmp_path.iterdir()) == []
     assert not feature(diagnose("sqlite:////nowhere/at/all.db", speeds=False), "database").works
     assert not feature(diagnose("nonsense", speeds=False), "database").works
+    assert feature(diagnose("none", speeds=False), "database").what.startswith("none, as --storage")
     Store(url).add(pd.DataFrame({"num_gpus": [1, 2], "iteration_time_s": [2.0, 1.0]}), origin="here")
     assert feature(diagnose(url, speeds=False), "database").what.endswith("runs.db, 2 measurements")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jointopt.spec.catalog.architectures import attention_constants, fp32_time_factor, training_factor
@@ -32,7 +34,13 @@ def test_fp32_without_tf32_is_as_much_slower_as_the_data_sheets_state(gpu: str, 
 
 
 def test_fp32_of_a_gpu_of_unknown_multiprocessor_count_is_unknown() -> None:
-    assert fp32_time_factor(load_gpu("h100-nvl-94gb")) is None
+    assert fp32_time_factor(replace(load_gpu("h100-nvl-94gb"), sm_count=None)) is None
+
+
+def test_every_gpu_with_tf32_has_a_slower_fp32() -> None:
+    sheets = [load_gpu(gpu) for gpu in gpu_ids()]
+    assert [sheet.id for sheet in sheets if sheet.has_tf32 and fp32_time_factor(sheet) is None] == []
+    assert {sheet.architecture for sheet in sheets if sheet.vendor == "AMD" and sheet.has_tf32} == {"CDNA 3"}
 
 
 def test_fp32_without_tf32_runs_at_the_stated_vector_rate() -> None:
