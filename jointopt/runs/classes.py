@@ -34,6 +34,19 @@ def with_classes_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) 
     return runs.assign(recipe_class=pd.Series(found, runs.index).where(found != ""))
 
 
+def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
+    """A sentence on each recipe class that `with_classes_of_kin` gives rows which state none."""
+    if not (states_class(runs) or (others is not None and states_class(others))):
+        return []
+    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_kin(runs, others)))
+    counts = taken[(stated == "") & (taken != "")].value_counts()
+    return [
+        f"{count:,} row{'s' * (count > 1)} without a recipe class predicted as a {name} recipe, as other rows of the "
+        "same source and framework state (column recipe_class)."
+        for name, count in counts.items()
+    ]
+
+
 def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
     """A sentence on each source of both tables whose rows state classes of different efficiency."""
     if not (states_class(measured) or states_class(queried)):

@@ -18,7 +18,8 @@ from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
 from jointopt.runs.kinds import kind_of, related_to
 from jointopt.runs.open_plans import runs_with_plans
-from jointopt.runs.table import checked_results, doubtful_precision
+from jointopt.runs.repeated import contradicting_lines
+from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.unused import A_RESULT, left_out_lines, silent, unread_lines
 from jointopt.runs.workloads import Workload
 from jointopt.spec.job import Job
@@ -73,10 +74,11 @@ class Measurements:
     def of(cls, table: pd.DataFrame, name: str = GIVEN) -> Measurements:
         """Check the rows of a table; what is not used or doubtful is logged. TableError where a result is no number."""
         sound, sentences = checked_results(table)
-        for sentence in sentences:
-            _log.warning("%s: %s", name, sentence)
         called = "the table" if name == GIVEN else name
-        return cls(with_results(sound, called), tuple(sentences), name, refused=silent(sound) & ~silent(table))
+        runs = with_results(sound, called)
+        for sentence in [*sentences, *_repeats(runs)]:
+            _log.warning("%s: %s", name, sentence)
+        return cls(runs, tuple(sentences), name, refused=silent(sound) & ~silent(table))
 
     @classmethod
     def given(cls, measured: pd.DataFrame | Measurements) -> Measurements:
@@ -285,6 +287,14 @@ class Measurements:
 
     def _named(self, row: int) -> str:
         return f"row {row + 1} of {self.name}"
+
+
+def _repeats(runs: pd.DataFrame) -> list[str]:
+    """`contradicting_lines` of rows that can be read; those that cannot are refused where they are priced."""
+    try:
+        return contradicting_lines(runs, readable_runs(runs)[0])
+    except TableError:
+        return []
 
 
 def unlike_line(works: Sequence[Workload], total: int, of: str, effect: str = "nothing was learned from them") -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from jointopt.core.errors import TableError
+from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.store import Store
-from jointopt.runs.table import doubtful_lines, problem_lines, read_measurements, refused_rows
+from jointopt.runs.table import doubtful_lines, problem_lines, read_measurements, readable_runs, refused_rows
 from jointopt.runs.unused import unused_lines
 from jointopt.surrogate.dataset import with_results
 from jointopt.surrogate.evidence import log_time_ratio
@@ -47,7 +48,8 @@ def ingest(table: Path, storage: str) -> Ingested:
     store.take_in()
     added = store.add(good, origin=str(table.resolve()))
     if not good.empty:
-        doubts = [*doubtful_lines(good), *doubts]
+        repeats = contradicting_lines(with_results(good), readable_runs(good)[0])
+        doubts = [*doubtful_lines(good), *repeats, *doubts]
     lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:
         remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")

@@ -20,7 +20,7 @@ from jointopt.physics.facility import with_site
 from jointopt.physics.heat import heat
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.throughput import throughput
-from jointopt.runs.classes import class_conflicts, states_class
+from jointopt.runs.classes import class_conflicts, states_class, taken_lines
 from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import Workload, workloads
@@ -83,14 +83,13 @@ def predict(
     for line in unread_lines(table):
         _log.warning("The table: %s", line)
     (runs, given), queried = _measured(measured, storage, table), table
-    if runs is not None and not _share_a_source(runs.table, table):
-        # the runs were given for this table: then all rows are taken to be of one source
-        queried = table.drop(columns="source", errors="ignore")
-        runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
-    runs = None if runs is None else _beside(runs, queried)
-    found, reasons = workloads(queried, None if runs is None else runs.table)
+    if runs is not None:
+        runs, queried = _beside(runs, table)
+    measured_rows = None if runs is None else runs.table
+    found, reasons = workloads(queried, measured_rows)
     check_calibrates(calibration, (work.job for work in found))
-    for line in table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found]):
+    of_machine = table_lines(machine, [(work.job.cluster, len(work.rows)) for work in found])
+    for line in [*taken_lines(queried, measured_rows), *of_machine]:
         _log.warning("%s", line)
     found = [_at_hand(work, calibration, machine, pue) for work in found]
     runs = runs if runs is None or machine is None else replace(runs, machine=machine)
@@ -146,11 +145,17 @@ def _measured(
     return Measurements(pd.concat([part.table for part in parts], ignore_index=True), (), parts[0].name), at_hand
 
 
-def _beside(runs: Measurements, queried: pd.DataFrame) -> Measurements:
-    """The runs with the table that they are for as kin, where that fills what they leave open."""
-    for line in class_conflicts(runs.table, queried):
+def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.DataFrame]:
+    """The runs with the table that they are for as kin, where that fills what they leave open, and the table.
+
+    Where no source is of both, the runs were given for this table: then all rows are taken to be of one source.
+    """
+    if not _share_a_source(runs.table, table):
+        table = table.drop(columns="source", errors="ignore")
+        runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
+    for line in class_conflicts(runs.table, table):
         _log.warning("%s", line)
-    return replace(runs, kin=queried) if lacks_heads(runs.table) or states_class(queried) else runs
+    return (replace(runs, kin=table) if lacks_heads(runs.table) or states_class(table) else runs), table
 
 
 def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:

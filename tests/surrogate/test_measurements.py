@@ -163,3 +163,13 @@ def test_a_result_that_is_no_number_is_named_with_its_table(synthetic_runs):
     runs = synthetic_runs(rows=3).assign(energy_j="much")
     with pytest.raises(TableError, match=r"Row 1 of mine\.csv: energy_j must be a number or blank; got 'much'"):
         Measurements.of(runs, "mine.csv")
+
+
+def test_one_plan_with_times_that_contradict_each_other_is_named_by_whoever_reads_the_runs(synthetic_runs, caplog):
+    runs = synthetic_runs(rows=3)
+    again = pd.concat([runs, runs.head(1).assign(iteration_time_s=3.0 * runs["iteration_time_s"].iloc[0])])
+    again = again.reset_index(drop=True)
+    evaluate(again)
+    predict(runs, measured=again)
+    lines = [line for line in caplog.messages if "more than once" in line]
+    assert [line.partition(":")[0] for line in lines] == ["the table", "the measured runs given"]

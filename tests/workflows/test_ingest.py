@@ -33,3 +33,10 @@ def test_a_table_that_is_all_there_is_retracted_without_a_remark(tmp_path: Path)
     assert again.remarks[-1] == "3 rows were retracted before (ingest --retract) and stay so."
     assert not again.refused
     assert not retract(table, storage).refused
+
+
+def test_a_plan_with_times_that_contradict_each_other_is_named(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(HEAD + "a40,2,2,1.5,ok\na40,2,2,4.5,ok\n")
+    (line,) = [line for line in ingest(table, f"sqlite:///{tmp_path / 'runs.db'}").remarks if "more than once" in line]
+    assert "(row 1: 1.5 s, row 2: 4.5 s)" in line

@@ -167,3 +167,14 @@ def test_a_class_is_not_applied_on_top_of_the_runs_that_a_surrogate_learned_from
     own = explain(job, PLAN, surrogate=folder).iteration_time_s
     assert own == pytest.approx(community["iteration_time_s"].iloc[1], rel=0.06)
     assert caplog.text.count("the surrogate learned this cluster's efficiency") == 2 * (stated != trained)
+
+
+def test_rows_that_take_the_class_of_others_are_counted(
+    community: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = community.head(1).assign(recipe_class="community")
+    predict(pd.concat([one, community.tail(2)], ignore_index=True))
+    assert [line for line in caplog.messages if "recipe" in line] == [
+        "2 rows without a recipe class predicted as a community recipe, as other rows of the same source and framework "
+        "state (column recipe_class)."
+    ]
