@@ -38,17 +38,6 @@ def main() -> None:
             held_out = (rows.m * 7919 + rows.n * 104729 + rows.k * 1299709) % 5 == 0
             print_errors("  fitted on 4/5, tested on 1/5", rows[held_out], fitted(rows[~held_out], constants))
             print(f"  on all: {fitted(rows, constants)}")
-    h100 = kernel_constants(load_gpu("h100-sxm5-80gb")).gemm
-    print_transfer(table[table.gpu == "h200-sxm-141gb"], h100)
-
-
-def print_transfer(h200: pd.DataFrame, h100: GemmConstants) -> None:
-    """H100's constants on H200: as they are, and with the one figure that differs between the boards."""
-    moved = replace(h100, hbm_bytes_per_s=4.8e12)
-    print_errors("H100 -> H200", h200, moved)
-    measured = kernel_constants(load_gpu("h200-sxm-141gb")).gemm
-    power = {"sustained_fraction": measured.sustained_fraction, "throttle_slope": measured.throttle_slope}
-    print_errors("H100 -> H200, its power", h200, replace(moved, **power))
 
 
 def print_errors(name: str, rows: pd.DataFrame, constants: GemmConstants) -> None:
