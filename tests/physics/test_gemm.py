@@ -10,12 +10,13 @@ from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.kernels import GemmConstants
 from tests.places import DATA
 
-MEASURED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200", "l40s")
+# H200 was timed too, and takes H100's constants, which recorded runs on it are nearer to
+MEASURED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb", "gb200", "l40s")
 TABLE = DATA / "gemm_bf16.csv.gz"
 
 # of products with m, n, k >= 4096, the table's mean in TFLOP/s
 RATES = (
-    ("a100-sxm4-80gb", 262), ("h100-sxm5-80gb", 764), ("h200-sxm-141gb", 705), ("gb200", 1405), ("l40s", 208),
+    ("a100-sxm4-80gb", 262), ("h100-sxm5-80gb", 764), ("gb200", 1405), ("l40s", 208),
 )  # fmt: skip
 
 gpus = st.sampled_from(MEASURED)
