@@ -39,6 +39,7 @@ from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.measured_limits import at_limit
 from jointopt.surrogate.network_doubt import network_half_width, slope_of
+from jointopt.surrogate.peak_doubt import above_peak
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
 from jointopt.surrogate.time_unit import as_wide_as_doubt, span_of_doubt
@@ -274,7 +275,7 @@ class Correction:
         network = network_half_width(job, slope_of(runs.sensitivity), self._seen)
         known = self._settled[0].knows_kind(runs)
         found = open_doubts(job, columns, known, self._measured_clocks, network, self._new(job))
-        return found | {"unit": np.full(len(runs), self._time_span is not None)}
+        return found | {"unit": np.full(len(runs), self._time_span is not None), "peak": above_peak(job, columns)}
 
     def _new(self, job: Job) -> frozenset[str]:
         return new_kinds(job, self._measured_jobs)
@@ -345,7 +346,8 @@ class Move:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
         kinds = new_kinds(job, self.measured_jobs)
         found = open_doubts(job, columns, self.known, self.measured, self._network(job), kinds)
-        return found | {"unit": np.full(len(self.mean), self.time_span is not None)}
+        unit = np.full(len(self.mean), self.time_span is not None)
+        return found | {"unit": unit, "peak": above_peak(job, self.scaled(columns))}
 
     def _network(self, job: Job) -> Floats:
         return network_half_width(job, np.asarray(self.network_slope), self.network_seen)
@@ -367,4 +369,5 @@ class Move:
         if of_new is not None:
             out = of_new if self.new is not None else narrower(out, of_new)
         out = as_wide_as_doubt(out, self.mean, self.time_span)
-        return out | {"in_domain": self.inside & supports & (self.time_span is None)}
+        possible = (self.time_span is None) & ~above_peak(job, columns)
+        return out | {"in_domain": self.inside & supports & possible}

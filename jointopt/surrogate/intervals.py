@@ -45,6 +45,7 @@ DOUBTS: Mapping[str, str] = {
     "network": "network between nodes assumed, state cluster.inter_node_gbytes_per_s",
     "link": f"a link over {FAR_LINK} times as fast as the GPU's reference system has, check its unit (GB/s per GPU)",
     "clock": "clock response not measured on this GPU",
+    "peak": "faster than the GPU's peak allows, check precision and times of the measured runs",
     "unit": "measured times are far from the predictions of the physics, check the unit of iteration_time_s",
 }
 # Beside these, where no doubt explains it: precision or attention are not the plan's, and the runs learned from do
