@@ -295,14 +295,21 @@ def _and_converted(name: str, column: str) -> str:
     return f" Then rename it, and {change}" * bool(change)
 
 
+def renamed_time(table: pd.DataFrame) -> str:
+    """How to turn a column that holds times by another name into the one that is read, as the end of a sentence."""
+    if not (name := _named_otherwise(table)):
+        return ""
+    change = converted(name, TIME)
+    return f"; rename the column {name} to {TIME}{f', and {change}' * bool(change)}"
+
+
 def without_time(table: pd.DataFrame) -> str:
     """Why a measurement table has no time of a run that ended well and what to do, as the end of a sentence.
 
     Blank where no reason shows.
     """
-    if name := _named_otherwise(table):
-        change = converted(name, TIME)
-        return f"; rename the column {name} to {TIME}{f', and {change}' * bool(change)}"
+    if renamed := renamed_time(table):
+        return renamed
     if not (clause := none_ended_well(table)):
         return ""
     return (

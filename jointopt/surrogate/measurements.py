@@ -20,7 +20,7 @@ from jointopt.runs.kinds import kind_of, related_to
 from jointopt.runs.open_plans import runs_with_plans
 from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
-from jointopt.runs.unused import A_RESULT, left_out_lines, silent, unread_lines
+from jointopt.runs.unused import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
 from jointopt.runs.workloads import Workload
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
@@ -250,7 +250,9 @@ class Measurements:
         except TableError as error:
             raise nothing_learned(error, self.name) from error
         if silent(self.table)[np.concatenate([work.rows for work in found])].all():
-            why = TableError(f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}.")
+            why = TableError(
+                f"No row that can be predicted has {A_RESULT.replace(' nor ', ' or ')}{renamed_time(self.table)}."
+            )
             raise nothing_learned(why, self.name)
         return left_out_lines(self.table, reasons, self.refused)
 

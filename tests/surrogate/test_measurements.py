@@ -118,6 +118,15 @@ def test_measured_runs_of_which_none_can_be_used_are_an_error_of_every_verb(verb
 
 
 @pytest.mark.parametrize("verb", VERBS)
+def test_measured_runs_with_times_by_another_name_are_to_be_renamed(verb, synthetic_runs):
+    runs = synthetic_runs(rows=3)
+    with pytest.raises(
+        TableError, match="; rename the column step_time_ms to iteration_time_s, and divide it by 1,000"
+    ):
+        VERBS[verb](runs.rename(columns={"iteration_time_s": "step_time_ms"}), runs)
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_measured_runs_that_are_left_out_of_others_are_reported_once_by_every_verb(verb, synthetic_runs, caplog):
     runs = synthetic_runs(rows=3)
     modes, times = ["half", *runs["recompute"][1:]], [*runs["iteration_time_s"][:-1], np.nan]
