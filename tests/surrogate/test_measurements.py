@@ -120,9 +120,7 @@ def test_measured_runs_of_which_none_can_be_used_are_an_error_of_every_verb(verb
 @pytest.mark.parametrize("verb", VERBS)
 def test_measured_runs_with_times_by_another_name_are_to_be_renamed(verb, synthetic_runs):
     runs = synthetic_runs(rows=3)
-    with pytest.raises(
-        TableError, match="; rename the column step_time_ms to iteration_time_s, and divide"
-    ):
+    with pytest.raises(TableError, match="; rename the column step_time_ms to iteration_time_s, and divide"):
         VERBS[verb](runs.rename(columns={"iteration_time_s": "step_time_ms"}), runs)
 
 
