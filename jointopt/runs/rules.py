@@ -211,10 +211,8 @@ def _peak_words(run: pd.Series) -> str:
     row = run.reindex(TIMED).to_frame().T
     once, again = float((flop(row) + attention_flop(row))[0]), float(again_flop(row)[0])
     rate, time_s = float(rates(row, stated_flops)[0]), float(run["iteration_time_s"])
-    share, passes = (
-        (once + again) / time_s / rate,
-        "forward, backward and recomputed" if again else "forward and backward",
-    )
+    share = (once + again) / time_s / rate
+    passes = "forward, backward and recomputed" if again else "forward and backward"
     if again and once / time_s <= MOST_REACHED * rate:
         reason = "was nothing recomputed, or a part?"
     else:
