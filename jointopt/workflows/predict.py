@@ -25,6 +25,7 @@ from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
+from jointopt.spec.catalog.frameworks import recognise_framework
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine, table_lines
 from jointopt.spec.plans.rules import violations
@@ -153,9 +154,23 @@ def _beside(runs: Measurements, table: pd.DataFrame) -> tuple[Measurements, pd.D
     if not _share_a_source(runs.table, table):
         table = table.drop(columns="source", errors="ignore")
         runs = replace(runs, table=runs.table.drop(columns="source", errors="ignore"))
+    table = _by_their_software(runs.table, table)
     for line in class_conflicts(runs.table, table):
         _log.warning("%s", line)
     return (replace(runs, kin=table) if lacks_heads(runs.table) or states_class(table) else runs), table
+
+
+def _by_their_software(measured: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """The table with rows of no framework, or of ``generic``, by that of all measured runs where it has no profile.
+
+    So it is of a job, which can name no framework without a profile.
+    """
+    names = measured["framework"].dropna().unique().tolist() if "framework" in measured else []
+    if len(names) != 1 or recognise_framework(str(names[0]))[1]:
+        return table
+    stated = table.reindex(columns=["framework"])["framework"].astype(object)
+    open_rows = stated.isna() | (stated.astype(str).str.strip().str.lower() == "generic")
+    return table.assign(framework=stated.where(~open_rows, names[0]))
 
 
 def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import jointopt
 from jointopt.cli.main import COMMANDS, Commands
 from jointopt.runs.table import read_table
+from jointopt.spec.jobfile import job_from_options
 
 JOB = "opt-350m-2x4-a100"
 
@@ -49,6 +50,19 @@ def test_plans_of_a_job_are_predicted_as_explain_prices_them():
     assert found["stage_clock_mhz"].tolist() == ["1410", "1200"]
     assert (found["predicted_iteration_time_s_low"] < found["predicted_iteration_time_s"]).all()
     assert "micro_batch_size" in found["assumed"][0].split()
+
+
+@pytest.mark.parametrize("stated", ["generic", None])
+def test_runs_of_software_without_a_profile_are_those_of_a_generic_job_in_a_table_too(stated):
+    shape = {"model": "llama-3-8b", "gpu": "h100-sxm5-80gb", "global_batch_size": 512, "seq_length": 8192}
+    job = job_from_options(gpus=64, dtype="bf16", **shape)
+    layout = {"dp": 32, "tp": 2, "pp": 1, "micro_batch_size": 1, "zero_stage": 1, "recompute": "none"}
+    table = pd.DataFrame([shape | layout | {"dtype": "bf16", "num_gpus": 64, "gpus_per_node": 8, "framework": stated}])
+    runs = table.assign(framework="MyTrainer", iteration_time_s=9.8)
+    found = jointopt.predict(table, surrogate="default", measured=runs)
+    explained = jointopt.explain(job, "dp=32 tp=2 mbs=1 zero_stage=1 recompute=none", measured=runs)
+    assert found["predicted_iteration_time_s"][0] == pytest.approx(explained.iteration_time_s, rel=1e-9)
+    assert found["framework"].equals(table["framework"])
 
 
 def test_one_plan_may_stand_alone_and_a_job_may_be_its_path(files):
