@@ -129,16 +129,12 @@ def attention_flop(runs: pd.DataFrame) -> Floats:
     return np.asarray(whole * (_cells(runs, "block") != "feed_forward"))
 
 
-def repeats_layers(runs: pd.DataFrame) -> Bools:
-    """Rows (n,) that state full recomputation, of all layers."""
-    return np.asarray((_cells(runs, "recompute") == "full") & _cells(runs, "recompute_num_layers").isna())
-
-
 def again_flop(runs: pd.DataFrame) -> Floats:
-    """Flops of the forward pass of all layers, (n,), where a row states that they are recomputed; else 0."""
+    """Flops of the forward pass of all layers, (n,), where a row states that all are recomputed; else 0."""
+    whole = (_cells(runs, "recompute") == "full") & _cells(runs, "recompute_num_layers").isna()
     tokens = (runs["global_batch_size"] * runs["seq_length"]).to_numpy(float) / runs["num_gpus"].to_numpy(float)
     forward = 2.0 * _least_parameters(runs)[0] * tokens + attention_flop(runs) / 3.0
-    return np.where(repeats_layers(runs), forward, 0.0)
+    return np.where(whole, forward, 0.0)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
     timed = runs["iteration_time_s"].where((runs["status"] == "ok") & (runs["iteration_time_s"] > 0))
     stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_OTHERWISE]
     cells = clean[[name for name in stated if name in clean and name != "group"]].astype(object)
-    if not len(cells.columns):
+    if cells.columns.empty:
         return []
     group = cells.fillna("").groupby(list(cells), sort=False).ngroup()
     slowest, fastest = (timed.groupby(group.to_numpy()).transform(of) for of in ("max", "min"))

@@ -28,8 +28,7 @@ from jointopt.runs.reached import (
     stated_flops,
 )
 from jointopt.runs.rule import Rule, above
-from jointopt.spec.catalog.gpus import known_gpu, load_gpu
-from jointopt.spec.cluster import Gpu
+from jointopt.spec.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.spec.model import LATENT, LATENT_NEEDED
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
@@ -161,8 +160,7 @@ GPU_RULES = (
 
 def _limit_without_power(runs: pd.DataFrame) -> pd.Series:
     """Whether a row limits a GPU of which it is not known what a limit does, (n,)."""
-    known = {str(name): known_gpu(name) for name in runs["gpu"].dropna().unique()}
-    unknown = [name for name, gpu in known.items() if gpu and gpu.power is None]
+    unknown = [name for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items() if gpu.power is None]
     return runs["gpu"].isin(unknown) & runs["power_limit_w"].notna()
 
 
@@ -230,14 +228,9 @@ def _drawn_w(runs: pd.DataFrame) -> pd.Series:
 
 def _limits_w(runs: pd.DataFrame) -> Floats:
     """Power limit of a GPU of each row in W, (n,): its own, else what the board is rated for."""
-    rated = {name: gpu.tdp_w or math.inf for name, gpu in _known_gpus(runs).items()}
+    rated = {name: gpu.tdp_w or math.inf for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items()}
     limits = runs["power_limit_w"].astype(float).fillna(runs["gpu"].map(rated).astype(float))
     return np.asarray(limits.fillna(math.inf), np.float64)
-
-
-def _known_gpus(runs: pd.DataFrame) -> dict[object, Gpu]:
-    found = {name: known_gpu(name) for name in runs["gpu"].dropna().unique()}
-    return {name: gpu for name, gpu in found.items() if gpu}
 
 
 def _above_limit(runs: pd.DataFrame) -> pd.Series:
@@ -261,7 +254,8 @@ def _peak_power_words(run: pd.Series) -> str:
 
 
 def _above_memory(runs: pd.DataFrame) -> pd.Series:
-    held = {name: gpu.memory_gib for name, gpu in _known_gpus(runs).items() if not gpu.is_cpu}
+    known = known_gpus(runs["gpu"].dropna().unique())
+    held = {name: gpu.memory_gib for name, gpu in known.items() if not gpu.is_cpu}
     return runs["peak_memory_gib"].astype(float) > runs["gpu"].map(held).astype(float)
 
 

@@ -14,7 +14,7 @@ from jointopt.runs.cells import floats, named_attention, named_dtype, shown
 from jointopt.runs.other_names import ALIKE, TIME, converted, meant
 from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
 from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
-from jointopt.spec.catalog.gpus import known_gpu, load_gpu
+from jointopt.spec.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.spec.cluster import FAR_LINK
 from jointopt.spec.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.spec.job import TF32
@@ -141,9 +141,8 @@ def _far_links(runs: pd.DataFrame) -> list[str]:
     if not {"gpu", _LINK} <= set(runs):
         return []
     stated, lines = floats(runs[_LINK]), []
-    for name in runs["gpu"].dropna().unique():
-        gpu = known_gpu(name)
-        usual = gpu.usual_inter_node_gbytes_per_s if gpu else None
+    for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items():
+        usual = gpu.usual_inter_node_gbytes_per_s
         if usual and (far := (runs["gpu"] == name) & (stated > FAR_LINK * usual)).any():
             rows = np.flatnonzero(far)
             lines.append(
@@ -159,11 +158,10 @@ def _raised_limits(runs: pd.DataFrame) -> list[str]:
     if not {"gpu", "power_limit_w"} <= set(runs):
         return []
     stated, lines = floats(runs["power_limit_w"]), []
-    for name in runs["gpu"].dropna().unique():
-        rated_w = gpu.tdp_w if (gpu := known_gpu(name)) else None
-        if rated_w and len(rows := np.flatnonzero((runs["gpu"] == name) & (stated > rated_w))):
+    for name, gpu in known_gpus(runs["gpu"].dropna().unique()).items():
+        if gpu.tdp_w and len(rows := np.flatnonzero((runs["gpu"] == name) & (stated > gpu.tdp_w))):
             lines.append(
-                f"{_rows_state(len(rows))} a power limit above the {rated_w:g} W that {name} is rated for (row "
+                f"{_rows_state(len(rows))} a power limit above the {gpu.tdp_w:g} W that {name} is rated for (row "
                 f"{rows[0] + 1}: power_limit_w={stated.iloc[rows[0]]:g}): taken as stated, though few boards allow it."
             )
     return lines
@@ -173,13 +171,14 @@ def _plain_networks(runs: pd.DataFrame) -> list[str]:
     """One sentence for each GPU of whose network between nodes neither rows nor sources state the speed."""
     if not {"gpu", "num_gpus"} <= set(runs):
         return []
-    blank = runs["num_gpus"].map(lambda _: np.nan)
+    known = known_gpus(runs["gpu"].dropna().unique())
+    without = {name: gpu for name, gpu in known.items() if not gpu.is_cpu and not gpu.usual_inter_node_gbytes_per_s}
+    if not without:
+        return []
+    blank = floats(runs["num_gpus"]) * np.nan
     link, per_node = (floats(runs.get(name, blank)) for name in (_LINK, "gpus_per_node"))
     lines = []
-    for name in runs["gpu"].dropna().unique():
-        gpu = known_gpu(name)
-        if gpu is None or gpu.is_cpu or gpu.usual_inter_node_gbytes_per_s is not None:
-            continue
+    for name, gpu in without.items():
         beyond = floats(runs["num_gpus"]) > per_node.fillna(gpu.usual_gpus_per_node or 8)
         if len(rows := np.flatnonzero((runs["gpu"] == name) & link.isna() & beyond)):
             lines.append(
@@ -202,14 +201,8 @@ def unread_lines(table: pd.DataFrame) -> list[str]:
     stated = with_precision(table)
     of_cells = _meaningless_lines(table) + _misspelt_frameworks(table) + _targets_alone(table)
     of_precision = _without_rate(stated) + _without_precision(stated)
-    return (
-        misspelt_lines(table)
-        + of_cells
-        + of_precision
-        + _far_links(table)
-        + _raised_limits(table)
-        + _plain_networks(table)
-    )
+    of_nodes = _far_links(table) + _raised_limits(table) + _plain_networks(table)
+    return misspelt_lines(table) + of_cells + of_precision + of_nodes
 
 
 def _misspelt_frameworks(table: pd.DataFrame) -> list[str]:

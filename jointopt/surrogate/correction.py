@@ -343,11 +343,11 @@ class Move:
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
-        """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
+        """Why nothing recorded or measured supports corrected plans, (n,) each, by the keys of `DOUBTS`."""
         kinds = new_kinds(job, self.measured_jobs)
         found = open_doubts(job, columns, self.known, self.measured, self._network(job), kinds)
         unit = np.full(len(self.mean), self.time_span is not None)
-        return found | {"unit": unit, "peak": above_peak(job, self.scaled(columns))}
+        return found | {"unit": unit, "peak": above_peak(job, columns)}
 
     def _network(self, job: Job) -> Floats:
         return network_half_width(job, np.asarray(self.network_slope), self.network_seen)

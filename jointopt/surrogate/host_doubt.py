@@ -19,7 +19,7 @@ def may_wait_for_host(job: Job, columns: Columns, shortest_s: float) -> Bools:
     """
     training = job.training
     known = training.framework.host_floor_s > 0.0 or training.cuda_graph or job.cluster.gpu.is_cpu
-    return np.asarray((layer_peak_s(job, columns) < shortest_s) & (not known))
+    return np.zeros(len(columns["pp"]), bool) if known else layer_peak_s(job, columns) < shortest_s
 
 
 def layer_peak_s(job: Job, columns: Columns) -> Floats:

@@ -305,7 +305,8 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
         network = network_half_width(job, network_slope(priced.physics, priced.layout))
         columns, found = add_intervals(job, columns, network=network), doubts(job, columns, network=network)
     else:
-        columns, found = move.bounded(job, move.scaled(columns)), move.doubts(job, columns)
+        columns = move.scaled(columns)
+        columns, found = move.bounded(job, columns), move.doubts(job, columns)
     if not plans.as_stated and not (move is not None and move.evidence.shares_doubt(plans)):
         columns, found = outside_of_domain(columns), found | {NOT_AS_STATED: np.ones(len(load), bool)}
     kept = as_predicted(job, columns, (*RESULTS, *warmth))

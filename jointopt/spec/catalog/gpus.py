@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -52,6 +52,12 @@ def known_gpu(name: object) -> Gpu | None:
         return load_gpu(str(name))
     except CatalogError:
         return None
+
+
+def known_gpus(names: Iterable[object]) -> dict[object, Gpu]:
+    """The GPUs that names mean, by these; names that mean none or several are left out."""
+    found = {name: known_gpu(name) for name in names}
+    return {name: gpu for name, gpu in found.items() if gpu}
 
 
 def gpu_id(name: object) -> str:
