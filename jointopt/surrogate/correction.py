@@ -38,7 +38,7 @@ from jointopt.surrogate.intervals import (
 from jointopt.surrogate.learned_heat import LearnedHeat
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.measured_limits import at_limit
-from jointopt.surrogate.network_doubt import network_half_width, slope_of
+from jointopt.surrogate.network_doubt import delay_of, network_half_width
 from jointopt.surrogate.peak_doubt import above_peak
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.residual_gp import Runs, together
@@ -272,7 +272,7 @@ class Correction:
 
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
-        network = network_half_width(job, slope_of(runs.sensitivity), self._seen)
+        network = network_half_width(job, delay_of(runs), self._seen)
         known = self._settled[0].knows_kind(runs)
         found = open_doubts(job, columns, known, self._measured_clocks, network, self._new(job))
         return found | {"unit": np.full(len(runs), self._time_span is not None), "peak": above_peak(job, columns)}
@@ -287,9 +287,9 @@ class Correction:
 
     @property
     def _seen(self) -> float:
-        """How far the run of the source does that depends on the network between nodes most."""
+        """`network_delay` of the run of the source that depends on the network between nodes most."""
         known = self._settled[0].known
-        return float(slope_of(known.sensitivity)[known.source == self.source].max(initial=0.0))
+        return float(delay_of(known)[known.source == self.source].max(initial=0.0))
 
     @functools.cached_property
     def _time_span(self) -> tuple[float, float] | None:
@@ -309,7 +309,7 @@ class Correction:
             Move(
                 mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
                 power, self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
-                conditioned.at_most(runs) if stays else None, slope_of(runs.sensitivity), self._seen,
+                conditioned.at_most(runs) if stays else None, delay_of(runs), self._seen,
                 self._measured_jobs, self.peak_overshoot, self._time_span,
             )
             for runs, power, mean, half, inside in pieces
@@ -330,7 +330,7 @@ class Move:
     heat_half_width: Mapping[str, float] = field(default_factory=dict)  # 90 %, of logarithms, by `heat_names`
     new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
     at_most: tuple[Floats, Floats] | None = None  # the same, where runs are known and lie within these
-    network_slope: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
+    network_delay: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
     network_seen: float = 0.0
     measured_jobs: tuple[Job, ...] = ()  # as for `new_kinds`
     peak_overshoot: float | None = None  # as of `Correction`
@@ -350,7 +350,7 @@ class Move:
         return found | {"unit": unit, "peak": above_peak(job, columns)}
 
     def _network(self, job: Job) -> Floats:
-        return network_half_width(job, np.asarray(self.network_slope), self.network_seen)
+        return network_half_width(job, np.asarray(self.network_delay), self.network_seen)
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""

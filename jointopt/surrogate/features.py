@@ -14,7 +14,8 @@ from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.heat_names import PEAK, RISE
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.network_doubt import network_delay
+from jointopt.surrogate.residual_gp import DELAY, Runs
 
 
 def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
@@ -30,6 +31,7 @@ def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tupl
     layouts = {name: values[layout] for name, values in physics.layouts.items()}
     features = shape_columns(physics.job, layouts, stage_clock_mhz)
     features |= {name: values[layout] for name, values in share_columns(physics, every, top).items()}
+    features[DELAY] = network_delay(physics, layout)
     features |= {f"log2_{name}": np.full(len(layout), np.log2(v)) for name, v in _speeds(physics.job.cluster).items()}
     return features, moved[layout]
 

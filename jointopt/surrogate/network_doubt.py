@@ -6,17 +6,19 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import NETWORK, sensitivities
+from jointopt.physics.costs import Common
+from jointopt.physics.describe import CONSTANTS, NETWORK, moved
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
+from jointopt.surrogate.residual_gp import DELAY, Runs
 
-# How many times slower a network may be than the reference system of its GPU (95 %, along the straight line of a plan's
-# sensitivity): Jean Zay's A100 have 6.25 GB/s each, where that system has 25. Recorded runs whose network is assumed,
-# under stand-ins of their profiles: where a tenth of the network would make a plan e times as long, bounds of a new
-# source held 65 % of them, with 2, e and 4 times 81, about 86 and 89 % (docs/surrogate-experiments.md).
+# How many times slower a network may be than the reference system of its GPU (95 %): Jean Zay's A100 have 6.25 GB/s
+# each, where that system has 25. Recorded runs whose network is assumed, under stand-ins of their profiles: where a
+# tenth of the network would make a plan e times as long, bounds of a new source held 65 % of them, with 2, e and 4
+# times 81, about 86 and 89 % (docs/surrogate-experiments.md).
 SLOWER = float(np.e)
 NETWORK_DOUBT = 0.1  # of a logarithm of time, from which a plan's network is remarked on
-SEEN = 0.5  # of a plan's sensitivity: a run that depends as much on the network shows what that is
+SEEN = 0.5  # of a plan's delay: a run that depends as much on the network shows what that is
 
 
 def network_assumed(job: Job) -> bool:
@@ -26,24 +28,32 @@ def network_assumed(job: Job) -> bool:
     return crossed and cluster.origin("inter_node_gbytes_per_s") == "assumed"
 
 
-def network_slope(physics: CostModel, layout: Ints) -> Floats:
-    """By what part of a logarithm plans of ``layout`` (n,) slow down with their network, (n,); at the top clock."""
-    every = np.arange(len(physics.layouts["pp"]))
-    if not network_assumed(physics.job):
+def network_delay(physics: CostModel, layout: Ints) -> Floats:
+    """The logarithm of how much longer plans of ``layout`` (n,) take on a network `SLOWER` times slower, (n,).
+
+    Priced there, at the top clock: traffic that passes hide on the network assumed comes to light on a slower one, so
+    that a tenth less of it shows a sixth of this where weights are gathered layer by layer.
+    """
+    if physics.job.cluster.nodes == 1:
         return np.zeros(len(layout))
+    slower = moved(physics.job, np.log(SLOWER) * (np.arange(len(CONSTANTS)) == NETWORK))
+    common, every = physics.common or Common(physics.hardware, physics.shapes), np.arange(len(physics.layouts["pp"]))
+    there = CostModel(slower, physics.layouts, physics.hardware.constants, common=common)
     top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
-    return np.asarray(sensitivities(physics, every, top, ("inter_node",))[layout, 0])
+    times = [one.least_time_s(every, top) for one in (there, physics)]
+    return np.asarray(np.maximum(np.log(times[0] / times[1]), 0.0)[layout])
 
 
-def slope_of(sensitivity: Floats) -> Floats:
-    """`network_slope` (n,) from all sensitivities (n, `CONSTANTS`)."""
-    return np.asarray(sensitivity[:, NETWORK])
+def delay_of(runs: Runs) -> Floats:
+    """`network_delay` (n,) of runs; by their sensitivity, mostly less, where an older surrogate kept them without."""
+    known = runs.features.get(DELAY)
+    return np.asarray(np.log(SLOWER) * runs.sensitivity[:, NETWORK] if known is None else known)
 
 
-def network_half_width(job: Job, slope: Floats, seen: float = 0.0) -> Floats:
+def network_half_width(job: Job, delay: Floats, seen: float = 0.0) -> Floats:
     """The width that an assumed network adds to the upper 90 % half-width of the logarithm of time, (n,).
 
-    ``slope`` (n,): how plans depend on it; ``seen``: how far the run of the cluster does that depends on it most.
+    ``delay`` (n,): of plans; ``seen``: that of the run of the cluster which depends on the network most.
     """
-    known: Bools = slope <= seen / SEEN
-    return np.where(known | (not network_assumed(job)), 0.0, np.log(SLOWER) * np.maximum(slope, 0.0))
+    known: Bools = delay <= seen / SEEN
+    return np.where(known | (not network_assumed(job)), 0.0, delay)

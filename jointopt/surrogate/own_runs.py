@@ -342,7 +342,7 @@ def _target_of(
 
     limits_w = measured.limits_w if name == HEAT_NAMES[PEAK] else None
     line, (overshoot, most) = crossed(fold, scaled), limit_cut(fold, log_ratio, of_physics, limits_w)
-    mix, mixed = learn_mix(runs, log_ratio, line, line, fold, tuple(sorted(runs.features)), seed, most)
+    mix, mixed = learn_mix(runs, log_ratio, line, line, fold, runs.power_names, seed, most)
     line = np.minimum(line, most)
     errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
     spread = held_half_width(errors[name], len(np.unique(units_left_out(runs)[0]))) / Z_90

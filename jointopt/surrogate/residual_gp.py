@@ -30,6 +30,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 USUAL_LENGTHS = {"plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "size": 2.0, "share": 0.3}
 FEATURES = tuple(name for names in CLASSES.values() for name in names)
+DELAY = "network_delay"  # a feature that nothing is learned from: see `jointopt.surrogate.network_doubt`
 # Correlation of what sources of one origin are off by: one software on other GPUs or nodes, other software on that GPU.
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
@@ -57,7 +58,12 @@ class Runs:
     @property
     def names(self) -> tuple[str, ...]:
         """Features that time is learned from, in order: all but those that describe power more."""
-        return tuple(sorted(name for name in self.features if name not in OCCUPANCY))
+        return tuple(name for name in self.power_names if name not in OCCUPANCY)
+
+    @property
+    def power_names(self) -> tuple[str, ...]:
+        """Features that power is learned from, in order."""
+        return tuple(sorted(name for name in self.features if name != DELAY))
 
     def matrix(self, names: Sequence[str]) -> Floats:
         """Features (n, len(names)); a run that lacks one has 0."""

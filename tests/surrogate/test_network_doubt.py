@@ -22,10 +22,12 @@ from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measured_clocks import MeasuredClocks
-from jointopt.surrogate.network_doubt import network_assumed, network_half_width, network_slope
+from jointopt.surrogate.network_doubt import delay_of, network_assumed, network_delay, network_half_width
+from jointopt.surrogate.residual_gp import DELAY, Runs
 from jointopt.workflows.explain import explain
 
 OVER_NODES, INSIDE = "dp=1 tp=16 pp=1", "dp=2 tp=8 pp=1 mbs=4"
+HIDDEN = "dp=16 tp=1 pp=1 cp=4 mbs=1 zero_stage=3 recompute=none"
 
 
 def job(gpu: str = "h100-sxm5-80gb", nodes: int = 2, **cluster: Any) -> Job:
@@ -64,25 +66,45 @@ def test_a_table_without_a_network_assumes_one_even_where_the_gpu_has_no_referen
 
 
 def test_an_assumed_network_may_be_e_times_slower_unless_a_run_depends_half_as_much_on_it() -> None:
-    slope = np.array([0.0, 0.1, 0.4])
-    assert network_half_width(job(), slope) == pytest.approx([0.0, 0.1, 0.4])
-    assert network_half_width(job(), slope, 0.05) == pytest.approx([0.0, 0.0, 0.4])
-    assert not network_half_width(job(), slope, 0.2).any()
-    assert not network_half_width(job(inter_node_gbytes_per_s=50), slope).any()
+    delay = np.array([0.0, 0.1, 0.4])
+    assert network_half_width(job(), delay) == pytest.approx([0.0, 0.1, 0.4])
+    assert network_half_width(job(), delay, 0.05) == pytest.approx([0.0, 0.0, 0.4])
+    assert not network_half_width(job(), delay, 0.2).any()
+    assert not network_half_width(job(inter_node_gbytes_per_s=50), delay).any()
 
 
-def test_the_slope_of_a_plan_is_its_sensitivity_to_the_network_between_nodes() -> None:
-    one = job()
-    parsed = [parse_plan(plan, one) for plan in (OVER_NODES, INSIDE)]
-    layouts = {name: np.concatenate([p.layouts[name] for p in parsed]) for name in LAYOUT_COLUMNS}
-    physics, both = CostModel(one, layouts), np.arange(2)
-    slope = network_slope(physics, both)
+def priced(one: Job, *plans: str) -> CostModel:
+    parsed = [parse_plan(plan, one) for plan in plans]
+    return CostModel(one, {name: np.concatenate([p.layouts[name] for p in parsed]) for name in LAYOUT_COLUMNS})
+
+
+def test_the_delay_of_a_plan_is_what_it_takes_longer_on_a_network_e_times_slower() -> None:
+    one, both = job(), np.arange(2)
+    physics = priced(one, OVER_NODES, INSIDE)
+    network = replace(one.cluster, inter_node_gbytes_per_s=one.cluster.inter_node_gbytes_per_s / np.e)
+    slower = CostModel(replace(one, cluster=network), physics.layouts)
     top = np.full((2, 1), physics.top_mhz)
-    assert slope == pytest.approx(sensitivities(physics, both, top)[:, CONSTANTS.index("inter_node")])
-    network = replace(one.cluster, inter_node_gbytes_per_s=one.cluster.inter_node_gbytes_per_s * np.exp(-0.1))
-    slower = CostModel(replace(one, cluster=network), layouts).evaluate(both, top)["iteration_time_s"]
-    assert slope == pytest.approx(np.log(slower / physics.evaluate(both, top)["iteration_time_s"]) / 0.1)
-    assert slope[0] > 0.3 > 0.1 > slope[1]
+    longer = slower.evaluate(both, top)["iteration_time_s"] / physics.evaluate(both, top)["iteration_time_s"]
+    delay = network_delay(physics, both)
+    assert delay == pytest.approx(np.log(longer))
+    assert delay[0] > 0.3 > 0.1 > delay[1]
+
+
+def test_traffic_that_hides_on_the_assumed_network_is_doubted_where_a_slower_one_would_show_it() -> None:
+    training = {"seq_length": 8192, "global_batch_size": 128, "framework": "torchtitan"}
+    cluster = {"gpu": "h100-sxm5-80gb", "nodes": 8}
+    one = parse_job({"name": "j", "model": "llama-3-70b", "training": training, "cluster": cluster}, "j", Path())
+    physics, plan = priced(one, HIDDEN), np.arange(1)
+    straight = sensitivities(physics, plan, np.full((1, 1), physics.top_mhz))[:, CONSTANTS.index("inter_node")]
+    assert straight < 0.1 < network_delay(physics, plan) / 3.0
+    assert DOUBTS["network"] in explain(one, HIDDEN).doubts
+
+
+def test_runs_of_an_older_surrogate_have_the_delay_of_a_straight_line() -> None:
+    runs = Runs(np.full((2, len(CONSTANTS)), 0.2), {}, np.full(2, "lab"), np.full(2, "one"))
+    assert delay_of(runs) == pytest.approx([0.2, 0.2])
+    assert delay_of(replace(runs, features={DELAY: np.array([0.3, 0.5])})) == pytest.approx([0.3, 0.5])
+    assert replace(runs, features={DELAY: np.zeros(2), "log2_tp": np.ones(2)}).names == ("log2_tp",)
 
 
 @pytest.mark.parametrize("surrogate", ["default", "none"])

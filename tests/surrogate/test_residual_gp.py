@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.surrogate.posterior import SCALES, _under, condition
+from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -36,7 +36,9 @@ def test_without_runs_the_posterior_is_the_prior():
     new = runs(5)
     mean, deviation = condition(KERNEL, runs(0), np.zeros(0)).predict(new)
     np.testing.assert_array_equal(mean, 0.0)
-    assert (deviation > 1.3 * np.sqrt(variances(KERNEL, new).sum(axis=0))).all()  # wider than recorded
+    recorded = np.sqrt(variances(KERNEL, new).sum(axis=0))
+    assert (deviation > 1.1 * recorded).all()
+    assert deviation.mean() > 1.3 * recorded.mean()
 
 
 def test_one_run_moves_a_comparable_run_towards_it_and_another_source_not_at_all():
@@ -76,6 +78,21 @@ def test_an_outlier_moves_the_mean_little():
     y[3] = 1.2
     spoiled = condition(KERNEL, rows, y).predict(new)[0].mean()
     assert abs(spoiled - clean) < 0.25 * abs(y.mean() - 0.1)
+
+
+def test_three_runs_that_are_off_alike_move_unlike_plans_though_recorded_sources_hardly_differ_by_a_factor():
+    kernel, y = replace(KERNEL, source=0.01, shape=0.05), np.full(3, -0.15)
+    assert condition(kernel, runs(3), y).kernel.source == LEAST_FACTOR == 0.09
+    assert condition(kernel, runs(3), y).predict(runs(40, seed=3))[0].mean() < -0.08
+    assert condition(replace(kernel, source=0.2), runs(3), y).kernel.source == 0.2
+
+
+def test_runs_to_come_may_be_outliers_where_known_ones_are_but_none_counts_without_end():
+    rows, kernel = runs(12), replace(KERNEL, shape=0.01, constants=(0.01, 0.01))
+    outliers = [np.where(np.arange(12) == 3, size, 0.01) for size in (0.01, 0.1, 0.4, 1.4)]
+    none, some, large, huge = (condition(kernel, rows, y).noise_of_two for y in outliers)
+    assert 2.0 * none < some < large
+    assert huge == pytest.approx(large, rel=0.01)
 
 
 def test_a_constant_that_is_off_is_found_and_extrapolated():
