@@ -78,37 +78,37 @@ def test_kernels_are_packed_as_logarithms_in_the_order_of_their_terms() -> None:
 def test_without_runs_the_prior_is_that_of_all_scales_with_the_noise_of_a_heavy_tail() -> None:
     mean, deviation = condition(KERNEL, TWO.take(np.array([], np.int64)), np.zeros(0)).predict(TWO)
     assert mean.tolist() == [0.0, 0.0]
-    factor, constants = 0.4 + 0.35 * 2.5**2 + 0.25 * 7.0**2, 0.3 * 0.1**2 + 0.4 * 0.5**2 + 0.3 * 1.2**2
-    smooth = 0.3 * 0.5**2 + 0.4 * 1.5**2 + 0.3 * 4.0**2
-    noise = 0.3 * 0.6**2 + 0.3 * 1.5**2 + 0.2 * 3.5**2 + 0.2 * 8.0**2
+    factor, constants = 0.7 + 0.3 * 3.0**2, 0.3 * 0.1**2 + 0.4 * 0.5**2 + 0.3 * 1.2**2
+    smooth = 0.35 * 0.6**2 + 0.35 * 1.6**2 + 0.3 * 4.0**2
+    noise = 0.4 * 0.6**2 + 0.35 * 1.5**2 + 0.25 * 5.0**2
     rest = 0.09 * factor + 0.25 * smooth + 2 * 0.0009 * noise
     assert deviation == pytest.approx(np.sqrt(np.array([0.17, 0.13]) * constants + rest))
     assert SHARES.sum() == pytest.approx(1.0)
 
 
 def reweighted(prior: float, y: float, noise: float) -> tuple[float, float, float]:
-    """(residual over its variance, variance, last weight) after eight rounds of Student's noise of 1.5 degrees."""
+    """(residual over its variance, variance, last weight) after eight rounds of Cauchy's noise."""
     weight, over, total = 1.0, 0.0, 0.0
     for turn in range(9):
         total = prior + noise * weight
         over = y / total
         left, doubt = noise * weight * over, noise * weight * prior / total
         if turn < 8:
-            weight = max((1.5 + (left**2 + doubt) / noise) / 2.5, 0.3)
+            weight = max((1.0 + (left**2 + doubt) / noise) / 2.0, 0.3)
     return over, total, weight
 
 
 @pytest.mark.parametrize(("y", "used"), [(0.1, 0.1), (-0.9, -0.9), (4.0, 1.5)])
 def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> None:
     first, second = TWO.take(np.array([0])), TWO.take(np.array([1]))
-    scale = np.flatnonzero((SCALES == [1.0, 1.0, 0.5, 1.5, 1.5]).all(axis=1))
-    # at half and at one and a half: 0.1, 0.2, 0.5 and 0.3
-    kernel = replace(KERNEL, constants=(0.2, 0.4), shape=0.5 / 1.5, noise=0.2)
+    scale = np.flatnonzero((SCALES == [1.0, 1.0, 0.5, 1.6, 1.5]).all(axis=1))
+    # times 0.5, 1.6 and 1.5: 0.1, 0.2, 0.5 and 0.3
+    kernel = replace(KERNEL, constants=(0.2, 0.4), shape=0.5 / 1.6, noise=0.2)
     over, total, weight = reweighted(0.09 + 0.17 + 0.25, used, 0.09)
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
     mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
     assert mean[0] == pytest.approx(cross * over)
-    assert deviation[0] == pytest.approx(np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 1.5 * 0.09 * weight))
+    assert deviation[0] == pytest.approx(np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 2.5 * 0.09 * min(weight, 20.0)))
 
 
 def test_many_scales_have_a_smooth_function_that_varies_over_longer_lengths() -> None:
