@@ -17,7 +17,7 @@ from jointopt.surrogate.residual_gp import DELAY, Runs
 # tenth of the network would make a plan e times as long, bounds of a new source held 65 % of them, with 2, e and 4
 # times 81, about 86 and 89 % (docs/surrogate-experiments.md).
 SLOWER = float(np.e)
-NETWORK_DOUBT = 0.1  # of a logarithm of time, from which a plan's network is remarked on
+NETWORK_DOUBT = 0.15  # of a logarithm of time, from which a plan's network is remarked on
 SEEN = 0.5  # of a plan's delay: a run that depends as much on the network shows what that is
 
 
