@@ -108,7 +108,9 @@ def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> Non
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
     mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
     assert mean[0] == pytest.approx(cross * over)
-    assert deviation[0] == pytest.approx(np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 2.5 * 0.09 * min(weight, 20.0)))
+    assert deviation[0] == pytest.approx(
+        np.sqrt(0.09 + 0.13 + 0.25 - cross**2 / total + 2.5 * 0.09 * min(weight, 20.0))
+    )
 
 
 def test_many_scales_have_a_smooth_function_that_varies_over_longer_lengths() -> None:
