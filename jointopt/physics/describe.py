@@ -154,6 +154,11 @@ def moved(job: Job, by: Floats) -> Job:
     return job
 
 
+def only(constant: int, by: float) -> Floats:
+    """The argument of `moved`, (`CONSTANTS`,), that moves one of these alone, at that position, ``by`` so much."""
+    return np.where(np.arange(len(CONSTANTS)) == constant, by, 0.0)
+
+
 def with_clock_shares(job: Job, compute: float, memory: float) -> Job:
     """The job whose kernels follow the SM clock with these shares of their time, by what bounds them at its top."""
     return _profile(job, compute_clock_share=compute, memory_clock_share=memory)

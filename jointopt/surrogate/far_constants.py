@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.physics.describe import CONSTANTS, HOST, NETWORK, moved
+from jointopt.physics.describe import CONSTANTS, HOST, NETWORK, moved, only
 from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 
@@ -68,7 +68,7 @@ def _moves(network: float, waits: bool) -> Iterator[Floats]:
     for constant, steps in FAR.items():
         for by in steps:
             if tried[constant] and (constant != NETWORK or by * network >= 0.0):
-                yield np.where(np.arange(len(CONSTANTS)) == constant, by, 0.0)
+                yield only(constant, by)
 
 
 def _log_share(by: Floats) -> float:

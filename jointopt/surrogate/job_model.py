@@ -31,7 +31,7 @@ from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_li
 from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
-from jointopt.surrogate.network_doubt import network_assumed, network_delay, network_half_width
+from jointopt.surrogate.network_doubt import network_assumed, network_delay
 from jointopt.surrogate.one_class import of_learned_class, of_one_class
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.recipe_likelihood import class_words
@@ -280,9 +280,7 @@ class JobModel:
 
     def _network(self, columns: Columns) -> Floats | float:
         """Doubt of plans for an assumed network by the physics alone, (n,)."""
-        if not network_assumed(self.job):
-            return 0.0
-        return network_half_width(self.job, network_delay(*self._layouts_of(columns)))
+        return network_delay(*self._layouts_of(columns)) if network_assumed(self.job) else 0.0
 
     def _held(self, columns: Columns) -> Columns:
         """Plans under power limits as plans at the clocks that these leave them."""

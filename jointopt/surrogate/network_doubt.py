@@ -7,7 +7,8 @@ import numpy as np
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
-from jointopt.physics.describe import CONSTANTS, NETWORK, moved
+from jointopt.physics.describe import NETWORK, moved, only
+from jointopt.physics.side_by_side import least_times_s
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.residual_gp import DELAY, Runs
@@ -36,12 +37,11 @@ def network_delay(physics: CostModel, layout: Ints) -> Floats:
     """
     if physics.job.cluster.nodes == 1:
         return np.zeros(len(layout))
-    slower = moved(physics.job, np.log(SLOWER) * (np.arange(len(CONSTANTS)) == NETWORK))
+    slower = moved(physics.job, only(NETWORK, np.log(SLOWER)))
     common, every = physics.common or Common(physics.hardware, physics.shapes), np.arange(len(physics.layouts["pp"]))
-    there = CostModel(slower, physics.layouts, physics.hardware.constants, common=common)
     top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
-    times = [one.least_time_s(every, top) for one in (there, physics)]
-    return np.asarray(np.maximum(np.log(times[0] / times[1]), 0.0)[layout])
+    (there_s,) = least_times_s([slower], physics, every, top, common)
+    return np.asarray(np.maximum(np.log(there_s / physics.least_time_s(every, top)), 0.0)[layout])
 
 
 def delay_of(runs: Runs) -> Floats:

@@ -37,7 +37,7 @@ from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, 
 from jointopt.surrogate.kin import answering, at_hand
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import MemoryPosterior
-from jointopt.surrogate.network_doubt import network_delay, network_half_width
+from jointopt.surrogate.network_doubt import network_assumed, network_delay
 from jointopt.surrogate.one_class import of_learned_class
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.residual_gp import kinship
@@ -302,7 +302,7 @@ def _columns(priced: PricedPlans, move: Move | None, warmth: Columns) -> Columns
     memory = MemoryPosterior(framework=framework) if move is None else move.evidence.memory_posterior(framework)
     load = np.log(columns["peak_memory_gib"] / memory_limit_gib(job))
     if move is None:
-        network = network_half_width(job, network_delay(priced.physics, priced.layout))
+        network = network_delay(priced.physics, priced.layout) if network_assumed(job) else 0.0
         columns, found = add_intervals(job, columns, network=network), doubts(job, columns, network=network)
     else:
         columns = move.scaled(columns)

@@ -32,7 +32,7 @@ from bench_accuracy import ROOT, clean
 from threadpoolctl import threadpool_limits
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.describe import NETWORK, only
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, SourceTexts, price, timed_runs
@@ -66,8 +66,8 @@ class Recorded:
 
     def slowed(self, factor: float) -> Recorded:
         """The same runs on a network that is slower by ``factor``."""
-        by = np.where(np.array(CONSTANTS) == "inter_node", np.log(factor), 0.0)
-        slow = self.priced.moved(by).physics["iteration_time_s"] / self.priced.physics["iteration_time_s"]
+        there = self.priced.moved(only(NETWORK, np.log(factor)))
+        slow = there.physics["iteration_time_s"] / self.priced.physics["iteration_time_s"]
         times = self.table["iteration_time_s"].to_numpy(float, copy=True)
         times[self.priced.rows] *= slow
         return replace(self, table=self.table.assign(iteration_time_s=times))
