@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.pipeline import iteration_time_s, last_turns_s
-from jointopt.physics.pipelines import Pipelines, of_rows
+from jointopt.physics.pipelines import Pipelines, across_ranks, of_rows
 from jointopt.physics.zero_bubble import zero_bubble_time_s
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
@@ -71,7 +71,7 @@ def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats,
     if not part.any():
         return after
     first, back = first_chunks_s(pipes, rows, forward, backward)
-    before = pipes.before_last(first + back, rows).max(axis=1)
+    before = across_ranks(np.maximum, pipes.before_last(first + back, rows))
     some = part & (batches > depth)
     seconds = rows[some], forward[some], backward[some]
     before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], walked_s)
@@ -232,10 +232,10 @@ def _exposed_of_pipelines_s(
         exposed = np.where(own[:, 0], stays.max(axis=1), exposed)
     ways = _ways_s(pipes := costs.pipelines, rows, forward, backward)
     # no path is longer than the makespan: mostly that leaves no rank's traffic to end after rank 0's
-    rounds_s = turns * (forward + backward).min(axis=1, keepdims=True)
+    rounds_s = turns * across_ranks(np.minimum, forward + backward)[:, None]
     longest = np.maximum(stays, reduce - (window + rounds_s))
     longest -= pipes.before_first(ways[1], rows)
-    if len(late := np.flatnonzero(longest.max(axis=1) > exposed)):
+    if len(late := np.flatnonzero(across_ranks(np.maximum, longest) > exposed)):
         of_ranks = (reduce, stays, window, forward, backward, *ways)
         each = [pipes.of_all_ranks(seconds.take(late, 0), rows[late]) for seconds in of_ranks]
         end = _traffic_ends_s(costs, rows[late], each, turns[late], plain[late])
@@ -256,7 +256,8 @@ def _traffic_ends_s(costs: StageCosts, rows: Ints, of_ranks: Sequence[Floats], t
     there, home = np.cumsum(first, axis=1) - first, np.cumsum(back, axis=1) - back
     batches, step = costs.num_micro_batches[rows, None], forward + backward
     work = there + batches * step + home
-    longest, late = work.copy(), np.flatnonzero((stays - home).max(axis=1) > stays[:, 0])  # else rank 0 decides
+    longest = work.copy()
+    late = np.flatnonzero(across_ranks(np.maximum, stays - home) > stays[:, 0])  # else rank 0 decides
     by_chunks = _ways_by_chunks_s(costs.pipelines, rows[late], forward[late], backward[late])
     longest[late] = np.maximum(longest[late], (batches * step)[late] + by_chunks)
     if plain.any():
@@ -264,7 +265,7 @@ def _traffic_ends_s(costs: StageCosts, rows: Ints, of_ranks: Sequence[Floats], t
         longest[plain] = np.maximum(longest[plain], turned.T)
     starts = _from_here(np.where(plain[:, None], longest, work - turns * step)) - window
     ends = np.maximum(_from_here(longest) + stays, starts + reduce)
-    return np.asarray((ends - home).max(axis=1))
+    return across_ranks(np.maximum, ends - home)
 
 
 def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:

@@ -5,6 +5,8 @@ A rank's *round* r is the steady pair of forward slot r + w and backward slot r,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from jointopt.core.errors import PlanError
@@ -123,96 +125,123 @@ def _warmup_column(p: int, v: int, m: int) -> Floats:
     return np.array([warmup_slots(p, v, m, rank) for rank in range(p)], dtype=np.float64)[:, None]
 
 
-def _interleaved_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
-    """Makespan of interleaved 1F1B for p >= 2, v >= 2, m >= 2p; f and b (p, n) per *chunk*, m (n,).
+@dataclass(frozen=True)
+class _Passes:
+    """Passes of one direction, one chunk of each rank, and the sums and maxima that paths through them are made of."""
+
+    each: Floats  # (p, n) s
+    sums: Floats  # (p + 1, n), as `_prefix_sums`
+    slowest: Floats  # (p, n), as `_running_max`
+
+    @classmethod
+    def of(cls, seconds: Floats) -> _Passes:
+        return cls(seconds, _prefix_sums(seconds), _running_max(seconds))
+
+
+def _interleaved_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of interleaved 1F1B for p >= 2, v >= 2, m >= 2p; times (p, n) per *chunk*, m (n,).
 
     The longest path waits on one rank j, between the best way in and the way out (f and b swapped). That the routes
     listed are all that can win is not proven, but tested over 10^6 plans (tests/bench/bench_pipeline.py).
     """
-    warmup = _warmup_column(len(f), v, 2 * len(f))
-    path = _fill_s(f, b, v, warmup) + _fill_s(b, f, v, warmup) + (m * v - warmup) * (f + b)
+    f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
+    warmup = _warmup_column(len(t), v, 2 * len(t))
+    path = _fill_s(f, b, t, v, warmup)
+    path += _fill_s(b, f, t, v, warmup)
+    path += (m * v - warmup) * t
     return np.asarray(path.max(axis=0))
 
 
-def _one_group_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
-    """Makespan of interleaved 1F1B for m = p >= 2, v >= 2; f and b (p, n) per *chunk*.
+def _one_group_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of interleaved 1F1B for m = p >= 2, v >= 2; times (p, n) per *chunk*.
 
     Ranks up to c = p/2 - 1 run all forwards before any backward: a path turns there between the two, or on a
     later rank as in the longer schedule.
     """
-    p, c, slots = len(f), (len(f) - 2) // 2, len(f) * v
-    t = f + b
-    warmup = _warmup_column(p, v, p)
-    last_slot = np.full_like(warmup, slots - 1)
-    all_f, all_b = _forward_path_s(f, v, last_slot), _forward_path_s(b, v, last_slot)
-    in_f, _, up_f = _turning_paths_s(f, b, v, warmup)
-    in_b, _, up_b = _turning_paths_s(b, f, v, warmup)
+    f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
+    p, c, slots = len(t), (len(t) - 2) // 2, len(t) * v
+    warmup, first = _warmup_column(p, v, p), slice(c + 1)
+    last_slot = np.full((c + 1, 1), slots - 1.0)
+    all_f, all_b = _forward_path_s(f, v, last_slot, first), _forward_path_s(b, v, last_slot, first)
+    in_f, _, up_f = _turning_paths_s(f, b, t, v, warmup)
+    in_b, _, up_b = _turning_paths_s(b, f, t, v, warmup)
     fill, drain = np.maximum(in_f, up_f), np.maximum(in_b, up_b)
     rounds = slots - warmup
     # with one steady round, a path cannot both come up from a later rank and leave to one
     path = np.where(rounds == 1, np.maximum(fill + in_b, in_f + drain), fill + drain) + rounds * t
-    path[: c + 1] = (all_f + t + all_b)[: c + 1]
+    path[first] = all_f + t[first] + all_b
     if p % 2 == 0:  # rank c's last forward and first backward are neighbours: a path may enter between them
         path[c] = np.maximum(path[c], np.maximum(up_f[c] + t[c] + all_b[c], up_b[c] + t[c] + all_f[c]))
     return np.asarray(path.max(axis=0))
 
 
-def _forward_path_s(f: Floats, v: int, slot: Floats) -> Floats:
-    """Longest path over forwards alone to the start of forward ``slot`` (p, 1) of each rank, (p, n).
+def _forward_path_s(f: _Passes, v: int, slot: Floats, ranks: slice = slice(None)) -> Floats:
+    """Longest path over forwards alone to the start of forward ``slot`` (k, 1) of each of ``ranks``, (k, n).
 
     Down the ranks, waiting at the slowest so far; or once round the ring first, so that the wait may be at the
     slowest of all. Group 1 starts with chunk 0, which receives nothing: the way round ends before slot v p.
     """
-    p = len(f)
-    sums, slowest = _prefix_sums(f), _running_max(f)
+    p, slowest = len(f.each), f.slowest[ranks]
     late = np.maximum(slot - (v * p - 1), 0)
-    round_first = sums[p] + (slot - late - p) * slowest[-1] + late * slowest
-    return np.asarray(sums[:-1] + np.maximum(slot * slowest, round_first))
+    round_first = (slot - late - p) * f.slowest[-1]
+    round_first += f.sums[p]
+    round_first += late * slowest
+    path = slot * slowest
+    np.maximum(path, round_first, out=path)
+    path += f.sums[:-1][ranks]
+    return path
 
 
-def _turning_paths_s(f: Floats, b: Floats, v: int, warmup: Floats) -> tuple[Floats, Floats, Floats]:
+def _turning_paths_s(f: _Passes, b: _Passes, t: Floats, v: int, warmup: Floats) -> tuple[Floats, Floats, Floats]:
     """Longest paths into rank j's steady state, each (p, n): forwards alone, turned, up.
 
     ``forwards`` arrives at round 0. ``turned`` turns on the best rank i >= j and goes on by backwards up to and
     including rank 0. ``up`` turns on a rank i > j and comes up to round 1, counted back to round 0 (minus t_j).
     """
     forwards = _forward_path_s(f, v, warmup)
-    sum_b = _prefix_sums(b)
-    turned = _suffix_max(forwards + f + sum_b[1:])
-    up = np.full_like(f, -np.inf)
-    up[:-1] = turned[1:] - sum_b[:-2] - (f + b)[:-1]
+    turning = forwards + f.each
+    turning += b.sums[1:]
+    turned = _suffix_max(turning)
+    up = np.full_like(t, -np.inf)
+    np.subtract(turned[1:], b.sums[:-2], out=up[:-1])
+    up[:-1] -= t[:-1]
     return forwards, turned, up
 
 
-def _fill_s(f: Floats, b: Floats, v: int, warmup: Floats) -> Floats:
+def _fill_s(f: _Passes, b: _Passes, t: Floats, v: int, warmup: Floats) -> Floats:
     """(p, n): longest path to round 0 of each rank j; one that arrives in round x counts minus x t_j.
 
     The ways in: forwards alone; forwards to a rank i > j, a turn, backwards up to j; a turn on any i and backwards
     round the ring, p + 1 rounds; from i > j by forwards round the ring, which is open again from slot v p on.
     """
-    p = len(f)
-    t = f + b
-    sum_f, sum_b = _prefix_sums(f), _prefix_sums(b)
-    forwards, turned, up = _turning_paths_s(f, b, v, warmup)
-    best = np.maximum(forwards, up)
+    p = len(t)
+    forwards, turned, up = _turning_paths_s(f, b, t, v, warmup)
+    best = np.maximum(forwards, up, out=forwards)
     ring = _forward_ring_s(f, t, v, warmup, best, up)
-    best = np.maximum(best, turned[0] + sum_b[p] - sum_b[:-1] - (p + 1) * t)
-    return np.asarray(np.maximum(best, ring + sum_f[p] + sum_f[:-1] - (v * p + p - warmup) * t))
+    back = (turned[0] + b.sums[p]) - b.sums[:-1]
+    back -= (p + 1) * t
+    np.maximum(best, back, out=best)
+    ring += f.sums[p]
+    ring += f.sums[:-1]
+    ring -= (v * p + p - warmup) * t
+    return np.maximum(best, ring, out=best)
 
 
-def _forward_ring_s(f: Floats, t: Floats, v: int, warmup: Floats, fill: Floats, up: Floats) -> Floats:
+def _forward_ring_s(f: _Passes, t: Floats, v: int, warmup: Floats, fill: Floats, up: Floats) -> Floats:
     """(p, n): for each j, longest path to forward slot v p of a rank i > j, minus the forwards of ranks 0 .. i-1.
 
     Ranks i > c reach slot v p in their steady state and wait for it there. Rank c is the last that passes it in
     warm-up; one above it only adds hops. After a turn, c leaves w_c + 1 - v p rounds later.
     """
-    p, c = len(f), (len(f) - 2) // 2
-    sum_f = _prefix_sums(f)
-    later = _suffix_max(fill[c + 1 :] + (v * p - warmup[c + 1 :]) * t[c + 1 :] - sum_f[c + 1 : p])
-    wait = np.full_like(f, -np.inf)
+    p, c = len(t), (len(t) - 2) // 2
+    waits = (v * p - warmup[c + 1 :]) * t[c + 1 :]
+    waits += fill[c + 1 :]
+    waits -= f.sums[c + 1 : p]
+    later = _suffix_max(waits)
+    wait = np.full_like(t, -np.inf)
     wait[c : p - 1] = later
     if c > 0:
-        direct = _forward_path_s(f, v, np.full_like(warmup, v * p))[c]
+        (direct,) = _forward_path_s(f, v, np.full((1, 1), float(v * p)), slice(c, c + 1))
         turned = up[c] + t[c] - (warmup[c] + 1 - v * p) * t[:c]
-        wait[:c] = np.maximum(later[0], np.maximum(direct, turned) - sum_f[c])
+        wait[:c] = np.maximum(later[0], np.maximum(direct, turned) - f.sums[c])
     return wait

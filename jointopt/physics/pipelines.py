@@ -109,6 +109,14 @@ def of_rows(values: Floats, rows: Ints | slice) -> Floats:
     return np.asfortranarray(values[rows]) if isinstance(rows, slice) else values.T.take(rows, values.ndim - 1).T
 
 
+def across_ranks(extreme: np.ufunc, seconds: Floats) -> Floats:
+    """The largest or least of the seconds (n, pp) of each plan's ranks, (n,); ``extreme``: numpy.maximum or minimum.
+
+    Transposed first: rank by rank over all plans it takes a quarter of the time of plan by plan over few ranks.
+    """
+    return np.asarray(extreme.reduce(np.ascontiguousarray(seconds.T)))
+
+
 def over_ranks(values: Floats, kind: Ints) -> Floats:
     """Values (L, K) of the ranks that differ as those of every rank, (L, pp), which is as ``kind`` (L, pp) states."""
     return np.asarray(values.take(np.arange(len(values))[:, None] * values.shape[1] + kind))
