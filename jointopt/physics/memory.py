@@ -15,6 +15,7 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.adapters import kept_bytes as adapters_kept_bytes
 from jointopt.physics.held import Held
+from jointopt.physics.host_states import on_device
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth, kv_heads_of_rank
 from jointopt.physics.process_memory import process_bytes
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
@@ -277,8 +278,7 @@ def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
     params = stage_parameters(job, lay, layers)
     shard, zero = lay.shards[:, None], lay.zero[:, None]
     trained = trained_parameters(job, lay, params)
-    state = state_bytes(params, zero, shard, lay.expert_shards[:, None], training, trained)
-    state["optimizer"] = np.where(lay.offloads_optimizer[:, None], 0.0, state["optimizer"])
+    state = on_device(state_bytes(params, zero, shard, lay.expert_shards[:, None], training, trained), lay, training)
     in_flight, at_work = activation_bytes(job, lay, held)
     activations = in_flight + at_work
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0

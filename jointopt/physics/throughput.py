@@ -119,7 +119,9 @@ def throughput(job: Job, layouts: Columns, time_s: npt.ArrayLike, energy_j: npt.
 
     ``mfu`` and ``hfu`` are shares of the GPU's dense peak in the job's precision; NaN where no source states it.
     """
-    tokens, gpus = job.training.global_batch_size * job.training.seq_length, job.cluster.num_gpus
+    tokens = job.training.global_batch_size * job.training.seq_length
+    # those of the plan: a table's need not fill its last node
+    gpus = np.prod([layouts[degree] for degree in ("dp", "tp", "pp", "cp")], axis=0)
     rate = tokens / np.asarray(time_s, np.float64)
     model = rate / gpus / TERA * model_flops_per_token(job.model, job.training.seq_length, training=job.training)
     hardware = rate / gpus / TERA * hardware_flops_per_token(job, layouts)

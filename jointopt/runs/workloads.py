@@ -230,7 +230,7 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
     num_gpus = int(row["num_gpus"])
     if "gpus_per_node" not in row:
         assumed.append("gpus_per_node")
-    per_node = min(int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus)
+    per_node = _gpus_per_node(int(row.get("gpus_per_node", gpu.usual_gpus_per_node or 8)), num_gpus, gpu)
     where: dict[str, Any] = {"gpu": gpu.id, "nodes": -(-num_gpus // per_node), "gpus_per_node": per_node}
     if "inter_node_gbytes_per_s" in row:
         where["inter_node_gbytes_per_s"] = float(row["inter_node_gbytes_per_s"])
@@ -242,6 +242,13 @@ def _cluster(row: Mapping[str, Any], gpu: Gpu, assumed: list[str]) -> Cluster:
     cluster = _built(*where.items())
     taken = (_PLAIN_NETWORK,) * (_PLAIN_NETWORK.key in assumed)
     return replace(cluster, stated=cluster.stated - {*assumed}, assumed=(*cluster.assumed, *taken))
+
+
+def _gpus_per_node(stated: int, num_gpus: int, gpu: Gpu) -> int:
+    """GPUs of a node: of a rack that is stated as one, whose trays a job need not fill, those of a tray."""
+    tray, rack = gpu.usual_gpus_per_node or stated, gpu.scale_up_gpus or 0
+    of_trays = tray < stated <= rack and stated % tray == 0 and num_gpus % tray == 0
+    return min(tray if of_trays else stated, num_gpus)
 
 
 @functools.lru_cache(maxsize=1024)

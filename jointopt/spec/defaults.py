@@ -128,9 +128,9 @@ def _own_chunks(schedule: npt.NDArray[Any]) -> Ints:
 
 
 def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[str, Floats], dict[str, Bools]]:
-    """Degrees (n,) without blanks, and where each is taken as 1 by guess: one blank is what the others leave.
+    """Degrees (n,) without blanks, and where each is a guess: one blank is what the others leave, more of them are 1.
 
-    Where they leave nothing, all blank ones are 1, and none is a guess.
+    Where they leave nothing, all blank ones are 1, and none is a guess. A blank cp that the others leave above 1 is.
     """
     blank = {name: np.isnan(given[name]) for name in _BLANK_FIRST}
     left, guessed = np.sum(list(blank.values()), axis=0), {}
@@ -142,7 +142,9 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
     rest = np.maximum(num_gpus // product, 1.0)
     single = {name: blank[name] & ~guessed[name] for name in _BLANK_FIRST}
     degrees = {name: np.where(single[name], rest, known[name]) for name in DEGREES}
-    return degrees, {name: guess & (product != num_gpus) for name, guess in guessed.items()}
+    guessed = {name: guess & (product != num_gpus) for name, guess in guessed.items()}
+    # most frameworks run without context parallelism: where the others leave some, a figure may as well be wrong
+    return degrees, guessed | {"cp": guessed["cp"] | (single["cp"] & (rest > 1.0))}
 
 
 def canonical(job: Job, layouts: Columns) -> Columns:

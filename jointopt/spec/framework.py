@@ -104,6 +104,7 @@ class Framework:
 
     # memory
     gradient_bytes: int = 4  # stored gradient per parameter
+    offloads_gradients: bool = False  # of ZeRO-2 and 3, with the optimizer, as they come
     # under sequence parallelism, the share of inputs of column-parallel products that are kept as gathered, not as sent
     gathered_inputs: float = 0.0
     unfused_gate: bool = False  # a gated MLP keeps its activated gate beside the product with it: two kernels

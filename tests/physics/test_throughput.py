@@ -51,7 +51,8 @@ def job_of(model: str, gpus: int = 8, sequences: int = 64, **more: Any) -> Job:
 
 
 def rates_of(job: Job, recompute: str, time_s: float, **columns: int) -> dict[str, float]:
-    plan = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "recompute": RECOMPUTE_CODES[recompute]} | columns
+    plan = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "recompute": RECOMPUTE_CODES[recompute]} | columns
+    plan = {"dp": job.cluster.num_gpus // (plan["tp"] * plan["pp"] * plan["cp"])} | plan
     layouts = {name: np.array([value]) for name, value in plan.items()}
     return {name: float(value[0]) for name, value in throughput(job, layouts, [time_s], [1e6]).items()}
 
@@ -158,7 +159,8 @@ def test_recomputed_parts_add_a_forward_pass_each() -> None:
 @given(st.floats(0.01, 1e3), st.floats(1.0, 1e9), st.sampled_from(["bf16", "fp32"]))
 def test_rates_agree_with_each_other(time_s: float, energy_j: float, dtype: str) -> None:
     job = job_of("llama-3-8b", dtype=dtype)
-    one = {name: np.ones(1, np.int64) for name in ("dp", "tp", "pp", "cp", "ep", "vpp")} | {"recompute": np.zeros(1)}
+    one = {name: np.ones(1, np.int64) for name in ("tp", "pp", "cp", "ep", "vpp")} | {"recompute": np.zeros(1)}
+    one |= {"dp": np.array([8])}
     found = {name: float(rate[0]) for name, rate in throughput(job, one, [time_s], [energy_j]).items()}
     assert found["tokens_per_s"] * time_s == pytest.approx(64 * 2048)
     assert found["tokens_per_s_per_gpu"] * 8 == pytest.approx(found["tokens_per_s"])

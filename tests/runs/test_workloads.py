@@ -317,6 +317,27 @@ def test_odd_but_possible_runs_get_finite_numbers() -> None:
     assert (found.predicted_iteration_time_s_low < found.predicted_iteration_time_s).all()
 
 
+def test_rates_of_a_gpu_count_those_that_train_not_all_of_the_last_node() -> None:
+    found = predict({"num_gpus": 12, "dp": 3, "global_batch_size": 96})
+    rate = 96 * 2048 / found.predicted_iteration_time_s[0]
+    assert found.tokens_per_s_per_gpu[0] == pytest.approx(rate / 12)
+
+
+@pytest.mark.parametrize("stated", [None, 8, 36, 64])
+def test_a_job_takes_trays_of_a_rack_that_is_stated_as_one_node(stated: int | None) -> None:
+    experts = {"num_experts": 64, "moe_router_topk": 4, "moe_ffn_hidden_size": 1024, "framework": "megatron-bridge"}
+    run = experts | {"gpu": "gb200", "num_gpus": 256, "dp": 64, "tp": 1, "pp": 4, "ep": 64, "global_batch_size": 1024}
+    found = predict(run | {"gpus_per_node": 72}, run | {"gpus_per_node": stated})
+    assert found.predicted_iteration_time_s.nunique() == 1
+    assert found.predicted_energy_j.nunique() == 1
+
+
+def test_context_parallelism_that_only_the_other_degrees_leave_is_named() -> None:
+    found = predict({"num_gpus": 64, "cp": None}, {"cp": None}, {"num_gpus": 64, "cp": 4})
+    assert found.assumed.tolist() == ["cp", "", ""]
+    assert found.predicted_iteration_time_s[0] == found.predicted_iteration_time_s[2]
+
+
 def test_a_micro_batch_larger_than_the_ranks_share_is_cut_and_a_broken_batch_padded() -> None:
     found = predict({"micro_batch_size": 64}, {"micro_batch_size": 32}, {"global_batch_size": 127})
     assert found.assumed.tolist() == ["micro_batch_size", "", "global_batch_size"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import MODULES, OFFLOAD
+from jointopt.physics import host_states
 from jointopt.spec.model import Model
 
 Held = Callable[..., list[float]]
@@ -73,6 +74,25 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients(held: Held) -> None
     cells = {"offload": OFFLOAD.code("optimizer")}
     assert held("optimizer", cells) == [0.0]
     assert held("gradients", cells) == held("gradients", {})
+
+
+@pytest.mark.parametrize(("bucket", "left"), [(5e8, None), (1_000, 2_000.0)])
+def test_zero_offload_leaves_a_bucket_of_the_gradients_in_16_bit(
+    bucket: float, left: float | None, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_states, "_BUCKET", bucket)
+    cells, profile = {"offload": OFFLOAD.code("optimizer"), "dp": 2}, {"offloads_gradients": True}
+    for stage, sent in ((1, False), (2, True), (3, True)):
+        whole, found = (held("gradients", cells | {"zero_stage": stage}, framework=one) for one in ({}, profile))
+        assert found == ([left] if sent and left else whole)
+
+
+def test_one_rank_sends_its_gradients_to_the_host_whatever_its_stage(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_states, "_BUCKET", 1_000)
+    cells = {"offload": OFFLOAD.code("optimizer"), "dp": 1, "zero_stage": 0}
+    assert held("gradients", cells, framework={"offloads_gradients": True}) == [2_000.0]
 
 
 def test_logits_and_the_layer_that_is_recomputed_are_not_alive_together(held: Held) -> None:
