@@ -24,10 +24,14 @@ _MOST_BATCHES = 64
 _MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
 
 
-def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: CostModel | None = None) -> str:
+def remedy(
+    job: Job, layouts: Columns, dropped: Mapping[str, int], physics: CostModel | None = None,
+    plans: Columns | None = None,
+) -> str:  # fmt: skip
     """One message for InfeasibleError; ``layouts`` are the last ones standing (possibly none).
 
-    ``dropped`` counts layouts by reason, in order; the last reason is what dropped ``layouts``.
+    ``dropped`` counts layouts by reason, in order; the last reason is what dropped ``layouts``. ``plans``: those of the
+    front without constraints, which show how far these must be relaxed.
     """
     reasons = sorted(dropped, key=lambda reason: -dropped[reason])
     if len(layouts["pp"]):
@@ -35,7 +39,7 @@ def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Cost
     common = "; ".join(f"{reason} ({dropped[reason]:,} layouts)" for reason in reasons[:3])
     message = f"No plan of job {job.name!r} is feasible. Commonest reasons: {common}."
     if physics is not None:
-        return f"{message} {_closest(physics)}"
+        return f"{message} {_closest(physics, plans)}"
     if len(layouts["pp"]):
         needed = peak_memory_bytes(job, layouts)
         leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
@@ -46,9 +50,12 @@ def remedy(job: Job, layouts: Columns, dropped: Mapping[str, int], physics: Cost
     return " ".join([message, *itertools.islice(_changes_that_help(job, bool(len(layouts["pp"]))), 1)])
 
 
-def _closest(physics: CostModel) -> str:
+def _closest(physics: CostModel, plans: Columns | None) -> str:
     """Constraints that no plan meets; where each can be met alone, the least that the others leave of each."""
-    limits = physics.limits(_ladder(physics))
+    tried = _ladder(physics)
+    if plans is not None:
+        tried = {name: np.concatenate([values, plans[name]]) for name, values in tried.items()}
+    limits = physics.limits(tried)
     short = {name: float(found.min()) for name, (found, bound) in limits.items() if found.min() > bound}
     if short:
         words = [

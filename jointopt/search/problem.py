@@ -117,6 +117,14 @@ class Problem:
             third_goal=None if self.third_goal is None else self.third_goal[rows],
         )  # fmt: skip
 
+    def unconstrained(self) -> Problem:
+        """The problem of the same layouts without constraints: every plan is feasible."""
+
+        def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
+            return self.evaluate(index, stage_clock_mhz) | {"violation": np.zeros(len(index))}
+
+        return replace(self, evaluate=evaluate, least_violation=None, least_power_w=None)
+
     @property
     def has_slope(self) -> bool:
         """Whether `energy_slope_w` is promised."""

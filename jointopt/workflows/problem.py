@@ -33,7 +33,7 @@ PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, 
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
 MEMORY_GOALS = (*OBJECTIVES, "peak_memory_gib")
-_EVEN = 0.5  # probability of fitting
+EVEN = 0.5  # probability of fitting
 
 
 def need_power(job: Job) -> None:
@@ -156,15 +156,19 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
     """
     physics, clocks_mhz = _priced(model)
     fitting = model.fit_probability(physics)
-    problem = search_problem(model.job, physics, clocks_mhz, np.ones(len(fitting)))
-    shortfall = min(_EVEN, fitting.max()) - fitting
+    narrow = likely_to_fit(search_problem(model.job, physics, clocks_mhz, np.ones(len(fitting))), fitting)
+    return narrow, with_goals(model.job, narrow, physics)
+
+
+def likely_to_fit(problem: Problem, fitting: Floats) -> Problem:
+    """The problem where layouts likelier not to fit are infeasible, unless there are no others."""
+    shortfall = min(EVEN, fitting.max()) - fitting
 
     def judged(index: Ints, stage_clock_mhz: Floats) -> Columns:
         plans = problem.evaluate(index, stage_clock_mhz)
         return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
 
-    narrow = replace(problem, evaluate=judged)
-    return narrow, with_goals(model.job, narrow, physics)
+    return replace(problem, evaluate=judged)
 
 
 def _priced(model: JobModel) -> tuple[CostModel, Floats]:

@@ -18,9 +18,11 @@ from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
+from jointopt.search.exact import ExactFront
 from jointopt.search.fastest import fastest
 from jointopt.search.pareto import concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
+from jointopt.search.tight_limits import front_within_limits
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.spec.jobfile import dump_job
@@ -36,8 +38,18 @@ from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import best_layouts
-from jointopt.workflows.problem import Prepared, at_top, need_power, prepared, top_times
+from jointopt.workflows.problem import (
+    EVEN,
+    Prepared,
+    at_top,
+    likely_to_fit,
+    need_power,
+    prepared,
+    search_problem,
+    top_times,
+)
 from jointopt.workflows.search_steps import (
+    LOCAL_EVALUATIONS,
     Step,
     Stopwatch,
     contributions,
@@ -81,9 +93,7 @@ def propose(
     today, found = _today(model, baseline) if baseline else {}, prepared(model, watch)
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
-    exact = exact_step(job, problem, watch)
-    if not len(exact.front["iteration_time_s"]):
-        raise InfeasibleError(remedy(job, found.layouts, found.dropped | {CONSTRAINED: problem.num_distinct}, physics))
+    exact = _exact(job, found, watch)
     two_step = two_steps(problem, exact)
     searched = search_steps(problem, exact, two_step, _trials(job, found.wide, trials), seed, watch, found.wide)
     front = of_one_run(searched[-1].front, fitting)
@@ -110,6 +120,25 @@ def propose(
     record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
     proposal = replace(proposal, record=record)
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _exact(job: Job, found: Prepared, watch: Stopwatch) -> ExactFront:
+    """The exact front, and what only clocks of single stages keep within the constraints; InfeasibleError without any.
+
+    The latter where nothing else keeps them that is likelier to fit than not.
+    """
+    problem, physics, free = found.problem, found.physics, None
+    exact = exact_step(job, problem, watch)
+    likely = found.fitting[exact.front["layout_index"]].max(initial=0.0) >= min(EVEN, found.fitting.max())
+    if not likely and job.cluster.gpu.power is not None:
+        once = search_problem(job, physics, problem.clocks_mhz, np.ones(len(found.fitting)))
+        with watch.phase("limits", "clocks of single stages that keep the constraints"):
+            unbound = likely_to_fit(once.unconstrained(), found.fitting)
+            exact, free = front_within_limits(problem, exact, unbound, LOCAL_EVALUATIONS)
+    if len(exact.front["slack"]):
+        return exact
+    dropped = found.dropped | {CONSTRAINED: problem.num_distinct}
+    raise InfeasibleError(remedy(job, found.layouts, dropped, physics, free))
 
 
 def _compared(model: JobModel, shown: Columns, today: dict[str, Any]) -> tuple[Columns, Against]:
