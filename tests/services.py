@@ -27,6 +27,7 @@ ALLOWED = (
     "PyTorch sees a GPU here",
     "no file system can be mounted here",
     "SCIPY_ARRAY_API is not set",
+    "no checkout of git here",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from statistics import median
@@ -179,3 +180,11 @@ def test_signed_numbers_are_printed_without_negative_zeros() -> None:
 
 def test_every_module_states_what_it_is_for() -> None:
     assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git here")
+def test_no_file_of_the_repository_is_named_like_an_option() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = [Path(name).name for name in listed.stdout.split("\0")]
+    assert len(names) > 500
+    assert [name for name in names if name.startswith("-")] == []

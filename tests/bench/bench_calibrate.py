@@ -8,6 +8,7 @@ as a query of the same columns without results.
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import sys
 
@@ -121,7 +122,11 @@ def power_limits(data: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared/data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data", nargs="?", type=pathlib.Path, default=ROOT.parent / "shared/data", help="folder of the recorded runs"
+    )
+    folder = parser.parse_args().data
     if not folder.is_dir():
         sys.exit(f"No recorded runs at {folder}.")
     profiles(folder)

@@ -12,8 +12,8 @@ What the shares are off by is `surrogate.intervals.CLOCK_SHARE`, on GPUs whose c
 
 from __future__ import annotations
 
+import argparse
 import pathlib
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +100,15 @@ def _below(rows: pd.DataFrame, which: str, top: float, free: float) -> float:
 
 
 def main() -> None:
-    data = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data",
+        nargs="?",
+        type=pathlib.Path,
+        default=ROOT.parent / "shared" / "data",
+        help="folder of the recorded runs",
+    )
+    data = parser.parse_args().data
     off = []
     for model, s in STAGES.items():
         measured = (of_profiles if s.gpu == "a100-sxm4-80gb" else of_pipelines)(data, model, s)

@@ -16,7 +16,7 @@ corrections can reach, however few runs they are fitted to. Medians of the relat
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +86,11 @@ def floors(recorded: Recorded) -> dict[str, float]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data", nargs="?", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the recorded runs"
+    )
+    folder = parser.parse_args().data
     for profile in PROFILES:
         found = pd.DataFrame({name: floors(recorded) for name, recorded in read(folder, profile).items()}).T
         found.loc["mean"] = found.mean()

@@ -13,7 +13,7 @@ them by a factor; tau and regret are those of ranking by the mean, averaged (reg
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,11 @@ def line(source: str, table: pd.DataFrame) -> dict[str, object] | None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data", nargs="?", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the recorded runs"
+    )
+    folder = parser.parse_args().data
     paths = sorted(folder.glob("layouts_*.csv"))
     found = [line(path.stem.removeprefix("layouts_"), pd.read_csv(path)) for path in paths]
     table = pd.DataFrame([one for one in found if one])

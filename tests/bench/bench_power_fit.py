@@ -7,8 +7,8 @@ The default folder is ../shared/data beside the repository.
 
 from __future__ import annotations
 
+import argparse
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 
@@ -146,7 +146,11 @@ def best_seconds(call: Callable[[], object], repeats: int = 7) -> float:
 
 
 if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared/data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data", nargs="?", type=pathlib.Path, default=ROOT.parent / "shared/data", help="folder of the recorded runs"
+    )
+    folder = parser.parse_args().data
     if folder.is_dir():
         a100_stages(folder)
         pipelines(folder, "a100-pcie-80gb")

@@ -10,6 +10,7 @@ plans of each, of ten models.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import subprocess
 import sys
@@ -121,4 +122,6 @@ def command(given: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="?", type=int, default=1_000_000, help="plans of the table")
+    main(parser.parse_args().rows)

@@ -8,6 +8,7 @@ With a file name the growth is drawn (needs matplotlib).
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -66,4 +67,6 @@ def main(plot: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plot", nargs="?", help="PNG to draw the growth into")
+    main(parser.parse_args().plot)

@@ -17,7 +17,7 @@ classes is learned without the source that is judged.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,7 +99,11 @@ def shares(table: pd.DataFrame, vendor: bool, count: int) -> tuple[float, float,
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data", nargs="?", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the recorded runs"
+    )
+    folder = parser.parse_args().data
     sources = {}
     for path in sorted(folder.glob("layouts_*.csv")):
         name = path.stem.removeprefix("layouts_")

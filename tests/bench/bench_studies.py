@@ -9,6 +9,7 @@ a picture of the page of a shipped job's study.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -83,4 +84,6 @@ def main(screenshot: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("screenshot", nargs="?", help="PNG for a picture of the study's page")
+    main(parser.parse_args().screenshot)

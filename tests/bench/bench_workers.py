@@ -8,6 +8,7 @@ duplicates among the plans, and, with one of four killed half way, what was lost
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -75,5 +76,8 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", help="of an empty database; a file of SQLite where it is not given")
+    url = parser.parse_args().url
     with tempfile.TemporaryDirectory() as folder:
-        main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/bench.db")
+        main(url or f"sqlite:///{folder}/bench.db")
