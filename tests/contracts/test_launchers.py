@@ -16,7 +16,6 @@ from jointopt.core.schema import COLUMNS, STATUSES
 from jointopt.measure.guard.records import MARK
 from jointopt.measure.launchers.base import Launcher, launcher_names, load_launcher, run_all
 from jointopt.measure.launchers.command import CommandLauncher
-from jointopt.measure.launchers.megatron import MegatronLauncher
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.slurm import SlurmLauncher
@@ -75,7 +74,7 @@ def torchrun(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
 
 def megatron(request: pytest.FixtureRequest, job: Job, folder: Path) -> Setting:
     request.getfixturevalue("torch")
-    return MegatronLauncher(CHECKOUT, iterations=2, warmup_iterations=1), small(job), TWO
+    return load_launcher("megatron", checkout=CHECKOUT, iterations=2, warmup_iterations=1), small(job), TWO
 
 
 def framework(name: str, **options: Any) -> Maker:

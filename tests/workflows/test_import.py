@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import jointopt
 from jointopt.core.errors import JobError
 from jointopt.measure.imports.files import read_text
-from jointopt.measure.launchers.megatron import megatron_arguments
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
 from jointopt.spec.jobfile import load_job
 from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.workflows.import_ import import_, with_proposals
 from tests.measure.logs.trace_texts import dmon
+from tests.megatron import megatron_arguments
 
 SCRIPT = """torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --swiglu \
  --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 \

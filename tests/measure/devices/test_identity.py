@@ -14,7 +14,7 @@ from jointopt.core.errors import LauncherError
 from jointopt.measure.devices import identity as devices
 from jointopt.measure.devices.identity import FOR_TESTS, check_devices, remarks, wrong_device
 from jointopt.measure.launchers.base import Launcher
-from jointopt.measure.launchers.megatron import MegatronLauncher
+from jointopt.measure.launchers.starters import framework_launcher
 from jointopt.measure.launchers.torchrun import TorchrunLauncher, train_spec
 from jointopt.spec.catalog.clusters import build_cluster
 from jointopt.spec.job import Job
@@ -24,6 +24,7 @@ PLAN = {
     "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [1410.0],
 }  # fmt: skip
 H100 = "NVIDIA H100 80GB HBM3"
+CHECKOUT = Path(__file__).parents[1] / "launchers"  # a stand-in for Megatron-LM's script
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_a_gpu_that_the_catalogue_does_not_know_is_remarked_on_and_so_is_a_preci
     assert remarks("cpu-core", "bf16", "") == ["cores train in fp32, not bf16"]
 
 
-@pytest.mark.parametrize("make", [TorchrunLauncher, lambda: MegatronLauncher(Path(__file__).parents[1] / "launchers")])
+@pytest.mark.parametrize("make", [TorchrunLauncher, lambda: framework_launcher("megatron", CHECKOUT)])
 def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], job: Job, torch: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("PyTorch sees a GPU here")

@@ -13,13 +13,14 @@ import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.early import Early, behind_row
-from jointopt.measure.launchers.megatron import MegatronLauncher, MegatronProgram, megatron_arguments
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_watch import End, Written
+from jointopt.measure.launchers.starters import framework_launcher
 from jointopt.measure.logs.iterations import measured
 from jointopt.measure.logs.megatron import read_log
 from jointopt.spec.job import Job
+from tests.megatron import megatron_arguments, megatron_program
 
 HERE = Path(__file__).parent
 PLAN: dict[str, Any] = {
@@ -104,7 +105,7 @@ def test_the_first_iterations_are_dropped_and_the_median_counts() -> None:
 
 def test_a_row_states_the_version_and_the_fabric_of_its_log(llama: Job) -> None:
     lines = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 20))
-    row = MegatronProgram(HERE).results(llama, HERE, "megatron-core version: 0.16.1\n" + NETWORK + lines)
+    row = megatron_program(HERE).results(llama, HERE, "megatron-core version: 0.16.1\n" + NETWORK + lines)
     assert row is not None
     assert (row["framework_version"], row["fabric"]) == ("0.16.1", "InfiniBand (2 ports)")
 
@@ -112,7 +113,7 @@ def test_a_row_states_the_version_and_the_fabric_of_its_log(llama: Job) -> None:
 def test_a_run_that_skips_every_iteration_is_a_failure_with_that_reason(llama: Job) -> None:
     skipped = LINE.replace("skipped iterations:   0", "skipped iterations:   1")
     log = "".join(skipped.format(n=n, ms=800.0) for n in range(1, 10))
-    row = MegatronProgram(HERE).results(llama, HERE, log)
+    row = megatron_program(HERE).results(llama, HERE, log)
     assert row is not None
     assert (row["status"], row["failure"].kind) == ("failed", FailureKind.RESULT)
     assert "no iteration counts: 9 iterations in the log, of which 9 skipped for gradients" in row["notes"]
@@ -149,7 +150,7 @@ def small(llama: Job, torch: Any) -> Job:
 
 def run(job: Job, monkeypatch: pytest.MonkeyPatch, how: str, checkout: Path = HERE, **options: Any) -> Any:
     monkeypatch.setenv("MEGATRON_FAKE", how)
-    return MegatronLauncher(checkout, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
+    return framework_launcher("megatron", checkout, iterations=4, warmup_iterations=1, **options).run(job, PLAN)
 
 
 def test_the_emitted_line_runs_and_is_measured(small: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_the_emitted_line_runs_and_is_measured(small: Job, monkeypatch: pytest.M
 def run_with_bound(job: Job, monkeypatch: pytest.MonkeyPatch, behind_s: float, limit_s: float) -> Any:
     """A run that prints four iterations, three of them measured, and hangs."""
     monkeypatch.setenv("MEGATRON_FAKE", "hang later")
-    launcher = MegatronLauncher(HERE, iterations=6, warmup_iterations=1, limit_s=limit_s)
+    launcher = framework_launcher("megatron", HERE, iterations=6, warmup_iterations=1, limit_s=limit_s)
     launcher.behind_s = behind_s
     return launcher.run(job, PLAN)
 
@@ -187,7 +188,7 @@ def test_a_run_that_is_not_behind_goes_on(small: Job, monkeypatch: pytest.Monkey
 def test_a_log_shows_that_a_run_is_behind_only_once_three_measured_iterations_are_whole(
     llama: Job, tmp_path: Path
 ) -> None:
-    program, log = MegatronProgram(HERE, iterations=9, warmup_iterations=2), tmp_path / "log.txt"
+    program, log = megatron_program(HERE, iterations=9, warmup_iterations=2), tmp_path / "log.txt"
     program.behind_s = 0.5
     lines = [LINE.format(n=n, ms=900.0) for n in range(1, 6)]
     judged = []
@@ -203,7 +204,7 @@ def test_a_log_shows_that_a_run_is_behind_only_once_three_measured_iterations_ar
 def test_a_run_is_behind_where_the_best_of_its_first_three_iterations_is_beyond_the_bound(
     llama: Job, tmp_path: Path, behind_s: float, third_s: float, least_s: float | None
 ) -> None:
-    program = MegatronProgram(HERE, iterations=9, warmup_iterations=1)
+    program = megatron_program(HERE, iterations=9, warmup_iterations=1)
     program.behind_s = behind_s
     assert behind_row(program, llama, tmp_path / "log.txt") is None
     times_ms = 100.0, 900.0, 950.0, 1000.0 * third_s, 300.0
@@ -230,7 +231,7 @@ def test_a_run_that_fails_says_how(
 
 def test_a_folder_without_megatron_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"holds no pretrain_gpt.py; expected a checkout"):
-        MegatronLauncher(tmp_path)
+        framework_launcher("megatron", tmp_path)
 
 
 def test_without_a_folder_for_its_log_no_run_starts(
@@ -242,7 +243,7 @@ def test_without_a_folder_for_its_log_no_run_starts(
 
 
 def test_on_a_cluster_it_has_the_environment_that_it_needs(llama: Job, tmp_path: Path) -> None:
-    words = MegatronProgram(HERE).words(llama, PLAN, tmp_path)
+    words = megatron_program(HERE).words(llama, PLAN, tmp_path)
     assert words[:3] == ["env", "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=1"]
 
 
