@@ -22,7 +22,6 @@ class Warming:
     throttle's if kernels ran without a pause; infinite where they would not get there.
     """
 
-    mean_c: Floats
     peak_c: Floats
     trough_c: Floats
     settles_s: float
@@ -45,7 +44,7 @@ def warming(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Brea
     air_c = np.where(physics.in_exhaust(g, rows)[0], cooler.hottest_inlet_c, cooler.inlet_c)
     lasting_k = cooler.resistance_k_per_w * parts.stage_peak_power_w
     after_s = reached_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, cooler.time_constant_s)
-    return Warming(parts.stage_temperature_c, high_c, low_c, float(np.log(20.0)) * cooler.time_constant_s, after_s)
+    return Warming(high_c, low_c, float(np.log(20.0)) * cooler.time_constant_s, after_s)
 
 
 def reached_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floats:

@@ -28,7 +28,7 @@ LOT = 512  # plans that wait for one another, as a pipeline of few plans takes a
 
 @dataclass(frozen=True)
 class ExactFront:
-    """The front sorted by time; the plans of the space, those evaluated, and those ruled out by bounds.
+    """The front sorted by time; the plans of the space, and those evaluated.
 
     ``sample``: some of the evaluated ones, promising layouts at clocks over the whole range; none without bounds.
     """
@@ -36,7 +36,6 @@ class ExactFront:
     front: Columns
     covered: int
     evaluated: int
-    pruned: int
     sample: Columns
 
 
@@ -97,18 +96,17 @@ def exact_front(problem: Problem, *, chunk_size: int = 200_000, progress: Progre
     none = np.zeros(0, dtype=np.int64)
     nothing = problem.plans(none, none, np.zeros(0))
     sweep = _Sweep(problem, rows, progress, nothing)
-    swept = _sweep_blocks(sweep)
+    _sweep_blocks(sweep)
     covered = problem.num_layouts * problem.num_clocks
     front = nothing if sweep.front is None else sweep.front
-    return ExactFront(front, covered, sweep.evaluated, covered - swept, sweep.sample)
+    return ExactFront(front, covered, sweep.evaluated, sweep.sample)
 
 
-def _sweep_blocks(sweep: _Sweep) -> int:
-    """Settle all layouts in blocks, the most promising first; returns the plans that this evaluated."""
+def _sweep_blocks(sweep: _Sweep) -> None:
+    """Settle all layouts in blocks, the most promising first."""
     problem, every = sweep.problem, np.arange(sweep.problem.num_layouts)
     order, time_lb_s, energy_lb_j = _ordered(problem, every, problem.quick_bound or problem.lower_bound)
     _seed(sweep, order[:SEED_LAYOUTS])
-    after_seed = sweep.evaluated
     if problem.quick_bound is not None:
         order, time_lb_s, energy_lb_j = promising(problem, sweep.front, every)
     sweep.report(len(every) - len(order))
@@ -121,7 +119,6 @@ def _sweep_blocks(sweep: _Sweep) -> int:
         else:
             _bisect(sweep, order[rows][alive], time_lb_s[rows][alive])
         sweep.report(len(order[rows]))
-    return sweep.evaluated - after_seed
 
 
 def promising(problem: Problem, front: Columns | None, layouts: Ints) -> tuple[Ints, Floats, Floats]:

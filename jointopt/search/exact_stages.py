@@ -128,4 +128,4 @@ def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = Non
     sweep.settle(*promising(problem, sweep.front, pipelines))
     covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
     evaluated = uniform.evaluated + sweep.evaluated
-    return ExactFront(sweep.front, covered, evaluated, covered - evaluated, uniform.sample)
+    return ExactFront(sweep.front, covered, evaluated, uniform.sample)

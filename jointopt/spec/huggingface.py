@@ -287,4 +287,3 @@ _FAMILIES: dict[str, _Family] = {
     "bloom": _Family(_BLOOM_NAMES, _bloom, _PLAIN | {"position_embedding": "alibi", "embedding_norm": True}, tied=True),
     "mpt": _Family(_MPT_NAMES, _mpt, _PLAIN, tied=True),
 }
-FAMILIES = tuple(_FAMILIES)

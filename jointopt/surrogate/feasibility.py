@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -19,10 +18,6 @@ GRID = np.linspace(-1.0, 1.0, 201)  # log(measured / predicted memory) of a sour
 _FINENESS = 40.0  # points of the table of `fit_probability` per standard deviation of a plan
 _REACH = 9.0  # standard deviations beyond which a plan is certain to fit, or not to, in double precision
 _TAIL = 3.0  # degrees of freedom of measured memory: allocators keep what they once had
-_MOST = 100.0  # runs that a source counts for in learning, so that a big one does not drown the rest
-_MOST_OF_ONE = 10.0  # the same where one framework's own margin is learned
-_START = np.array([0.0, np.log(0.1), np.log(0.08), -2.0])  # centre, log of both spreads, logit of crashes
-_WIDTH = np.array([0.1, 0.7, 0.7, 1.0])  # of the prior around it
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class MemoryEvidence:
 
 def source_weights(margin: MemoryMargin, evidence: MemoryEvidence) -> Floats:
     """Probability (201,) of every value of `GRID` after what was measured at a source; sums to 1."""
-    log_weight = _log_prior(margin.centre, margin.source_sd) + _log_likelihood(evidence, margin.plan_sd)
+    log_weight = log_prior(margin.centre, margin.source_sd) + log_likelihood(evidence, margin.plan_sd)
     return np.asarray(np.exp(log_weight - np.logaddexp.reduce(log_weight)))
 
 
@@ -110,55 +105,13 @@ def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: in
     return np.asarray(log_load[:, None] + offset + own <= 0.0)
 
 
-def own_margin(margin: MemoryMargin, evidence: MemoryEvidence) -> MemoryMargin:
-    """The margin of one framework after its recorded runs: centre moved, sources as far apart as elsewhere at most.
-
-    Two sources of one framework differ by less than two of different ones: half the spread, and what stays unsure. All
-    runs count as ten, since published plans are variants of a few.
-    """
-    from scipy.special import softmax
-
-    share = min(1.0, _MOST_OF_ONE / max(len(evidence), 1))
-    prior = _log_prior(margin.centre, margin.source_sd)
-    weights = np.asarray(softmax(prior + share * _log_likelihood(evidence, margin.plan_sd)))
-    centre = float(weights @ GRID)
-    unsure = float(weights @ (GRID - centre) ** 2)
-    spread = min(margin.source_sd, float(np.hypot(margin.source_sd / 2.0, np.sqrt(unsure))))
-    return MemoryMargin(centre, spread, margin.plan_sd, margin.crash_share, margin.cut)
-
-
-def learn_margin(sources: Sequence[MemoryEvidence], cut: float = 0.5) -> MemoryMargin:
-    """The margin under which recorded runs are likely, each source counting for at most 100 runs.
-
-    Sources that record only what fitted must leave ``ok_load`` empty: that they fitted is then why they are there.
-    """
-    from scipy.optimize import minimize
-    from scipy.special import expit
-
-    found = minimize(_loss, _START, args=(list(sources),), method="Nelder-Mead", options={"maxiter": 2000})
-    centre, source, plan, crash = found.x.tolist()
-    return MemoryMargin(centre, float(np.exp(source)), float(np.exp(plan)), float(expit(crash)), cut)
-
-
-def _loss(point: Floats, sources: list[MemoryEvidence]) -> float:
-    from scipy.special import expit, logsumexp
-
-    prior = _log_prior(point[0], np.exp(point[1]))
-    total = 0.5 * float(np.square((point - _START) / _WIDTH).sum())
-    for evidence in sources:
-        count = len(evidence) + len(evidence.failed_load)
-        if count:
-            likelihood = _log_likelihood(evidence, np.exp(point[2]), float(expit(point[3])))
-            total -= float(logsumexp(prior + min(1.0, _MOST / count) * likelihood))
-    return total
-
-
-def _log_prior(centre: float, deviation: float) -> Floats:
+def log_prior(centre: float, deviation: float) -> Floats:
+    """Log of the probability (201,) of every value of `GRID` before a source is measured."""
     log_weight = -0.5 * ((GRID - centre) / deviation) ** 2
     return np.asarray(log_weight - np.logaddexp.reduce(log_weight))
 
 
-def _log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float | None = None) -> Floats:
+def log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float | None = None) -> Floats:
     """Log-likelihood (201,) of a source's runs at every offset; failures count where the share of crashes is given."""
     if not len(evidence) and not len(evidence.failed_load):
         return np.zeros(len(GRID))

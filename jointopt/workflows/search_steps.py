@@ -82,7 +82,7 @@ def _fastest(problem: Problem) -> ExactFront:
     feasible = np.flatnonzero(plans["violation"] <= 0.0)
     best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
     covered = problem.num_layouts * problem.num_clocks
-    return ExactFront(take(plans, best), covered, len(layouts), covered - len(layouts), take(plans, best[:0]))
+    return ExactFront(take(plans, best), covered, len(layouts), take(plans, best[:0]))
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,11 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pandas as pd
+from memory_margin import learn_margin, own_margin
 
 import jointopt
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.feasibility import (
-    MemoryEvidence,
-    MemoryMargin,
-    fit_probability,
-    learn_margin,
-    own_margin,
-    source_weights,
-)
+from jointopt.surrogate.feasibility import MemoryEvidence, MemoryMargin, fit_probability, source_weights
 from jointopt.surrogate.memory import log_load, memory_evidence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

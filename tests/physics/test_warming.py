@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.core.schema import Floats
+from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, Rests, cooler, peak_share
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.warming import Warming, felt_w, reached_s, warming
@@ -62,12 +64,18 @@ def test_the_time_to_a_rise_is_that_of_an_exponential() -> None:
     assert reached_s(np.array([41.0]), np.array([40.0]), TAU)[0] == np.inf
 
 
+def mean_c(plan: str) -> Floats:
+    """Mean temperature (pp,) of the hottest GPU of each stage."""
+    parsed = parse_plan(plan, JOB)
+    return breakdown(CostModel(JOB, parsed.layouts), 0, parsed.stage_clock_mhz[0]).stage_temperature_c
+
+
 def test_a_plan_swings_around_its_mean_and_more_with_larger_micro_batches() -> None:
-    small, _ = found("tp=4 pp=4 dp=2 micro_batch_size=1")
-    large, _ = found("tp=4 pp=4 dp=2 micro_batch_size=8")
-    for one in (small, large):
-        assert (one.trough_c < one.mean_c).all()
-        assert (one.mean_c < one.peak_c).all()
+    plans = [f"tp=4 pp=4 dp=2 micro_batch_size={size}" for size in (1, 8)]
+    small, large = (found(plan)[0] for plan in plans)
+    for one, middle_c in zip((small, large), map(mean_c, plans), strict=True):
+        assert (one.trough_c < middle_c).all()
+        assert (middle_c < one.peak_c).all()
     assert (large.peak_c - large.trough_c > 2.0 * (small.peak_c - small.trough_c)).all()
 
 

@@ -99,7 +99,7 @@ def test_all_clocks_of_every_layout_are_covered_and_those_of_pipelines_with_ten_
     problem = fake_problem(2, 8, 5)
     found, pipelines = exact_front_of_profiles(problem), int((problem.layouts["pp"] > 1).sum())
     assert found.covered == 5 * problem.num_layouts + 10 * 5 * pipelines
-    assert found.covered == found.evaluated + found.pruned
+    assert found.evaluated < found.covered
 
 
 def halves(low, high):

@@ -12,19 +12,16 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from jointopt.surrogate.feasibility import (
-    _START,
     GRID,
     MemoryEvidence,
     MemoryMargin,
     _fit_table,
-    _loss,
     fit_draws,
     fit_probability,
-    learn_margin,
     load_limit,
-    own_margin,
     source_weights,
 )
+from tests.bench.memory_margin import START, learn_margin, loss, own_margin
 
 MARGIN = MemoryMargin(0.0, 0.14, 0.1, 0.04, 0.5)
 LOADS = np.log([0.5, 0.9, 1.0, 1.1, 2.0])
@@ -83,7 +80,7 @@ def test_the_loss_of_a_margin_is_how_unlikely_it_and_the_runs_of_all_sources_are
     margin, crashes = MemoryMargin(0.05, 0.2, 0.15, 0.0, 0.5), 1 / (1 + np.e)
     evidence = prior(margin) @ [likelihood(offset, 0.15, crashes) for offset in GRID]
     away = ((point - [0.0, np.log(0.1), np.log(0.08), -2.0]) / [0.1, 0.7, 0.7, 1.0]) ** 2
-    assert _loss(point, [ALL, MemoryEvidence(), ALL]) == pytest.approx(away.sum() / 2 - 2 * np.log(evidence))
+    assert loss(point, [ALL, MemoryEvidence(), ALL]) == pytest.approx(away.sum() / 2 - 2 * np.log(evidence))
 
 
 def test_an_oom_makes_plans_that_need_as_much_unlikely_and_spares_the_small():
@@ -148,10 +145,10 @@ def test_published_plans_beyond_the_limit_move_the_margin_of_their_framework_by_
 
 def test_a_source_of_failures_alone_counts_and_for_no_more_than_so_many_runs():
     most, twice = (MemoryEvidence(failed_load=np.full(n, -1.0)) for n in (100, 200))
-    assert _loss(_START, [most]) > _loss(_START, []) + 1.0
-    assert _loss(_START, [twice]) == pytest.approx(_loss(_START, [most]))
+    assert loss(START, [most]) > loss(START, []) + 1.0
+    assert loss(START, [twice]) == pytest.approx(loss(START, [most]))
     ratios = [MemoryEvidence(log_ratio=np.full(n, 0.1)) for n in (100, 200)]
-    assert _loss(_START, ratios[1:]) == pytest.approx(_loss(_START, ratios[:1]))
+    assert loss(START, ratios[1:]) == pytest.approx(loss(START, ratios[:1]))
 
 
 def test_no_probability_is_beyond_its_bounds_by_rounding():
