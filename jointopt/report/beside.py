@@ -10,7 +10,7 @@ from jointopt.report.plans import TIGHT, rank_words
 from jointopt.report.table import paragraphs, result
 from jointopt.spec.job import Job
 
-FAR, MOST_REASONS = 0.05, 3  # behind the first row, from which on a published plan's differences are named
+FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named
 
 
 def under_limits(job: Job) -> str:
@@ -36,7 +36,7 @@ class Beside:
     violations: tuple[str, ...] = ()  # why it is no plan of the space
     published_time_s: float | None = None
     behind_low: float | None = None  # lower end of a 90 % interval of ``behind``
-    # of a published plan: where it differs from the first row; else: why that lies outside of what is published
+    # of a published plan: where it differs from the front's fastest; else: why that is outside of what is published
     reasons: tuple[str, ...] = ()
 
     @property
@@ -48,7 +48,8 @@ class Beside:
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
         time = result("iteration_time_s", self.iteration_time_s)
-        behind = f"{100 * self.behind:+z.1f} % beside the first row"
+        word = "slower" if self.behind >= 0.0 else "faster"
+        behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
         if self.source:
             time_s = self.published_time_s
@@ -61,7 +62,7 @@ class Beside:
         low = f" (at least {100 * self.behind_low:+z.1f} %)" if self.behind_low is not None else ""
         first = "; take it first" if self.behind_low is not None and self.behind_low <= 0.0 else ""
         return (
-            f"The first row is outside of what is published: {'; '.join(self.reasons)}. "
+            f"The fastest plan is outside of what is published: {'; '.join(self.reasons)}. "
             f"The fastest plan inside: {self.text}: {place}{low}{self._tight}{first}"
         )
 

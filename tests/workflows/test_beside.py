@@ -45,11 +45,22 @@ def test_a_layout_is_outside_by_what_no_published_run_has() -> None:
     ]  # fmt: skip
 
 
+def test_a_plan_beside_the_front_is_compared_with_its_fastest_whatever_the_baseline_is(
+    found: tuple[Beside, ...],
+) -> None:
+    job = shipped_job("llama-3-405b-2048x8-h100")
+    against = propose(job, baseline="dp=64 tp=8 pp=16 cp=2 vpp=1 mbs=1 ZeRO=1").beside
+    assert [plan.behind for plan in against] == [plan.behind for plan in found]
+    slower, faster = (Beside("a paper", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, share) for share in (0.02, -0.02))
+    assert "2.0 % slower than the fastest plan of the front" in slower.sentence(100)
+    assert "2.0 % faster than the fastest plan of the front" in faster.sentence(100)
+
+
 def test_a_gain_that_may_be_none_puts_the_conventional_plan_first() -> None:
     plan = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.02, behind_low=-0.1, reasons=("cp 16",))
-    assert "take it first" in " ".join(beside_lines([plan], 100))
+    assert "take it first" in plan.sentence(100)
     sure = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.20, behind_low=0.1, reasons=("cp 16",))
-    assert "take it first" not in " ".join(beside_lines([sure], 100))
+    assert "take it first" not in sure.sentence(100)
 
 
 def test_all_that_keeps_a_published_plan_out_of_the_space_is_one_list() -> None:
@@ -62,4 +73,4 @@ def test_a_published_plan_far_behind_is_shown_with_where_it_differs() -> None:
     published = next(plan for plan in propose(job).beside if plan.source)
     assert published.behind > 0.2
     assert published.reasons[0] == "recompute full, not none"
-    assert "it differs in recompute full, not none" in " ".join(beside_lines([published], 100))
+    assert "it differs in recompute full, not none" in published.sentence(100)
