@@ -100,6 +100,14 @@ def test_links_lead_somewhere() -> None:
             assert (path.parent / target).exists(), f"{document}: {target}"
 
 
+def test_paths_of_the_repository_that_texts_name_exist() -> None:
+    top = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+    texts = [*(ROOT / name for name in top), *(ROOT / "docs").rglob("*.md"), *(ROOT / "studies").rglob("*.md")]
+    for text in texts:
+        found = re.findall(r"`((?:jointopt|cli|docs|examples|models|studies|tests)/[\w./-]+)`", text.read_text("utf-8"))
+        assert [path for path in found if not (ROOT / path).exists()] == [], text
+
+
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
