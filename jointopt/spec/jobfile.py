@@ -43,6 +43,7 @@ _SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
 _CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
 _MOST_GPUS = 10_000_000
 _STUDIES = Path(__file__).parents[1] / "studies"
+_OF_EXPERTS = {"overlap_moe_a2a": False, "moe_load_imbalance": 1, "moe_router_force_load_balancing": False}
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
 
 
@@ -300,6 +301,8 @@ def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
     training = {key: value for key, value in _filled(job.training).items() if key in TRAINING_KEYS and value != ""}
     training |= {"dtype": job.training.precision, **job.training.recipe_cells}
+    if not job.model.is_moe:
+        training = {key: value for key, value in training.items() if value != _OF_EXPERTS.get(key)}
     if job.training.attention_assumed:
         del training["attention"]
     for key in {"dtype", "fp8_recipe"} & {assumption.key for assumption in job.cluster.assumed}:

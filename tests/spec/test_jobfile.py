@@ -18,7 +18,15 @@ from jointopt.spec.clocks import clock_grid_mhz
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import OBJECTIVES, Job, Search, Training
-from jointopt.spec.jobfile import dump_job, job_from_options, load_job, parse_job, shipped_job, shipped_jobs
+from jointopt.spec.jobfile import (
+    dump_job,
+    job_from_options,
+    job_mapping,
+    load_job,
+    parse_job,
+    shipped_job,
+    shipped_jobs,
+)
 from jointopt.spec.plans.rules import check_abilities, check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 
@@ -111,6 +119,15 @@ def test_carbon_price_and_tokens_are_read_and_survive_being_saved() -> None:
 def test_a_site_that_makes_no_sense_is_refused(path: str, value: Any, sentence: str) -> None:
     with pytest.raises(JobError, match=sentence):
         parse(changed(SMALL, path, value))
+
+
+def test_a_saved_job_states_what_experts_do_where_its_model_has_some() -> None:
+    stated = {"overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing"}
+    dense, experts = (job_mapping(shipped_job(name)) for name in ("llama-3-8b-1x8-h100", "mixtral-8x22b-8x8-h100"))
+    assert not stated & set(dense["training"])
+    assert stated <= set(experts["training"])
+    forced = changed(SMALL, "training.moe_router_force_load_balancing", True)
+    assert parse(job_mapping(parse(forced))) == parse(forced)
 
 
 def test_one_value_means_a_list_of_one() -> None:
