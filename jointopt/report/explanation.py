@@ -23,7 +23,7 @@ from jointopt.spec.job import Job
 
 _ENDS = ("_low", "_high")
 _PHASES = {
-    "compute_bound": "in kernels bound by compute", "memory_bound": "in those bound by memory",
+    "compute_bound": "in compute-bound kernels", "memory_bound": "in memory-bound kernels",
     "communication": "in collectives and sends", "waiting": "while it waits",
 }  # fmt: skip
 _WORDS = {
@@ -175,12 +175,12 @@ def phase_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage
     Blank where it is not known.
     """
     whole = sum(phase["time_s"] for phase in found.values())
-    words = [
-        f"{phase['power_w']:.0f} W {_PHASES[name]} ({phase['time_s'] / whole:.0%})"
-        for name, phase in found.items()
-        if phase["time_s"] > 0.005 * whole
-    ]
-    return f"In shares of the time a GPU draws {', '.join(words)}.{_above_words(found, stages)}" if words else ""
+    words: list[str] = []
+    for name, phase in found.items():
+        if phase["time_s"] > 0.005 * whole:
+            of = "" if words else " of the time"
+            words.append(f"{phase['power_w']:.0f} W {_PHASES[name]} ({phase['time_s'] / whole:.0%}{of})")
+    return f"A GPU draws {', '.join(words)}.{_above_words(found, stages)}" if words else ""
 
 
 def _above_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage]) -> str:
@@ -218,10 +218,15 @@ def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
     """A sentence on how busy GPUs and links are; blank where it is not known."""
     if not used:
         return ""
-    words = f"Kernels run {used['kernels']:.0%} of the time; passes and what they wait for take {used['occupied']:.0%}"
+    words = (
+        f"Kernels run {used['kernels']:.0%} of the time; forward and backward passes, waiting for their inputs "
+        f"included, take {used['occupied']:.0%}."
+    )
     present = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
-    links = [f"{used[link]:.1%} {_WORDS[link]}" for link, there in present.items() if there]
-    return f"{words}. Of a GPU's links {' and '.join(links)} is in use." if links else f"{words}."
+    links = [link for link, there in present.items() if there]
+    shares_of = zip(links, ("its bandwidth", "that"), strict=False)
+    used_words = " and ".join(f"{used[link]:.1%} of {of} {_WORDS[link]}" for link, of in shares_of)
+    return f"{words} A GPU uses {used_words}." if links else words
 
 
 def message_words(found: Sequence[Mapping[str, Any]]) -> str:
@@ -230,7 +235,7 @@ def message_words(found: Sequence[Mapping[str, Any]]) -> str:
         f"{_WORDS.get(one['parallelism'], one['parallelism'])} {one['share']:.0%} {_WORDS[one['link']]} ({_sent(one)})"
         for one in found
     ]
-    return f"Of a link's speed a message reaches: {', '.join(words)}." if words else ""
+    return f"Share of a link's bandwidth that messages reach: {', '.join(words)}." if words else ""
 
 
 def quantization_words(job: Job, found: Mapping[str, float]) -> str:

@@ -118,5 +118,5 @@ def test_a_phase_above_the_peak_or_the_limit_of_the_same_page_is_explained(limit
     stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12, power_limit_w=limit_w, peak_power_w=peak_w)
     found = {"compute_bound": {"time_s": 3.0, "power_w": 415.0}, "waiting": {"time_s": 1.0, "power_w": 90.0}}
     text = phase_words(found, [stage, stage])
-    assert text.startswith("In shares of the time a GPU draws 415 W in kernels bound by compute (75%), 90 W ")
+    assert text.startswith("A GPU draws 415 W in compute-bound kernels (75% of the time), 90 W while it waits (25%).")
     assert "Such kernels last milliseconds" not in text if words is None else text.endswith(words)

@@ -23,7 +23,7 @@ def test_explain_shows_how_busy_gpus_and_links_are() -> None:
 def test_links_that_a_cluster_does_not_have_are_not_mentioned() -> None:
     cluster = shipped_job("llama-3-8b-1x8-h100").cluster
     used = {"kernels": 0.5, "occupied": 0.75, "intra_node": 0.125, "inter_node": 0.0}
-    assert utilization_words(cluster, used).endswith("Of a GPU's links 12.5% within nodes is in use.")
+    assert utilization_words(cluster, used).endswith("A GPU uses 12.5% of its bandwidth within nodes.")
     assert utilization_words(cluster, {}) == ""
 
 
