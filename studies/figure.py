@@ -9,6 +9,8 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas as pd
 
+from jointopt.studies.marked import replace_between
+
 mpl.use("Agg")
 
 BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
@@ -30,7 +32,7 @@ def publish(
     draw(found, out / "figure.png")
     text = markdown(found.query(shown) if shown else found)
     if (out / "README.md").exists():
-        _replace(out / "README.md", text)
+        replace_between(out / "README.md", BEGIN, END, text)
     print(text)
 
 
@@ -47,8 +49,3 @@ def _cell(value: object) -> str:
     if value != value:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.3g}"
-
-
-def _replace(file: Path, text: str) -> None:
-    before, rest = file.read_text(encoding="utf-8").split(BEGIN)
-    file.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from jointopt.studies.marked import replace_between
 from jointopt.studies.statements import table
 
 README = Path(__file__).parents[1] / "README.md"
@@ -18,7 +19,7 @@ def main() -> None:
     options = parser.parse_args()
     found = table.rows(sensitive=not options.quick)
     if options.write:
-        table.write(README, table.markdown(found))
+        replace_between(README, table.BEGIN, table.END, table.markdown(found))
     print(table.summary(found) if options.write else table.markdown(found))
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from types import ModuleType
 
 from jointopt.studies.evidence import scenarios
@@ -80,11 +79,5 @@ def summary(found: list[tuple[str, Row]]) -> str:
         f"Of {len(found)} statements {len(found) - verdicts['cannot']} can be judged: {good} come out "
         f"({good / max(good + bad, 1):.0%}; {verdicts['within']} of them figures within a stated difference, "
         f"{corners} in a corner of the constants only), "
-        f"{bad} are contradicted, {verdicts['cannot']} cannot be told."
+        f"{bad} are contradicted, {verdicts['cannot']} cannot be judged."
     )
-
-
-def write(file: Path, text: str) -> None:
-    """Put the text between the marks of the file."""
-    before, rest = file.read_text(encoding="utf-8").split(BEGIN)
-    file.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")

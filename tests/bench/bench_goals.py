@@ -63,18 +63,23 @@ def ours(problem: Problem, seed: int) -> tuple[Floats, int, float]:
     return stacked(steps[-1].front, problem.goals), evaluated, time.process_time() - begin
 
 
-def pymoo(problem: Problem, genome: Genome, make: Callable[..., Any], seed: int, plans: float, cpu_s: float) -> Floats:
-    """Goals of every feasible plan that an algorithm evaluated within so many plans or seconds."""
-    begin, sizes = time.process_time(), genome.sizes
-    pymoo_problem = PymooProblem(
-        n_var=len(sizes), n_obj=3, n_ieq_constr=1, vtype=int, xl=np.zeros(len(sizes)), xu=sizes - 1
-    )
+def of_genes(make: Callable[..., Any], sizes: Ints, population: int, seed: int) -> Any:
+    """An algorithm of pymoo with integer genes, below ``sizes`` each, for three goals and a violation."""
+    bounds = {"n_var": len(sizes), "xl": np.zeros(len(sizes)), "xu": sizes - 1}
     whole = {"vtype": float, "repair": RoundingRepair()}
     algorithm = make(
-        pop_size=POPULATION, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
+        pop_size=population, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
         mutation=PM(prob=1.0, eta=3.0, **whole), eliminate_duplicates=True,
     )  # fmt: skip
+    pymoo_problem = PymooProblem(n_obj=3, n_ieq_constr=1, vtype=int, **bounds)
     algorithm.setup(pymoo_problem, termination=("n_gen", 10**6), seed=seed, verbose=False)
+    return algorithm
+
+
+def pymoo(problem: Problem, genome: Genome, make: Callable[..., Any], seed: int, plans: float, cpu_s: float) -> Floats:
+    """Goals of every feasible plan that an algorithm evaluated within so many plans or seconds."""
+    begin = time.process_time()
+    algorithm = of_genes(make, genome.sizes, POPULATION, seed)
     kept, evaluated = np.empty((0, 3)), 0
     while evaluated < plans and time.process_time() - begin < cpu_s:
         infills = algorithm.ask()

@@ -18,16 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import optuna
+from bench_goals import of_genes
 from pymoo.algorithms.moo.nsga2 import NSGA2, RankAndCrowdingSurvival
 from pymoo.algorithms.moo.nsga3 import NSGA3
 from pymoo.core.individual import Individual
 from pymoo.core.population import Population
 from pymoo.core.problem import Problem as PymooProblem
 from pymoo.indicators.hv import HV
-from pymoo.operators.crossover.sbx import SBX
-from pymoo.operators.mutation.pm import PM
-from pymoo.operators.repair.rounding import RoundingRepair
-from pymoo.operators.sampling.rnd import IntegerRandomSampling
 from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 from pymoo.util.ref_dirs import get_reference_directions
 
@@ -108,14 +105,7 @@ def of_pymoo(make: Callable[..., NSGA2 | NSGA3]) -> Search:
     """An algorithm of pymoo with integer genes, a population at a time."""
 
     def run(space: Space, trials: int, seed: int) -> Found:
-        bounds = {"n_var": len(space.sizes), "xl": np.zeros(len(space.sizes)), "xu": space.sizes - 1}
-        pymoo_problem = PymooProblem(n_obj=3, n_ieq_constr=1, vtype=int, **bounds)
-        whole = {"vtype": float, "repair": RoundingRepair()}
-        algorithm = make(
-            pop_size=POPULATION, sampling=IntegerRandomSampling(), crossover=SBX(prob=1.0, eta=3.0, **whole),
-            mutation=PM(prob=1.0, eta=3.0, **whole), eliminate_duplicates=True,
-        )  # fmt: skip
-        algorithm.setup(pymoo_problem, termination=("n_gen", 10**6), seed=seed, verbose=False)
+        algorithm = of_genes(make, space.sizes, POPULATION, seed)
         goals, broken = np.empty((0, 3)), np.empty(0)
         while len(broken) < trials:
             infills = algorithm.ask()

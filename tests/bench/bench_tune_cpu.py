@@ -43,6 +43,7 @@ def plan_key(plan: dict) -> tuple:
 
 
 def tuned(folder: Path, budget: int, iterations: int) -> dict:
+    """The answer of `jointopt tune` for the job file of a folder."""
     command = [
         sys.executable, "-m", "jointopt", "tune", "job.yaml", "--launcher", "torchrun", "--budget", str(budget),
         "--iterations", str(iterations), "--json",

@@ -12,7 +12,6 @@ a hard case, in which little but the runs themselves can be relied on.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_tune_cpu import tuned
 
 from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
@@ -62,14 +62,6 @@ def plan_key(plan: Mapping[str, Any]) -> tuple:
     clocks = plan["stage_clock_mhz"]
     first = clocks.split(";")[0] if isinstance(clocks, str) else clocks[0]
     return (*(int(plan[name]) for name in KEYS), int(float(first)))
-
-
-def tuned(folder: Path, budget: int, iterations: int) -> dict:
-    command = [
-        sys.executable, "-m", "jointopt", "tune", "job.yaml", "--launcher", "torchrun", "--budget", str(budget),
-        "--iterations", str(iterations), "--json",
-    ]  # fmt: skip
-    return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout)
 
 
 def swept(path: Path, repeats: int, iterations: int) -> tuple[Found, dict[int, list[float]]]:

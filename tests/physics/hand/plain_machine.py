@@ -85,6 +85,7 @@ def collective_constants() -> CollectiveConstants:
 COMPUTING = gpu_constants(flops_per_s=FLOPS_PER_S)
 MOVING = gpu_constants(hbm_bytes_per_s=HBM_BYTES_PER_S)
 LAUNCHING = gpu_constants(launch_s=LAUNCH_S)
+NOTHING_COMPUTES = gpu_constants()
 
 
 def inside_s(kind: str, size_bytes: float, members: int) -> float:
@@ -162,6 +163,18 @@ def seconds(clock_mhz: float = TOP_MHZ, **given: Any) -> dict[str, float]:
 def stages(**given: Any) -> StageCosts:
     """Costs of the one plan's stages at the top clock, (1, pp) each; arguments as of `physics`."""
     return physics(**given).groups[0]
+
+
+def passes_s(**given: Any) -> tuple[float, float]:
+    """Exposed collectives of one micro-batch, forward and backward."""
+    costs = stages(**given)
+    return float(costs.forward_comm_s[0, 0]), float(costs.backward_comm_s[0, 0])
+
+
+def layer_comm_s(**given: Any) -> tuple[float, float]:
+    """Collectives of one of four layers, forward and backward, where nothing else takes time."""
+    forward_s, backward_s = passes_s(machine=NOTHING_COMPUTES, **given)
+    return forward_s / 4, backward_s / 4
 
 
 def middle(**given: Any) -> dict[str, float]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from jointopt.core.schema import RECOMPUTE_CODES
 from tests.physics.hand.plain_machine import (
     BATCHES,
-    FASTER,
     FLOPS_PER_S,
     IN_TRAINING,
     LAYER_WEIGHTS,
     MOE,
     MOVING,
+    NOTHING_COMPUTES,
     SEQ,
     STREAM,
     TABLE_WEIGHTS,
     flash_s,
-    gpu_constants,
     inside_s,
+    layer_comm_s,
     middle,
     physics,
     seconds,
@@ -34,17 +32,11 @@ LOW = 2 * SEQ * DIM  # bytes of what a first product makes
 QKV, PROJ, FC1, FC2 = 1024 + 64 * 24, 2 * 1024, 1024 + 2 * 4096, 4096 + 1024  # inputs and outputs of each layer
 ADAPTER_WEIGHTS = DIM * (QKV + PROJ + FC1 + FC2)
 MATRICES = LAYER_WEIGHTS - 2 * 1024
-NOTHING_COMPUTES = gpu_constants(FASTER)
 ALL = {"linear_qkv": QKV, "linear_proj": PROJ, "linear_fc1": FC1, "linear_fc2": FC2}
 
 
 def core_s() -> tuple[float, float]:
     return flash_s(2.0 * SEQ * SEQ * 16 * 128)
-
-
-def comm_s(**given: Any) -> tuple[float, float]:
-    costs = stages(machine=NOTHING_COMPUTES, **given)
-    return float(costs.forward_comm_s[0, 0]) / 4, float(costs.backward_comm_s[0, 0]) / 4
 
 
 def test_frozen_products_have_gradients_of_inputs_alone_and_adapters_both() -> None:
@@ -100,14 +92,14 @@ def test_the_optimizer_steps_over_adapters_alone() -> None:
 
 def test_beside_a_column_parallel_layer_the_rank_is_gathered_and_the_input_gradient_reduced() -> None:
     bare, low = 2 * inside_s("all_reduce", STREAM, 4), 2 * SEQ * DIM
-    forward, backward = comm_s(tp=4, lora_dim=DIM, lora_target_modules=("linear_qkv",))
+    forward, backward = layer_comm_s(tp=4, lora_dim=DIM, lora_target_modules=("linear_qkv",))
     assert forward - bare == pytest.approx(inside_s("all_gather", low, 4))
     assert backward - bare == pytest.approx(inside_s("all_reduce", STREAM, 4))
 
 
 def test_beside_a_row_parallel_layer_the_rank_is_reduced_and_the_output_gathered() -> None:
     bare, low = 2 * inside_s("all_reduce", STREAM, 4), 2 * SEQ * DIM
-    forward, backward = comm_s(tp=4, lora_dim=DIM, lora_target_modules=("linear_fc2",))
+    forward, backward = layer_comm_s(tp=4, lora_dim=DIM, lora_target_modules=("linear_fc2",))
     assert forward - bare == pytest.approx(inside_s("all_reduce", low, 4) + inside_s("all_gather", STREAM, 4))
     assert backward - bare == pytest.approx(inside_s("all_reduce", low, 4))
 
@@ -115,8 +107,8 @@ def test_beside_a_row_parallel_layer_the_rank_is_reduced_and_the_output_gathered
 def test_under_sequence_parallelism_gradients_of_adapters_are_scattered_and_gathered() -> None:
     plan = {"tp": 4, "sequence_parallel": True, "lora_dim": DIM}
     pair = 2 * (inside_s("all_gather", STREAM, 4) + inside_s("reduce_scatter", STREAM, 4))
-    column = comm_s(**plan, lora_target_modules=("linear_fc1",))[1]
-    row = comm_s(**plan, lora_target_modules=("linear_proj",))[1]
+    column = layer_comm_s(**plan, lora_target_modules=("linear_fc1",))[1]
+    row = layer_comm_s(**plan, lora_target_modules=("linear_proj",))[1]
     assert column - pair == pytest.approx(inside_s("reduce_scatter", STREAM, 4))
     assert row - pair == pytest.approx(inside_s("all_reduce", 2 * SEQ * DIM, 4) + inside_s("all_gather", STREAM, 4))
 
@@ -151,7 +143,7 @@ def test_collectives_of_adapters_take_the_energy_of_their_bytes_and_forward_ones
 
 def test_full_recompute_moves_what_adapters_move_forward_again_in_the_backward_pass() -> None:
     cells = {"tp": 4, "lora_dim": DIM, "lora_target_modules": ("linear_qkv",)}
-    forward, kept = comm_s(**cells)
-    same, again = comm_s(**cells, recompute=RECOMPUTE_CODES["full"])
+    forward, kept = layer_comm_s(**cells)
+    same, again = layer_comm_s(**cells, recompute=RECOMPUTE_CODES["full"])
     assert same == pytest.approx(forward)
     assert again - kept == pytest.approx(forward)

@@ -13,13 +13,13 @@ from tests.physics.hand.plain_machine import (
     ATTENTION_WEIGHTS,
     BATCHES,
     DENSE,
-    FASTER,
     LAYER_WEIGHTS,
     MOE,
+    NOTHING_COMPUTES,
     SEQ,
     STREAM,
-    gpu_constants,
     inside_s,
+    layer_comm_s,
     physics,
     seconds,
     stages,
@@ -29,13 +29,7 @@ ATTENTION, MLP, LAYER = (block_of(DENSE, name, 4) for name in ("attention", "fee
 EXPERTS = block_of(replace(MOE, num_dense_layers=1), "feed_forward", 4)
 MLP_WEIGHTS = 3 * 1024 * 4096
 SCORES = 2 * SEQ * 16 * (64 + 64)  # flops forward per token and layer, the whole square
-NOTHING_COMPUTES = gpu_constants(FASTER)
 WEIGHTS = {"attention": ATTENTION_WEIGHTS, "feed_forward": MLP_WEIGHTS, "layer": ATTENTION_WEIGHTS + MLP_WEIGHTS}
-
-
-def comm_s(**given: Any) -> tuple[float, float]:
-    costs = stages(machine=NOTHING_COMPUTES, **given)
-    return float(costs.forward_comm_s[0, 0]) / 4, float(costs.backward_comm_s[0, 0]) / 4
 
 
 @pytest.mark.parametrize("block", WEIGHTS)
@@ -61,14 +55,14 @@ def test_replicas_reduce_the_gradients_of_the_block_alone(model: Any, weights: f
 @pytest.mark.parametrize("model", [ATTENTION, MLP], ids=lambda model: model.block)
 def test_a_part_of_a_layer_sums_over_tensor_ranks_once_and_once_more_where_it_is_recomputed(model: Any) -> None:
     once = inside_s("all_reduce", STREAM, 4)
-    assert comm_s(model=model, tp=4) == pytest.approx((once, once))
-    assert comm_s(model=model, tp=4, recompute=2) == pytest.approx((once, 2 * once))
+    assert layer_comm_s(model=model, tp=4) == pytest.approx((once, once))
+    assert layer_comm_s(model=model, tp=4, recompute=2) == pytest.approx((once, 2 * once))
 
 
 def test_only_attention_gathers_keys_and_values() -> None:
     gathered = inside_s("all_gather", 2 * SEQ * 2 * 4 * 64, 2)
-    assert comm_s(model=ATTENTION, cp=2)[0] == pytest.approx(gathered)
-    assert comm_s(model=MLP, cp=2) == (0.0, 0.0)
+    assert layer_comm_s(model=ATTENTION, cp=2)[0] == pytest.approx(gathered)
+    assert layer_comm_s(model=MLP, cp=2) == (0.0, 0.0)
 
 
 def test_experts_alone_have_their_all_to_alls_and_under_sequence_parallelism_no_collective_over_tp() -> None:

@@ -30,6 +30,7 @@ from tests.physics.hand.plain_machine import (
     across_s,
     gpu_constants,
     inside_s,
+    passes_s,
     physics,
     seconds,
     stages,
@@ -42,11 +43,6 @@ SLOW = gpu_constants(FLOPS_PER_S / 1000)
 DEEPEP = {"token_dispatcher": "deepep"}
 FREE: dict[str, Any] = {"dispatcher_sms": {}}  # what hides keeps no SM from kernels
 WIDE = replace(SLOW, gemm=replace(SLOW.gemm, sm_count=100))
-
-
-def passes_s(**given: Any) -> tuple[float, float]:
-    costs = stages(**given)
-    return float(costs.forward_comm_s[0, 0]), float(costs.backward_comm_s[0, 0])
 
 
 def test_whole_experts_get_each_tensor_rank_s_slice_and_no_more() -> None:

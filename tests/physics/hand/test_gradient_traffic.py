@@ -12,15 +12,14 @@ from jointopt.core.schema import OVERLAP
 from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,
-    FASTER,
     HBM_BYTES_PER_S,
     LAYER_WEIGHTS,
     MOE,
     MOVING,
     NIC,
+    NOTHING_COMPUTES,
     TABLE_WEIGHTS,
     across_s,
-    gpu_constants,
     inside_s,
     physics,
     seconds,
@@ -28,7 +27,6 @@ from tests.physics.hand.plain_machine import (
 )
 
 WEIGHTS = 4 * LAYER_WEIGHTS + 2 * TABLE_WEIGHTS
-NOTHING_COMPUTES = gpu_constants(FASTER)
 EXPERTS = 4 * 16 * 3 * 1024 * 512  # routed weights of MOE
 NOT_EXPERTS = 4 * (1024 * 64 * 24 + 1024 * 1024 + 2 * 1024 + 16 * 1024) + 2 * TABLE_WEIGHTS
 

@@ -11,11 +11,11 @@ import pytest
 from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,
-    FASTER,
     FLOPS_PER_S,
     LATENT,
     MOE,
     NIC,
+    NOTHING_COMPUTES,
     PEER_S,
     SEQ,
     START_S,
@@ -25,6 +25,7 @@ from tests.physics.hand.plain_machine import (
     flash_s,
     gpu_constants,
     inside_s,
+    passes_s,
     physics,
     seconds,
     stages,
@@ -34,13 +35,6 @@ FULL = 2
 LAYERS = 4
 PASSES = LAYERS * BATCHES
 EIGHT = replace(DENSE, num_query_groups=8)  # a KV head for each of eight ranks
-NOTHING_COMPUTES = gpu_constants(FASTER)
-
-
-def passes_s(**given: Any) -> tuple[float, float]:
-    """Exposed collectives of one micro-batch, forward and backward."""
-    costs = stages(**given)
-    return float(costs.forward_comm_s[0, 0]), float(costs.backward_comm_s[0, 0])
 
 
 def test_tensor_parallelism_all_reduces_twice_forward_and_twice_backward() -> None:

@@ -15,11 +15,11 @@ from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,
     FAR_HOP_S,
-    FASTER,
     IN_TRAINING,
     LAYER_WEIGHTS,
     MOE,
     NIC,
+    NOTHING_COMPUTES,
     SEQ,
     START_S,
     STREAM,
@@ -34,7 +34,6 @@ from tests.physics.hand.plain_machine import (
 
 NEAR_S = 40e-6 + STREAM / 80e9  # the latency and the bus of a pair's all-to-all
 FAR_S = START_S + FAR_HOP_S + WIRE_S
-NOTHING_COMPUTES = gpu_constants(FASTER)
 DEEP = replace(DENSE, num_layers=8)
 
 

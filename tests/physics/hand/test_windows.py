@@ -22,6 +22,7 @@ from tests.physics.hand.plain_machine import (
     flash_s,
     inside_s,
     middle,
+    passes_s,
     physics,
     seconds,
     stages,
@@ -34,12 +35,6 @@ FULL_S, FULL_BACK_S = flash_s(SQUARE)
 
 def narrow(freq: Any = 0, model: Model = DENSE, window: int = WINDOW) -> Model:
     return replace(model, window_size=window, window_attn_skip_freq=freq)
-
-
-def passes_s(**given: Any) -> tuple[float, float]:
-    """Exposed collectives of one micro-batch, forward and backward."""
-    costs = stages(**given)
-    return float(costs.forward_comm_s[0, 0]), float(costs.backward_comm_s[0, 0])
 
 
 def windowed_s(keys: float, cut: float) -> tuple[float, float]:
