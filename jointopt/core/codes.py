@@ -87,7 +87,7 @@ class Lists:
         return self.of(_whole_numbers(value))
 
     def of(self, numbers: Iterable[int]) -> int:
-        """The number of the list of these ``numbers``."""
+        """The code of the list ``numbers``."""
         key = tuple(numbers)
         if key not in self._code_of:
             self._code_of[key] = len(self._lists)

@@ -17,7 +17,7 @@ def report(text: str, done: float, total: float) -> None:
 
 
 def steps(items: Sequence[T], text: str) -> Iterator[T]:
-    """The items, one by one; each that is done is reported, and that none is left, however the loop ends."""
+    """Yields the items and reports progress after each, and the end however the loop ends."""
     try:
         for done, item in enumerate(items):
             report(text, done, len(items))

@@ -101,7 +101,7 @@ class CostModel:
             yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
 
     def add(self, rows: Ints, costs: sc.StageCosts) -> None:
-        """Take these for the costs of the layouts ``rows``, at the clocks that their limits leave."""
+        """Sets the costs of layouts ``rows``, at the clocks that their limits leave."""
         for at, group in costs.by_depth():
             self._add(rows[at], group)
 

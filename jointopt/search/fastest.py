@@ -31,9 +31,10 @@ def fastest(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> i
 
 
 def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
-    """(at most ``most`` layouts, the least lower bound on time first; those bounds). The problem has bounds.
+    """The layouts with the lowest lower bounds on time, at most ``most``, and these bounds.
 
-    They are worked out in the order of the quick ones, twice as many each time, until no other can be among them.
+    The problem has bounds. They are worked out in the order of the quick ones, twice as many each time, until no
+    other can be among them.
     """
     bound, quick_bound = _bounds(problem)
     quick_s, _ = quick_bound(np.arange(problem.num_layouts))

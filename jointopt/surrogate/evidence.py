@@ -151,7 +151,7 @@ class Evidence:
 
     @property
     def bounds(self) -> Bools:
-        """Of which runs the time is a lower bound, (n,)."""
+        """Mask (n,) of runs whose time is a lower bound."""
         return self.bounded if len(self.bounded) else np.zeros(len(self.residual), bool)
 
     @functools.cached_property

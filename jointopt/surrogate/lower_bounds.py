@@ -60,7 +60,7 @@ def beyond(bound: Floats, mean: Floats, deviation: Floats) -> Floats:
 
 
 def telling(bound: Floats, mean: Floats, deviation: Floats) -> Bools:
-    """Whether bounds (n,) say something: others are far below what is expected anyway, and would only seem certain."""
+    """Mask (n,) of bounds that are informative: others are far below the expectation, and would only seem certain."""
     from scipy.special import ndtr
 
     return np.asarray(ndtr((bound - mean) / deviation) > DOUBTED)

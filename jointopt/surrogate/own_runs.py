@@ -138,7 +138,7 @@ class OwnRuns:
 
     @property
     def mixes(self) -> dict[str, Mix]:
-        """The trees of every quantity, by what card and files call it."""
+        """Trees by quantity, under the names of cards and files."""
         return {"time": self.time, "power": self.power_mix} | {name: one.mix for name, one in self.heat.items()}
 
     @property

@@ -169,8 +169,10 @@ def _number(cell: str) -> float:
 
 
 def time_in(text: str) -> float:
-    """The time that a text is, in s since 1970: such seconds, or a date and a time, of this machine's zone where none
-    is stated; NaN for anything else."""
+    """Seconds since 1970 of a timestamp or date; NaN for anything else.
+
+    A date and a time are of this machine's zone where they state none.
+    """
     word = text.strip().strip("[]").replace("/", "-")
     if _EPOCH.fullmatch(word):
         return float(word)

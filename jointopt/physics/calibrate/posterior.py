@@ -55,7 +55,7 @@ class Prior:
     sd: Floats
 
     def beside(self, index: int, step: float) -> list[Floats]:
-        """The means with one parameter lower and higher: starts for a law that has an optimum on each side."""
+        """Starting points with one parameter lowered and raised, for laws with an optimum on each side."""
         unit = np.arange(len(self.mean)) == index
         return [self.mean - step * unit, self.mean + step * unit]
 
