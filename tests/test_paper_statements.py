@@ -36,7 +36,7 @@ def test_the_readme_has_every_statement_with_its_verdict() -> None:
     lines = (STUDIES / "README.md").read_text(encoding="utf-8").splitlines()
     written = {line.split(" | ")[0].lstrip("| "): line for line in lines if line.startswith("| ")}
     for one in STATEMENTS:
-        expected = "contradicted" if one.contradicted else "reproduced" if one.check else "cannot be told"
+        expected = "contradicted" if one.contradicted else "reproduced" if one.check else "cannot be judged"
         cell = written[one.key].split(" | ")[5]
         assert cell.replace("within", "reproduced").split(" ")[0].rstrip(",") == expected.split(" ")[0]
 

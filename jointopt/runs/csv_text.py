@@ -11,7 +11,7 @@ import pandas as pd
 
 _ROWS = 65_536  # that are held as text at a time
 _REPEATED = 4  # times that a value stands in a column on average, from which each is rendered once
-_DIGITS = 7  # significant ones of figures that nobody needs to the last bit: to write all 17 takes twice as long
+_DIGITS = 7  # significant ones of figures whose last bits mean nothing: writing all 17 takes twice as long
 _SPECIAL = re.compile('[,"\r\n]')
 
 

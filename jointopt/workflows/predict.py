@@ -182,7 +182,8 @@ def _share_a_source(measured: pd.DataFrame, table: pd.DataFrame) -> bool:
 def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Evidence]:
     """Evidence of measured runs by source; those that teach nothing, or nothing of ``sources``, are logged.
 
-    The first ``given`` of them are at hand, and told of already. Raises TableError where they cannot be read.
+    The first ``given`` of them were passed by the caller, and their warnings are already logged. Raises TableError
+    where they cannot be read.
     """
     try:
         found, reasons = runs.workloads

@@ -22,7 +22,7 @@ Check = Callable[[Constants], Finding]
 
 @dataclass(frozen=True)
 class Statement:
-    """A row of the table: without a ``check`` it cannot be told, with one and a ``why`` it is known as contradicted."""
+    """A row of the table: without a ``check`` it cannot be judged, with one and a ``why`` it is contradicted."""
 
     key: str
     where: str
@@ -38,9 +38,9 @@ class Statement:
         return self.check is not None and bool(self.why)
 
     def verdict(self, found: Finding | None) -> str:
-        """Reproduced, within x %, contradicted or cannot be told."""
+        """Reproduced, within x %, contradicted or cannot be judged."""
         if found is None:
-            return "cannot be told"
+            return "cannot be judged"
         if not found.holds:
             return "contradicted"
         return "reproduced" if found.off is None else f"within {max(abs(found.off), 0.01):.0%}"

@@ -1,4 +1,4 @@
-"""nanotron: the YAML that ``run_train.py`` reads, of 0.4 (package registry) and of its development branch.
+"""nanotron: the YAML that ``run_train.py`` reads, of 0.4, the released version, and of its development branch.
 
 Sources: nanotron/config/config.py, models_config.py and parallelism_config.py of both.
 """
