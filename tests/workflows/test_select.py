@@ -96,6 +96,7 @@ def test_there_is_no_plan_exactly_where_none_keeps_every_limit(plans, limits) ->
 @given(PLANS, LIMITS, OBJECTIVE)
 def test_a_limit_binds_exactly_where_a_better_plan_breaks_it_alone(plans, limits, objective) -> None:
     found = chosen(plans, limits, objective)
+    assert {limit.name for limit in found.limits} == set(limits)
     for limit in found.limits:
         others = {name: bound for name, bound in limits.items() if name != limit.name}
         assert limit.binds == (best(plans.plans, others, objective) < score(found, found.row))
@@ -104,6 +105,7 @@ def test_a_limit_binds_exactly_where_a_better_plan_breaks_it_alone(plans, limits
 @given(PLANS, LIMITS, OBJECTIVE)
 def test_relaxing_buys_what_a_search_of_the_relaxed_limit_finds(plans, limits, objective) -> None:
     found = chosen(plans, limits, objective)
+    assert {limit.name for limit in found.limits} == set(limits)
     for limit in found.limits:
         relaxed = limits | {limit.name: 1.05 * limits[limit.name]}
         assert score(found, limit.relaxed.row) == best(plans.plans, relaxed, objective)
@@ -119,6 +121,15 @@ def test_nothing_short_of_the_nearest_useful_bound_buys_a_thousandth(plans, limi
         assert score(found, limit.nearest.row) < 0.999 * before
         short = limits | {limit.name: limit.nearest.relaxed_to * (1 - 1e-6)}
         assert best(plans.plans, short, objective) >= 0.999 * before
+
+
+@given(POINTS, st.integers(0, 11))
+def test_a_deadline_beyond_which_energy_is_saved_has_a_nearest_useful_bound(points, place) -> None:
+    plans = stored(*zip(*points, (20.0, 500.0), strict=True))  # the last one is the slowest, and the leanest
+    found = choose(plans, {"iteration_time_s": points[place % len(points)][0]}, "energy")
+    before, (limit,) = score(found, found.row), found.limits
+    assert score(found, limit.nearest.row) < 0.999 * before
+    assert best(plans.plans, {"iteration_time_s": limit.nearest.relaxed_to * (1 - 1e-6)}, "energy") >= 0.999 * before
 
 
 @given(PLANS, LIMITS, OBJECTIVE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,12 @@ def test_a_damaged_file_is_read_or_refused_in_a_sentence(
 ) -> None:
     text = (SAMPLES / name).read_text(encoding="utf-8")
     (tmp_path / name).write_text(text[:cut] + other + text[cut + gone :], encoding="utf-8")
-    with contextlib.suppress(UsageError):
+    sentence = "It is read."
+    try:
         import_([tmp_path / name], gpu="h100-sxm5-80gb", nodes=2, vocab_size=128256)
+    except UsageError as error:
+        sentence = str(error)
+    assert re.fullmatch(r"\S+ [^\n]+[.?)]", sentence)
 
 
 def test_every_sample_is_expected_to_be_something() -> None:

@@ -32,7 +32,9 @@ def proposal() -> Proposal:
 
 @pytest.fixture(scope="module")
 def made(proposal: Proposal) -> Reported:
-    return proposal.report()
+    reported = proposal.report()
+    assert len(reported.plans) > 2
+    return reported
 
 
 def test_axes_are_in_units_that_show_the_least_of_a_front() -> None:

@@ -31,7 +31,9 @@ def proposal() -> Proposal:
 
 @pytest.fixture(scope="module")
 def made(proposal: Proposal) -> Reported:
-    return proposal.report()
+    reported = proposal.report()
+    assert len(reported.plans) > 2
+    return reported
 
 
 @pytest.fixture(scope="module")

@@ -220,7 +220,8 @@ def test_a_gpu_is_read_once() -> None:
 def test_every_gpu_of_the_measured_tables_is_known() -> None:
     if not DATA.is_dir():
         pytest.skip("the recorded measurements are not beside the repository")
-    measured = (p for p in sorted(DATA.glob("*.csv*")) if p.name != "gpu_specs.csv")
+    measured = [path for path in sorted(DATA.glob("*.csv*")) if path.name != "gpu_specs.csv"]
+    assert measured
     for path in measured:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             for name in {row["gpu"] for row in csv.DictReader(lines)}:
