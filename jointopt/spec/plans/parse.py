@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     """The keys and raw values of a plan, every key a known one."""
     if isinstance(plan, Mapping):
         pairs = list(plan.items())
+    elif not isinstance(plan, str):
+        kind = type(plan).__name__
+        raise PlanError(f"A plan is text such as 'dp=4 tp=2' or a mapping of its keys; got {kind}.")
     elif plan.lstrip().startswith("{"):
         pairs = _json_pairs(plan)
     else:
@@ -131,8 +135,9 @@ def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         if key not in PLAN_KEYS:
             known = ", ".join(PLAN_KEYS)
             raise PlanError(f"A plan has no key {key!r}{nearest(key, PLAN_KEYS)}; the keys are {known}.")
-    if len(given) < len(pairs):
-        raise PlanError(f"A plan gives each key once; got {' '.join(str(key) for key, _ in pairs)}.")
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise PlanError(f"The plan states {key} {'twice' if times == 2 else f'{times} times'}; give each key once.")
     return given
 
 

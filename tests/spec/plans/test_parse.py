@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_one_clock_serves_all_stages(make_job):
     [
         ("tq=2", "'tq' .did you mean 'tp'"),
         ("tp", "got 'tp'"),
-        ("tp=2 tp=4", "got tp tp"),
+        ("tp=2 tp=4", "states tp twice; give each key once"),
         ("tp=two", "tp .* 1 to 1000000; got 'two'"),
         ("tp=0", "got '0'"),
         ("dp=99999999999999999999", "got '99999999999999999999'"),
@@ -163,8 +164,14 @@ def test_a_row_of_the_table_reads_back(make_job):
 
 
 def test_a_short_name_beside_the_long_one_gives_the_key_twice(make_job):
-    with pytest.raises(PlanError, match="gives each key once"):
+    with pytest.raises(PlanError, match="states micro_batch_size twice; give each key once"):
         parse_plan("mbs=1 micro_batch_size=1", make_job())
+
+
+def test_what_is_neither_text_nor_a_mapping_is_no_plan(make_job):
+    expected = "A plan is text such as 'dp=4 tp=2' or a mapping of its keys; got int."
+    with pytest.raises(PlanError, match=re.escape(expected)):
+        parse_plan(3, make_job())
 
 
 def test_what_the_table_prints_for_no_is_no(make_job):
