@@ -44,7 +44,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except JointOptError as error:
-            message, exit_code = str(error), error.exit_code
+            message, exit_code = self._with_options(str(error), ctx), error.exit_code
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader went away, as `head` does; click ends quietly
                 raise
@@ -59,6 +59,13 @@ class Commands(click.Group):
             common.BARS.end()
         click.echo(f"Error: {masked(' '.join(message.split()))}", err=True)
         ctx.exit(exit_code)
+
+    def _with_options(self, message: str, ctx: click.Context) -> str:
+        """The message of a verb about one of its arguments, as one about the command's option."""
+        name, must_be, _ = message.partition(" must be ")
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        flags = {one.name: one.opts[0] for one in command.params if one.opts[0].startswith("--")} if command else {}
+        return message.replace(name, flags[name], 1) if must_be and name in flags else message
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -67,6 +67,9 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
 
 def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of a job with other values for some keys; a section that was a catalogue name keeps it."""
+    if not isinstance(changes, Mapping):
+        kind = type(changes).__name__
+        raise UsageError(f"changes must be a mapping such as {{'cluster.nodes': 4}}; got {kind}.")
     out = dict(mapping)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")

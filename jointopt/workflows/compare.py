@@ -21,7 +21,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import with_limits
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
-from jointopt.workflows.given import from_files
+from jointopt.workflows.given import from_files, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ def compare(
     `explain` raises of any of them.
     """
     model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
-    plans = [plans] if isinstance(plans, str | Mapping) else plans
+    plans = listed(plans)
     plans = [baseline_plan(model.job, baseline), *plans] if baseline else plans
     if not FEWEST <= len(plans) <= MOST:
         raise UsageError(f"{len(plans)} plan{'s' * (len(plans) != 1)} to compare; give {FEWEST} to {MOST}.")

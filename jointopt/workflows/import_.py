@@ -27,6 +27,7 @@ from jointopt.report.imported import Comparison, Imported
 from jointopt.spec.job import Job
 from jointopt.spec.model import LATENT
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
+from jointopt.workflows.given import from_files, paths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 WARM_UP = 5  # iterations
 
 
+@from_files
 def import_(
     files: Sequence[str | Path] | str | Path, *, name: str = "", warmup: int = WARM_UP, **given: Any
 ) -> Imported:
@@ -43,9 +45,9 @@ def import_(
     global_batch_size, dtype, framework, vocab_size, inter_node_gbytes_per_s. ``warmup`` iterations of each log do not
     count. Raises JobError for a file that no reader knows, and with one sentence on all that is missing.
     """
-    paths = [Path(path) for path in ([files] if isinstance(files, str | Path) else files)]
-    taken = [one for path in paths for one in read_file(path)]
-    run = resolved(taken, name or _name(paths), given)
+    given_files = paths("files", files)
+    taken = [one for path in given_files for one in read_file(path)]
+    run = resolved(taken, name or _name(given_files), given)
     parsed = parse_plan(run.plan, run.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     rows, remarks = _rows(taken, run, record, warmup)

@@ -262,11 +262,11 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
 
 def _check_options(slowdown: float, solver: str, seconds: float) -> None:
     if solver not in SOLVERS:
-        raise UsageError(f"The solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
+        raise UsageError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}{nearest(solver, SOLVERS)}.")
     if not 0.0 <= slowdown <= 1.0:
-        raise UsageError(f"The slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
+        raise UsageError(f"slowdown must be a share of the iteration time, 0 to 1 (0.01 = 1 %); got {slowdown}.")
     if not 0.0 < seconds < float("inf"):
-        raise UsageError(f"The seconds for lowtime must be above 0; got {seconds}.")
+        raise UsageError(f"seconds must be a number above 0; got {seconds}.")
     if solver == "lowtime":
         need_lowtime()
 

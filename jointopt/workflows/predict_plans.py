@@ -22,7 +22,7 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import with_limits
 from jointopt.workflows.answers import answered, check_priceable
-from jointopt.workflows.given import from_files
+from jointopt.workflows.given import from_files, listed
 from jointopt.workflows.predict import as_predicted
 from jointopt.workflows.predict import predict as predict_table
 
@@ -57,8 +57,7 @@ def predict(
         return from_files(predict_table)(job_or_table, **options)  # type: ignore[arg-type]
     if plans is None:
         raise UsageError("Plans are missing: jointopt.predict(job, plans), or jointopt.predict(table).")
-    listed = [plans] if isinstance(plans, str | Mapping) else list(plans)
-    return of_plans(job_or_table, listed, **options)  # type: ignore[arg-type]
+    return of_plans(job_or_table, listed(plans), **options)  # type: ignore[arg-type]
 
 
 @from_files

@@ -32,6 +32,7 @@ from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.timed_rows import Use
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
+from jointopt.workflows.given import from_files, paths
 
 _log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"
@@ -39,6 +40,7 @@ _HELD_OUT_TYPES = {"row": np.uint64, "source": str, "error": float}
 _VERSIONS = ("numpy", "scipy", "pandas", "scikit-learn", "xgboost-cpu", "jointopt")
 
 
+@from_files
 def retrain(
     *, tables: Sequence[str | Path] | str | Path = (), storage: str | None = None, out: str | Path, seed: int = 0,
     licences: Sequence[str] = (), force: bool = False, for_others: bool = False,
@@ -52,7 +54,7 @@ def retrain(
     that shares too few of them, unless ``force``. Both errors are of predictions made without the row's group
     (model, for a source alone). Raises TableError where there is too little to train on.
     """
-    given = [Path(path) for path in ([tables] if isinstance(tables, str | Path) else tables)]
+    given = paths("tables", tables)
     _check_folder(out := Path(out))
     old = _before(out, force)
     data, remarks = _gathered(given, storage)

@@ -57,6 +57,8 @@ def scale(
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
     jobs = [jobs] if isinstance(jobs, Job) else jobs
+    if other := next((one for one in jobs if not isinstance(one, Job)), None):
+        raise UsageError(f"jobs must be Jobs (`jointopt.load_jobs`); got a list with {type(other).__name__}.")
     _check_limits(jobs, limits)
     watch = Stopwatch()
     found = []
@@ -166,7 +168,7 @@ def _check_limits(jobs: Sequence[Job], limits: Mapping[str, float]) -> None:
         raise UsageError("There is no cluster to compare; give at least one.")
     for name, value in limits.items():
         if not 0 < value < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')} must be a number above 0; got {value:g}.")
+            raise UsageError(f"{name} must be a number above 0; got {value:g}.")
     whole_run = {"deadline_days", "budget"} & limits.keys()
     if whole_run and any(job.training.run_tokens is None for job in jobs):
         raise UsageError("A deadline and a budget are of a whole run: give its tokens, --run-tokens 15e12.")

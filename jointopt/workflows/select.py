@@ -25,10 +25,10 @@ WORTH_HAVING = 1e-3  # relative gain below which a plan is no better in practice
 _HIGHEST = 1e15  # as in a job file
 _ROUNDING = 1e-9  # relative: a bound that was read off a printed plan is kept by that plan
 _NAMES = {
-    "iteration_time_s": "--max-iteration-time-s",
-    "energy_j": "--max-energy-j",
-    "avg_power_w": "--max-power-w",
-    "cluster_power_kw": "--max-cluster-kw",
+    "iteration_time_s": "max_iteration_time_s",
+    "energy_j": "max_energy_j",
+    "avg_power_w": "max_power_w",
+    "cluster_power_kw": "max_cluster_kw",
 }
 
 
@@ -100,7 +100,7 @@ def _objective(given: str | None, limits: Mapping[str, float]) -> tuple[str, str
     """The objective, and why it is that one."""
     if given is not None:
         if given not in OBJECTIVES:
-            raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {given!r}.")
+            raise UsageError(f"objective must be one of {', '.join(OBJECTIVES)}; got {given!r}.")
         if given == "knee" and limits:
             raise UsageError(
                 "The knee is a point of the whole front and heeds no limit; with limits choose --objective time, "

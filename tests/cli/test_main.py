@@ -62,6 +62,11 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert (result.exit_code, result.stderr) == (exit_code, line)
 
 
+def test_a_message_names_an_argument_as_the_option_of_the_command() -> None:
+    result = CliRunner().invoke(jointopt, ["select", "plans.json", "--max-energy-j", "-1"])
+    assert result.stderr == "Error: --max-energy-j must be a number above 0, at most 1e+15; got -1.\n"
+
+
 def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
     command = f"{sys.executable} -c 'from jointopt.cli.main import main; main()' catalog models --json | head -c 1"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import click
@@ -84,6 +85,23 @@ def test_one_plan_may_stand_alone_and_a_job_may_be_its_path(files):
 def test_other_things_than_objects_and_files_are_refused_in_one_sentence(call, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(jointopt.JointOptError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: jointopt.compare(JOB, 3), "plans must be a plan as text or a mapping, or a list of them; got int."),
+    (lambda: jointopt.select(3), "source must be the path of a file or a folder, or the name of a study; got int."),
+    (lambda: jointopt.propose(JOB, baseline=3), "baseline must be a plan as text, or the path of"),
+    (lambda: jointopt.propose(JOB, trials=-5), "trials must be a whole number from 0 on; got -5."),
+    (lambda: jointopt.propose(JOB, seed="a"), "seed must be a whole number from 0 to 4294967295; got 'a'."),
+    (lambda: jointopt.scale(JOB, deadline_days="x"), "deadline_days must be a number; got 'x'."),
+    (lambda: jointopt.scale([3]), "jobs must be Jobs (`jointopt.load_jobs`); got a list with int."),
+    (lambda: jointopt.retrain(tables=3, out="x"), "tables must be the path of a file, or a list of them; got int."),
+    (lambda: jointopt.load_job(JOB, 3), "changes must be a mapping such as {'cluster.nodes': 4}; got int."),
+    (lambda: jointopt.tune(JOB, 3, 1), "launcher must be the name of a launcher, or one; got int."),
+])  # fmt: skip
+def test_an_argument_of_another_type_is_refused_by_its_name(call, words):
+    with pytest.raises(jointopt.UsageError, match=re.escape(words)):
         call()
 
 

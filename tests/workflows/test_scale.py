@@ -109,7 +109,7 @@ def test_a_cluster_that_is_too_small_has_a_reason_and_others_stand() -> None:
             InfeasibleError,
             "No plan of 3 clusters keeps every limit; the closest, on 16",
         ),
-        (PRICED, {"budget": -1.0}, UsageError, "--budget must be a number above 0"),
+        (PRICED, {"budget": -1.0}, UsageError, "budget must be a number above 0"),
         ({}, {"deadline_days": 1.0}, UsageError, "give its tokens, --run-tokens"),
         ({"training.run_tokens": 10**9}, {"budget": 1.0}, UsageError, "A budget needs a price"),
         (PRICED, {"site_kw": 0.1}, InfeasibleError, "No cluster of 3 is feasible"),

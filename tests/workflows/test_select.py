@@ -228,7 +228,7 @@ def test_stored_plans_keep_why_their_intervals_are_wider(make_proposal: Any, mak
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 0.0, -1.0])
 def test_a_limit_that_is_no_bound_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="--max-power-w must be a number above 0"):
+    with pytest.raises(UsageError, match="max_power_w must be a number above 0"):
         select("anything", max_power_w=value)
 
 

@@ -153,12 +153,14 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
     if not isinstance(launcher, str):
         if options:
             raise UsageError(f"A launcher that is made already takes no options; got {', '.join(sorted(options))}.")
+        if not callable(getattr(launcher, "candidates", None)):
+            raise UsageError(f"launcher must be the name of a launcher, or one; got {type(launcher).__name__}.")
         return launcher
     name = launcher
     found = list(entry_points(group=GROUP, name=name))
     if not found:
         known = launcher_names()
-        raise UsageError(f"--launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
+        raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
     make: Callable[..., Launcher] = found[0].load()
     given = {key: value for key, value in options.items() if value is not None}
     parameters = _parameters(make)

@@ -238,7 +238,7 @@ def _program(
     implied = "command" if command is not None else "megatron" if options["checkout"] is not None else "torchrun"
     name = program or implied
     if name not in PROGRAMS:
-        raise UsageError(f"--program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+        raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
     if name in FRAMEWORKS:
         return FrameworkProgram(name, **options, iterations=iterations, warmup_iterations=warmup_iterations)
     if name == "command":

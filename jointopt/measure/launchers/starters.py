@@ -159,7 +159,7 @@ def framework_launcher(
     """
     by = by or ("command" if command is not None else BY[0])
     if by not in BY:
-        raise UsageError(f"--by must be one of {', '.join(BY)}; got {by!r}.")
+        raise UsageError(f"by must be one of {', '.join(BY)}; got {by!r}.")
     if (command is None) == (by == "command"):
         wanted = "needs --command, which starts {start}" if command is None else "takes no --command"
         raise UsageError(f"The launcher {name} started by {by} {wanted}.")

@@ -131,7 +131,7 @@ def test_the_search_leaves_out_what_a_framework_lacks(name: str, job: Job) -> No
         ("megatron-bridge", {"checkout": HERE}, "needs --arguments: the recipe that the plan overrides"),
         ("megatron", {"checkout": HERE, "arguments": "--use-tp-pp-dp-mapping"}, "leave --use-tp-pp-dp-mapping out"),
         ("megatron", {"checkout": HERE, "arguments": "'"}, "--arguments cannot be split into words"),
-        ("torchtitan", {"by": "slrum"}, "--by must be one of local, slurm, command; got 'slrum'"),
+        ("torchtitan", {"by": "slrum"}, "by must be one of local, slurm, command; got 'slrum'"),
         ("torchtitan", {"by": "command"}, "started by command needs --command, which starts {start}"),
         ("torchtitan", {"by": "slurm", "command": "x {start}"}, "started by slurm takes no --command"),
         ("torchtitan", {"command": "x {result}"}, "has no value for {result}"),
