@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from jointopt.cli import common
+from jointopt.cli import common, settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,11 +123,11 @@ def end(ctx: click.Context, stopped: str, fault: str) -> None:
 
 def job_changes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Changes of the job file among ``--set``, by their keys: those with a dot, and those of its sections."""
-    return dict(common.key_and_value(pair) for pair in options["set"] if _is_of_job(pair))
+    return dict(settings.key_and_value(pair) for pair in options["set"] if _is_of_job(pair))
 
 
 def _is_of_job(pair: str) -> bool:
-    from jointopt.spec.jobfile import JOB_KEYS
+    from jointopt.spec.changes import JOB_KEYS
 
     key = pair.partition("=")[0].strip()
     return "." in key or key in JOB_KEYS

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from jointopt.cli import common
+from jointopt.cli import common, settings
 
 
 @click.command(short_help="Compare cluster sizes and kinds of GPU.")
@@ -39,5 +39,5 @@ def scale(
     from jointopt.spec.sizes import load_jobs, sizes_in
     from jointopt.workflows.scale import scale as scaled
 
-    jobs = load_jobs(job, sizes_in(gpus) if gpus else (), changes | common.kinds_of_gpu(kinds), weak=weak)
+    jobs = load_jobs(job, sizes_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)
     common.answer(scaled([one.on_site(pue) for one in jobs], weak=weak, **limits, **basis), as_json)

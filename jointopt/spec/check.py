@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.core.errors import JobError, nearest
+from jointopt.core.errors import JobError, close, did_you_mean, nearest
 
 # Above any real figure, and small enough that products of three of them stay within float64 and int64 ranges.
 MOST = 10**9
@@ -40,13 +40,14 @@ class Section:
             return JobError(f"{self.at(key)} is missing; expected {expected}.")
         return JobError(f"{self.at(key)} must be {expected}; got {shown(self.values[key])}.")
 
-    def only(self, known: Iterable[str]) -> Section:
-        """Itself, after refusing keys that are not known."""
+    def only(self, known: Iterable[str], meant: Callable[[str], Sequence[str]] | None = None) -> Section:
+        """Itself, after refusing keys that are not known; ``meant`` are those that an unknown one may stand for."""
         names = list(known)
         for key in self.values:
             if key not in names:
                 place = f" in {self.where}" if self.where else ""
-                hint = nearest(key, names) if isinstance(key, str) else ""
+                near = (meant or (lambda word: close(word, names)))(key) if isinstance(key, str) else []
+                hint = did_you_mean(near)
                 raise JobError(f"The key {shown(key)}{place} is unknown{hint}; expected {', '.join(names)}.")
         return self
 

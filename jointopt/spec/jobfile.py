@@ -14,6 +14,7 @@ from jointopt.spec.block import block_of
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import known_model, load_model
+from jointopt.spec.changes import CONSTRAINT_KEYS, JOB_KEYS, SEARCH_KEYS, changed, check_changes, keys_meant
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
 from jointopt.spec.cluster import Cluster, Gpu
@@ -38,9 +39,6 @@ from jointopt.spec.trainingfile import (
     read_training,
 )
 
-JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
-_SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
-_CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
 _MOST_GPUS = 10_000_000
 _STUDIES = Path(__file__).parents[1] / "studies"
 _OF_EXPERTS = {"overlap_moe_a2a": False, "moe_load_imbalance": 1, "moe_router_force_load_balancing": False}
@@ -54,6 +52,7 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
     Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
     """
     file = job_file(path)
+    check_changes(changes)
     try:
         text = read_text(file)
     except JobError as error:
@@ -65,29 +64,9 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
         raise type(error)(f"{file}: {error}") from error
 
 
-def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of a job with other values for some keys; a section that was a catalogue name keeps it."""
-    if not isinstance(changes, Mapping):
-        kind = type(changes).__name__
-        raise UsageError(f"changes must be a mapping such as {{'cluster.nodes': 4}}; got {kind}.")
-    out = dict(mapping)
-    for key, value in changes.items():
-        section, _, name = key.rpartition(".")
-        if not section:
-            out[name] = value
-            continue
-        before = out.get(section)
-        kept = {"catalog": before} if isinstance(before, str) and section == "cluster" else before
-        if isinstance(kept, str):
-            raise JobError(
-                f"{key}: {section} is {kept!r}, whose keys are in the catalogue; write it out to change one."
-            )
-        out[section] = {**(kept or {}), name: value}
-    return out
-
-
 def with_changes(job: Job, changes: Mapping[str, Any]) -> Job:
     """The job with other values for some keys of its file, as for `load_job`."""
+    check_changes(changes)
     return parse_job(changed(job_mapping(job), changes), job.name, Path()) if changes else job
 
 
@@ -114,11 +93,11 @@ def shipped_job(name: str) -> Job:
 
 def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     """The job that a mapping describes; ``stem`` names a nameless one, paths are relative to ``base_dir``."""
-    section = Section(mapping, "").only(JOB_KEYS)
+    section = Section(mapping, "").only(JOB_KEYS, keys_meant)
     name = section.text("name", stem)
     model = _model(section, name, base_dir)
     cluster = _cluster(section, base_dir)
-    allowed = section.section("search", _SEARCH_KEYS)
+    allowed = section.section("search", SEARCH_KEYS)
     clocks, assumed = read_clocks(allowed, cluster.gpu)
     training = read_training(section, cluster.gpu)
     check_adapters(model, training)
@@ -262,11 +241,11 @@ def _items(section: Section, key: str, expected: str) -> list[Section]:
 
 
 def _constraints(section: Section, gpu: Gpu) -> Constraints:
-    bounds = section.section("constraints", _CONSTRAINT_KEYS)
+    bounds = section.section("constraints", CONSTRAINT_KEYS)
     for key in _OF_POWER:
         if bounds.has(key) and gpu.power is None:
             raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
-    highest = {key: 1.0 if key == "memory_fraction" else 1e15 for key in _CONSTRAINT_KEYS if bounds.has(key)}
+    highest = {key: 1.0 if key == "memory_fraction" else 1e15 for key in CONSTRAINT_KEYS if bounds.has(key)}
     return Constraints(**{key: bounds.number(key, high) for key, high in highest.items()})
 
 

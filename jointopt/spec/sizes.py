@@ -10,9 +10,10 @@ from typing import Any
 
 from jointopt.core.errors import JobError, UsageError
 from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.changes import changed, check_changes
 from jointopt.spec.files import parse_yaml, read_text
 from jointopt.spec.job import Job
-from jointopt.spec.jobfile import changed, job_file, parse_job
+from jointopt.spec.jobfile import job_file, parse_job
 
 MOST_SIZES = 64
 _MOST_GPUS = 10_000_000
@@ -46,6 +47,7 @@ def load_jobs(
     at the smallest size. UsageError as for `load_job`.
     """
     file = job_file(path)
+    check_changes(changes)
     try:
         mapping: Mapping[str, Any] = parse_yaml(read_text(file))
         mapping = changed(_without_own_figures(mapping) if "cluster.gpu" in changes else mapping, changes)

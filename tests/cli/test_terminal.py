@@ -59,7 +59,9 @@ def test_set_stands_in_for_a_key_of_the_job_file_and_named_options_for_theirs() 
     ("words", "reason"),
     [
         (("--set", "nodes"), "--set takes KEY=VALUE such as cluster.nodes=4; got 'nodes'"),
-        (("--set", "cluster.nodse=4"), "did you mean 'nodes'?"),
+        (("--set", "cluster.nodse=4"), "the key 'cluster.nodse' is unknown (did you mean 'cluster.nodes'?)"),
+        (("--set", "nodes=4"), "--set nodes=4: the key 'nodes' is unknown (did you mean 'cluster.nodes'?)"),
+        (("--set", "tp=4"), "(did you mean 'search.tp'?)"),
         (("--set", "model.layers=4"), "model is 'opt-350m', whose keys are in the catalogue"),
         (("--set", "cluster.currency=EUR"), "expected a price of electricity (or price_per_gpu_hour) in that currency"),
         (("--run-tokens", "1.5"), "training.run_tokens must be a whole number of tokens"),

@@ -175,6 +175,7 @@ def test_a_model_by_path_is_sought_beside_the_job_file(tmp_path: Path) -> None:
     ("path", "value", "sentence"),
     [
         ("modle", 1, r"The key 'modle' is unknown \(did you mean 'model'\?\)"),
+        ("nodes", 1, r"The key 'nodes' is unknown \(did you mean 'cluster.nodes'\?\)"),
         ("training.seq_len", 1, r"'seq_len' in training is unknown \(did you mean 'seq_length'"),
         ("model", ..., "model is missing"),
         ("model", "opt-350", "did you mean 'opt-350m'"),
