@@ -179,11 +179,21 @@ def seed(of: str | None = None) -> Callable[[F], F]:
     return click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help=of)
 
 
-def database(what: str) -> Callable[[F], F]:
-    """The option ``--storage`` of a command that does nothing without one."""
+def database(what: str, *, needed: bool = True) -> Callable[[F], F]:
+    """The option ``--storage`` of a command that does nothing without one, or (not ``needed``) looks at it alone."""
     return click.option(
-        "--storage", default="sqlite:///jointopt.db", show_default=True, envvar=_STORAGE, show_envvar=True, help=what
-    )
+        "--storage", default="sqlite:///jointopt.db", show_default=True, envvar=_STORAGE, show_envvar=True,
+        callback=_needed if needed else None, help=what,
+    )  # fmt: skip
+
+
+def _needed(context: click.Context, _option: click.Parameter, url: str) -> str:
+    if url == "none":
+        command = context.command_path.removeprefix(f"{context.find_root().command_path} ")
+        raise click.UsageError(
+            f"{command} needs a database; got --storage none; expected a URL such as sqlite:///jointopt.db."
+        )
+    return url
 
 
 def storage_of_study(source: str, storage: str | None) -> str | None:

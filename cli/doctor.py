@@ -15,7 +15,7 @@ from jointopt.cli import common
 @click.option(
     "--out", type=common.PATH, metavar="MACHINE.yaml", help="File that --probe writes; machine.yaml by default."
 )
-@common.database("Database URL to look at.")
+@common.database("Database URL to look at.", needed=False)
 @common.as_json
 def doctor(quick: bool, probe: bool, out: Path | None, storage: str, as_json: bool) -> None:
     """Print what this machine has, what of jointopt works on it, and a cluster section for the job file.

@@ -21,6 +21,7 @@ TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 # What SQLite's words mean, and what to do.
 _REASONS = {
+    "could not parse": "is no database URL; expected one such as sqlite:///jointopt.db.",
     "is locked": "is locked by another program, which was waited for; let that end, or find it with: fuser FILE",
     "disk is full": "cannot take more, as the disk is full; make room there, then start again: nothing is lost",
     "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "

@@ -82,6 +82,13 @@ def test_a_directory_and_a_missing_file_are_one_line(folder: Path) -> None:
         assert complaint in done.stderr
 
 
+def test_a_command_that_needs_a_database_asks_for_one(folder: Path) -> None:
+    done = ingest(GOOD, "--storage", "none")
+    expected = "ingest needs a database; got --storage none; expected a URL such as sqlite:///jointopt.db."
+    assert done.exit_code == 2
+    assert expected in " ".join(done.stderr.split())
+
+
 def test_a_table_from_a_pipe_is_read(folder: Path) -> None:
     command = [sys.executable, "-c", "from jointopt.cli.main import main; main()", "ingest", "/dev/stdin"]
     done = subprocess.run(command, input=GOOD, capture_output=True, text=True, timeout=60)

@@ -201,7 +201,7 @@ def test_a_writer_waits_for_the_lock_of_another(url: str, tmp_path: Path) -> Non
     [
         ("sqlite:////no/such/folder/x.db", "unable to open database file"),
         ("postgresql+nodriver://me:secret@host/x", "nodriver"),
-        ("nonsense", "Could not parse"),
+        ("nonsense", "is no database URL; expected one such as sqlite:///jointopt.db"),
         ("sqlite+nothing:///x.db", "nothing"),
     ],
 )
