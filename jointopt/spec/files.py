@@ -23,6 +23,11 @@ _DEEPEST = 12  # a job file nests three levels
 # What PyYAML's own constructors raise on scalars they take for numbers or dates, besides YAMLError.
 _CONSTRUCTION_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
+_TOKENS = {  # of PyYAML's parser, as a message writes them
+    "<stream end>": "the end of the file", "<document start>": "'---'", "<block mapping start>": "a key",
+    "<block sequence start>": "a list", "<block end>": "a line indented as those before it",
+}  # fmt: skip
+
 
 class _JobLoader(yaml.SafeLoader):
     """YAML without the traps: a key given twice is refused, and ``9e3`` is a number as in YAML 1.2."""
@@ -52,7 +57,7 @@ def read_text(path: Path, expected: str = "a job file or a config.json") -> str:
     """The text of a regular UTF-8 file of at most 4 MB; JobError with what was ``expected`` otherwise."""
     try:
         if not path.exists():
-            raise JobError(f"{path} does not exist or is not a regular file; check the path.")
+            raise JobError(f"{path} does not exist; check the path.")
         raw = regular_bytes(path, _MOST_BYTES, expected, JobError)
     except (OSError, ValueError) as error:
         raise JobError(f"{shown(str(path))} cannot be read: {error}.") from error
@@ -82,8 +87,19 @@ def parse_yaml(text: str) -> Mapping[str, Any]:
         _refuse_exotic_yaml(text)
         parsed = yaml.load(text, Loader=_JobLoader)
     except _CONSTRUCTION_ERRORS as error:
-        raise JobError(f"it is not valid YAML: {_one_line(error)}.") from error
+        raise JobError(_no_yaml(error)) from error
     return _mapping(parsed)
+
+
+def _no_yaml(error: BaseException) -> str:
+    """Where a text stops being YAML, and why, in words of the file and none of the parser's."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None or not isinstance(error, yaml.MarkedYAMLError):
+        return f"it is not valid YAML: {_one_line(error)}."
+    problem = " ".join(str(error.problem or error.context).split())
+    for token, words in _TOKENS.items():
+        problem = problem.replace(f"'{token}'", words).replace(token, words)
+    return f"line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {problem}."
 
 
 def _refuse_exotic_yaml(text: str) -> None:
@@ -110,8 +126,9 @@ def write_yaml(path: Path, header: str, mapping: Mapping[str, Any]) -> None:
 
 def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]) -> T:
     """A YAML file as ``parsed`` reads it; JobError names the file, ``what`` it should be, and the first flaw."""
+    text = read_text(path, f"a {what}")
     try:
-        return parsed(parse_yaml(read_text(path, f"a {what}")))
+        return parsed(parse_yaml(text))
     except UsageError as error:
         raise JobError(f"{path} is no {what}: {error}") from error
 

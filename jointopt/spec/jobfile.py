@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -53,10 +54,7 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
     """
     file = job_file(path)
     check_changes(changes)
-    try:
-        text = read_text(file)
-    except JobError as error:
-        raise JobError(f"{error}{nearest(path, shipped_jobs())}") from error
+    text = job_text(path, file)
     stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     try:
         return parse_job(changed(parse_yaml(text), changes), stem, file.parent)
@@ -78,6 +76,17 @@ def job_file(path: str | Path) -> Path:
         )
     shipped = str(path) in shipped_jobs() and not Path(path).is_file()
     return _STUDIES / str(path) / "job.yaml" if shipped else Path(path)
+
+
+def job_text(path: str | Path, file: Path) -> str:
+    """The text of the file that a path means (`job_file`); JobError names the shipped job that may be meant."""
+    with suppress(OSError, ValueError):  # of a path that no system has, which `read_text` reports
+        if not file.exists():
+            raise JobError(
+                f"{path} is neither a file nor a shipped job{nearest(path, shipped_jobs())}; `jointopt catalog jobs` "
+                "lists the shipped ones."
+            )
+    return read_text(file)
 
 
 def shipped_jobs() -> tuple[str, ...]:
@@ -236,7 +245,7 @@ def _items(section: Section, key: str, expected: str) -> list[Section]:
     value: Any = section.values[key]
     values = value if isinstance(value, list) else [value]
     if not 0 < len(values) <= 1000:
-        raise section.refuse(key, f"{expected}, or a list of up to 1000 of them")
+        raise section.refuse(key, f"{expected}, or a list of 1 to 1000 of them")
     return [Section({key: v}, section.where) for v in values]
 
 

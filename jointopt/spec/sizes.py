@@ -11,9 +11,9 @@ from typing import Any
 from jointopt.core.errors import JobError, UsageError
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.changes import changed, check_changes
-from jointopt.spec.files import parse_yaml, read_text
+from jointopt.spec.files import parse_yaml
 from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_file, parse_job
+from jointopt.spec.jobfile import job_file, job_text, parse_job
 
 MOST_SIZES = 64
 _MOST_GPUS = 10_000_000
@@ -48,8 +48,9 @@ def load_jobs(
     """
     file = job_file(path)
     check_changes(changes)
+    text = job_text(path, file)
     try:
-        mapping: Mapping[str, Any] = parse_yaml(read_text(file))
+        mapping: Mapping[str, Any] = parse_yaml(text)
         mapping = changed(_without_own_figures(mapping) if "cluster.gpu" in changes else mapping, changes)
         return sized_jobs(mapping, file.stem, file.parent, gpus, weak=weak)
     except UsageError as error:

@@ -54,6 +54,13 @@ def test_what_no_calibration_holds_is_named(tmp_path: Path, change: str, message
         load_calibration(path)
 
 
+def test_a_missing_calibration_is_called_missing_alone(tmp_path: Path) -> None:
+    path = tmp_path / "missing.yaml"
+    with pytest.raises(JobError, match=re.escape(f"{path} does not exist; check the path.") + "$") as caught:
+        load_calibration(path)
+    assert str(caught.value).startswith(str(path))
+
+
 def test_a_job_takes_the_constants_of_its_gpu() -> None:
     job = calibrated(shipped_job("opt-350m-2x4-a100"), CALIBRATION)
     power = job.cluster.gpu.power

@@ -188,7 +188,7 @@ def test_a_model_by_path_is_sought_beside_the_job_file(tmp_path: Path) -> None:
         ("training.fused_norm", "yes", "training.fused_norm"),
         ("cluster", ..., "cluster is missing"),
         ("cluster.nodes", ..., "cluster.nodes is missing"),
-        ("search.tp", [], "search.tp"),
+        ("search.tp", [], r"search\.tp must be a whole number, or a list of 1 to 1000 of them; got \[\]"),
         ("search.zero_stage", 4, "search.zero_stage .* 0 to 3; got 4"),
         ("search.clock_mhz", 1000, "1000.0 MHz"),
         ("constraints.memory_fraction", 1.2, "constraints.memory_fraction"),
@@ -218,8 +218,14 @@ def test_a_path_that_leads_nowhere_is_one_sentence(path: str) -> None:
 
 
 def test_a_mistyped_shipped_job_names_the_one_meant() -> None:
-    with pytest.raises(JobError, match="did you mean 'opt-350m-2x4-a100'"):
+    sentence = "opt-350m-2x4-a10 is neither a file nor a shipped job (did you mean 'opt-350m-2x4-a100'?); `jointopt"
+    with pytest.raises(JobError, match=re.escape(sentence)):
         load_job("opt-350m-2x4-a10")
+
+
+def test_a_job_like_no_other_is_answered_with_the_listing():
+    with pytest.raises(JobError, match=r"^zzz is neither a file nor a shipped job; `jointopt catalog jobs` lists"):
+        load_job("zzz")
 
 
 def test_a_gpu_without_a_known_clock_step_is_searched_openly() -> None:
