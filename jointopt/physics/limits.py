@@ -20,6 +20,18 @@ _VALUES: dict[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
     "facility_energy_j": (("iteration_time_s", "energy_j"), facility.facility_energy_j),
     "cluster_power_kw": (("avg_power_w",), facility.cluster_power_kw),
 }
+UNITS = {
+    "iteration_time_s": "s",
+    "energy_j": "J",
+    "avg_power_w": "W",
+    "facility_energy_j": "J",
+    "cluster_power_kw": "kW",
+}
+
+
+def with_unit(name: str, figure: str) -> str:
+    """A figure of the constraint of that name with its unit."""
+    return f"{figure} {UNITS[name]}" if name in UNITS else figure
 
 
 def memory_limit_gib(job: Job) -> float:
@@ -62,5 +74,6 @@ def broken_bounds(job: Job, out: Columns, memory_reach: float = 1.0) -> tuple[st
         limit = min(bound, limits[name][1])
         surely = f" by more than predictions err (a factor of {bound / limit:.2f})" if bound > limit else ""
         if values[0] > bound:
-            sentences.append(f"{name} is {values[0]:.4g}, over the limit of {limit:.4g}{surely}.")
+            value, most = (with_unit(name, f"{figure:.4g}") for figure in (values[0], limit))
+            sentences.append(f"{name} is {value}, over the limit of {most}{surely}.")
     return tuple(sentences)

@@ -13,7 +13,7 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.limits import memory_limit_gib, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
@@ -59,7 +59,8 @@ def _closest(physics: CostModel, plans: Columns | None) -> str:
     short = {name: float(found.min()) for name, (found, bound) in limits.items() if found.min() > bound}
     if short:
         words = [
-            f"constraints.{name} is {figure(limits[name][1])} and no plan needs less than about {_up(least)}"
+            f"constraints.{name} is {with_unit(name, figure(limits[name][1]))} and no plan needs less than about "
+            f"{with_unit(name, _up(least))}"
             for name, least in short.items()
         ]
         return f"Relax a constraint: {'; '.join(words)}."
@@ -67,7 +68,7 @@ def _closest(physics: CostModel, plans: Columns | None) -> str:
     for name, (found, _) in limits.items():
         others = np.all([values <= bound for n, (values, bound) in limits.items() if n != name], axis=0)
         if others.any():
-            words.append(f"constraints.{name} to about {_up(float(found[others].min()))}")
+            words.append(f"constraints.{name} to about {with_unit(name, _up(float(found[others].min())))}")
     return f"Each constraint can be met alone, not all together: relax {', or '.join(words) or 'several'}."
 
 

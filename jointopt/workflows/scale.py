@@ -16,6 +16,7 @@ from jointopt.physics.facility import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.documents import plan_entries
 from jointopt.report.scaled import Pick, Scaled, Size
+from jointopt.report.table import figure
 from jointopt.search.pareto import below_chord, front_order, take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -68,7 +69,8 @@ def scale(
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_searched(model))
     if not any(one.entries for one in found):
-        raise InfeasibleError(f"No cluster of {len(jobs)} is feasible; the first: {found[0].size.reason}")
+        none = f"No cluster of {len(jobs)} is feasible; the first" if len(jobs) > 1 else "The cluster is not feasible"
+        raise InfeasibleError(f"{none}: {found[0].size.reason}")
     return Scaled(_compared(found), _front(found), _pick(found, limits) if limits else None, weak)
 
 
@@ -145,9 +147,9 @@ def _pick(found: Sequence[_Found], limits: Mapping[str, float]) -> Pick:
         best = min(every, key=lambda row: _excess(row[2], limits))
         cluster, run = found[best[0]].size.job.cluster, best[2]
         raise InfeasibleError(
-            f"No plan of {len(found)} clusters keeps every limit; the closest, on {cluster.num_gpus:,} x "
+            f"No plan of {_clusters(len(found))} keeps every limit; the closest, on {cluster.num_gpus:,} x "
             f"{cluster.gpu.id}, takes {run['days']:.4g} days" + (f" and {run['money']:,.0f}" if run["money"] else "")
-            + f", {100 * _excess(run, limits):.3g} % too much."
+            + f", {_too_much(run, limits)}."
         )  # fmt: skip
     priced = all(run["money"] is not None for *_, run in kept)
     objective = ("money" if priced else "energy_j") if "deadline_days" in limits else "days"
@@ -155,12 +157,25 @@ def _pick(found: Sequence[_Found], limits: Mapping[str, float]) -> Pick:
     return Pick(size, entry, {"days": "time", "energy_j": "energy", "money": "money"}[objective], limits)
 
 
+def _clusters(count: int) -> str:
+    return f"{count} cluster{'s' * (count != 1)}"
+
+
+def _excesses(run: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, float]:
+    """By which share each limit is exceeded; power is kept by the search."""
+    over = {"the deadline": run["days"] / limits["deadline_days"] - 1.0} if "deadline_days" in limits else {}
+    return over | ({"the budget": run["money"] / limits["budget"] - 1.0} if "budget" in limits else {})
+
+
 def _excess(run: Mapping[str, Any], limits: Mapping[str, float]) -> float:
-    """By which share the worst limit is exceeded; power is kept by the search."""
-    over = [-1.0]
-    over += [run["days"] / limits["deadline_days"] - 1.0] if "deadline_days" in limits else []
-    over += [run["money"] / limits["budget"] - 1.0] if "budget" in limits else []
-    return max(over)
+    """By which share the worst limit is exceeded."""
+    return max([-1.0, *_excesses(run, limits).values()])
+
+
+def _too_much(run: Mapping[str, Any], limits: Mapping[str, float]) -> str:
+    """How a message says by how much the worst limit is exceeded: in percent, or as a factor where that is large."""
+    over, name = max((share, name) for name, share in _excesses(run, limits).items())
+    return f"{100 * over:.3g} % over {name}" if over <= 10 else f"{figure(float(f'{1 + over:.3g}'))} times {name}"
 
 
 def _check_limits(jobs: Sequence[Job], limits: Mapping[str, float]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.physics.limits import with_unit
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
 from jointopt.report.table import figure
@@ -249,7 +250,8 @@ def _closest(stored: StoredPlans, choice: _Choice) -> str:
     excess = np.array([choice.values[name] / bound - 1.0 for name, bound in choice.bounds.items()])
     row = int(np.nanargmin(excess.max(axis=0)))
     broken = [
-        f"{name} by {figure(100.0 * over)} % ({figure(choice.values[name][row])} over a limit of {figure(bound)})"
+        f"{name} by {figure(100.0 * over)} % ({with_unit(name, figure(choice.values[name][row]))} over a limit of "
+        f"{with_unit(name, figure(bound))})"
         for (name, bound), over in zip(choice.bounds.items(), excess[:, row], strict=True)
         if over > _ROUNDING
     ]

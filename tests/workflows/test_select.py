@@ -155,7 +155,7 @@ def test_a_plan_off_the_front_is_chosen_where_only_its_power_is_low_enough() -> 
 
 def test_the_closest_plan_and_every_broken_limit_are_named() -> None:
     plans = stored([1.0, 2.0, 4.0], [4000.0, 3000.0, 2000.0])
-    message = r"closest, dp=8 .* iteration_time_s by 25 % \(2 over a limit of 1\.6\) and energy_j by 25 % \(3,000"
+    message = r"closest, dp=8 .* iteration_time_s by 25 % \(2 s over a limit of 1\.6 s\) and energy_j by 25 % \(3,000"
     with pytest.raises(InfeasibleError, match=message):
         choose(plans, {"iteration_time_s": 1.6, "energy_j": 2400.0}, "time")
 

@@ -94,7 +94,7 @@ def test_a_bound_on_the_energy_of_the_site_is_kept_and_costs_nothing_else(front:
 
 
 def test_a_bound_that_no_plan_keeps_is_refused_with_what_would_do() -> None:
-    with pytest.raises(InfeasibleError, match=r"constraints\.facility_energy_j is 1 and no plan needs less than"):
+    with pytest.raises(InfeasibleError, match=r"constraints\.facility_energy_j is 1 J and no plan needs less than"):
         proposed(constraints=replace(JOB.constraints, facility_energy_j=1.0))
 
 

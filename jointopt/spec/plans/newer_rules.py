@@ -5,6 +5,7 @@ Sources of each, and which frameworks have those of `framework_only`: ``spec/cat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -127,12 +128,16 @@ def stage_rules(job: Job) -> list[Rule]:
         *searched(job, "schedule", piped),
         *_without_effect("schedule", ("pp",), piped, "pp > 1"),
         Rule("schedule", ("schedule",), not_in("schedule", codes), f"{framework.name} has no such schedule",
-             f"{framework.name} has no pipeline schedule {{schedule}}."),
+             f"{framework.name} has no pipeline schedule {{schedule}}; it runs {_offered(framework.schedules)}."),
         Rule("two_chunks", ("schedule", "vpp"), lambda c: np.isin(c["schedule"], v_shaped) & (c["vpp"] != 2),
              "V-shaped schedules need vpp 2", "schedule {schedule} has two chunks per rank: vpp must be 2, not {vpp}."),
         Rule("one_chunk", ("schedule", "vpp"), lambda c: (c["schedule"] == SCHEDULE.code("zb-h1")) & (c["vpp"] != 1),
              "zb-h1 needs vpp 1", "schedule {schedule} does not interleave: vpp must be 1, not {vpp}."),
     ]  # fmt: skip
+
+
+def _offered(schedules: Sequence[str]) -> str:
+    return f"{', '.join(schedules)}: choose one of these" if len(schedules) > 1 else f"{schedules[0]} alone"
 
 
 def _without_effect(column: str, needs: tuple[str, ...], effect: Any, words: str) -> list[Rule]:

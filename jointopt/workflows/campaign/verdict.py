@@ -10,6 +10,7 @@ import numpy as np
 
 from jointopt.core.facts import failure_in
 from jointopt.measure.launchers.rows import is_bounded
+from jointopt.physics.limits import with_unit
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import figure
@@ -77,7 +78,8 @@ def _beyond(job: Job, good: Sequence[MeasuredRun]) -> str:
     worst = [max(value / bound for value, bound in each.values() if value > bound) for each in held]
     best = worst.index(min(worst))
     broken = [
-        f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({figure(value)} over a limit of {figure(bound)})"
+        f"{name} by {100.0 * (value / bound - 1.0):.3g} % ({with_unit(name, figure(value))} over a limit of "
+        f"{with_unit(name, figure(bound))})"
         for name, (value, bound) in held[best].items()
         if value > bound
     ]

@@ -35,7 +35,7 @@ GOOD = {
         ({"etp": 2}, "etp 2 needs experts, and dense is a dense model."),
         ({"stage_layers": "3;4"}, "stage_layers 3;4 must be pp*vpp = 2 numbers that add up to the 8 layers."),
         ({"stage_layers": "4;4"}, "stage_layers 4;4 is the same plan as none."),
-        ({"schedule": "zb-h1"}, "generic has no pipeline schedule zb-h1."),
+        ({"schedule": "zb-h1"}, "generic has no pipeline schedule zb-h1; it runs 1f1b alone."),
         (
             {"recompute": "selective", "recompute_modules": "moe_act"},
             "recompute_modules moe_act: dense has not all of these.",

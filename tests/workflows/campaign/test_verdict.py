@@ -37,7 +37,7 @@ def test_one_run_that_keeps_the_constraints_is_enough(bound: Job) -> None:
 def test_the_closest_run_is_named_with_every_constraint_that_it_breaks(bound: Job) -> None:
     reason = why_none(bound, [good(bound, 3.0, 1100.0), good(bound, 2.2, 1200.0), good(bound, 1.0, 4000.0)])
     assert reason.startswith("None of the 3 runs that succeeded keeps the job's constraints; the closest, dp=8 tp=1")
-    assert "iteration_time_s by 10 % (2.2 over a limit of 2) and energy_j by 20 % (1,200 over" in reason
+    assert "iteration_time_s by 10 % (2.2 s over a limit of 2 s) and energy_j by 20 % (1,200 J" in reason
 
 
 def test_the_commonest_reason_is_reported_whatever_numbers_and_paths_the_runs_name(job: Job) -> None:
