@@ -201,8 +201,9 @@ class Calibrated(Result):
         import pandas as pd
 
         found, on = self.calibration, self.calibration.fitted_on
-        error = ", ".join(f"{n.replace('_', ' ')} {v:g} %" for n, v in found.fit_error_percent.items())
-        lines = [f"{found.gpu}: {on['kind']}, {on['rows']:,} rows; mean error on them: {error}.", ""]
+        error = ", ".join(f"{n.replace('_', ' ')} {_share(v)} %" for n, v in found.fit_error_percent.items())
+        rows, them = ("row", "it") if on["rows"] == 1 else ("rows", "them")
+        lines = [f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}.", ""]
         for name, value in asdict(found.constants).items():
             if value is not None:
                 spread = f" ± {found.plus_minus[name]:.2g}" if name in found.plus_minus else ""
@@ -214,6 +215,11 @@ class Calibrated(Result):
             lines += [f"and {more} more in the file", ""] if more > 0 else [""]
         lines += [f"To know more, measure {advice}." for advice in found.measure_next]
         return "\n".join([*lines, *([] if self.predictions is None else _prediction_lines(self.predictions))])
+
+
+def _share(percent: float) -> str:
+    """A share in percent as it was rounded, but for what rounding alone leaves of none."""
+    return f"{percent:g}" if abs(percent) >= 1e-3 else f"{percent:.1f}"
 
 
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:

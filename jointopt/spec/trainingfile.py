@@ -48,7 +48,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         raise JobError(f"{training.at('dtype')}: GPU {gpu.id!r} has no tf32; expected fp32 or a format of 16 bits.")
     if dtype not in gpu.peak_tflops:
         raise JobError(
-            f"{training.at('dtype')}: no source states a {dtype} rate of GPU {gpu.id!r}; "
+            f"{training.at('dtype')}: no source states the {dtype} rate of GPU {gpu.id!r}; "
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
     framework, stated = _framework(training)

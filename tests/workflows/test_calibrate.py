@@ -38,6 +38,11 @@ def test_clocks_between_are_predicted_within_their_intervals() -> None:
     assert (predicted.not_predicted == "").all()
 
 
+def test_an_error_that_rounding_alone_makes_is_printed_as_none() -> None:
+    text = calibrate(profile((1410,)).iloc[:1], "a100-sxm4-80gb").text()
+    assert "1 row; mean error on it: time 0.0 %" in text
+
+
 def test_the_query_keeps_its_columns_and_order() -> None:
     query = without_results(profile((1300, 900))).assign(note=["a", "b", "c", "d"])
     query.index = pd.Index([7, 3, 9, 1])
