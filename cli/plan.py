@@ -33,6 +33,11 @@ class PlanType(click.ParamType[Any]):
             return value
         from jointopt.workflows.plan_files import plan_of
 
+        if "=" in value and not Path(found[1]).exists():
+            raise click.UsageError(
+                f"--plan of {ctx.info_name if ctx else 'this command'} takes a JSON file of select or explain; got "
+                f"{value!r} (`jointopt explain JOB --plan {value!r} --json > plan.json` writes one)."
+            )
         return plan_of(Path(found[1]), int(found[2]) if found[2] else None)
 
 

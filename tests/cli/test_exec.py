@@ -80,6 +80,13 @@ def test_a_file_that_holds_no_plan_is_bad_usage(driver, tmp_path: Path, text: st
     assert (ran.exit_code, ran.stderr.count("\n"), driver.calls()) == (2, 1, [])
 
 
+def test_words_of_a_plan_are_answered_with_the_command_that_writes_their_file(driver) -> None:
+    ran = here("exec", "--plan", "tp=2", "--", "true")
+    assert ran.exit_code == 2
+    words = "got 'tp=2' (`jointopt explain JOB --plan 'tp=2' --json > plan.json` writes one)."
+    assert f"--plan of exec takes a JSON file of select or explain; {words}" in " ".join(ran.stderr.split())
+
+
 def test_every_node_takes_its_stages_and_their_readings_add_up(driver, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_NODEID", "1")
     (tmp_path / "p.json").write_text(json.dumps(PLAN | {"dp": 4}))

@@ -87,8 +87,14 @@ def test_what_is_missing_is_named_with_its_option(files: dict[str, Path]) -> Non
 
 def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "poem.txt").write_text("Shall I compare thee to a summer's day?\n")
-    with pytest.raises(JobError, match=r"poem\.txt is nothing that jointopt imports; expected a launch script"):
+    with pytest.raises(JobError, match=r"^jointopt cannot import \S*poem\.txt; expected a launch script"):
         import_([tmp_path / "poem.txt"], gpu=GPU)
+
+
+def test_a_job_file_is_sent_to_propose(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: opt-350m\ntraining: {}\ncluster: {}\n")
+    with pytest.raises(JobError, match=r"job\.yaml \(it is already a job file: use `jointopt propose \S*job\.yaml`\)"):
+        import_([tmp_path / "job.yaml"], gpu=GPU)
 
 
 def test_files_that_contradict_each_other_are_named(files: dict[str, Path], tmp_path: Path) -> None:

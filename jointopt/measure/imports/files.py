@@ -45,6 +45,15 @@ _KINDS = (
 )
 
 
+def _what_it_is(path: Path, text: str) -> str:
+    """A remark on a file that is a job already, or nothing."""
+    try:
+        ours = {"model", "training", "cluster"} <= parse_yaml(text).keys()
+    except JobError:
+        return ""
+    return f" (it is already a job file: use `jointopt propose {path}`)" if ours else ""
+
+
 def read_file(path: Path) -> list[Taken]:
     """The statements of a file, in one or several records; JobError for one that no reader knows."""
     try:
@@ -54,7 +63,7 @@ def read_file(path: Path) -> list[Taken]:
         raise JobError(f"{path} cannot be read: {error.strerror or error}.") from error
     found = read_text(text)
     if not found:
-        raise JobError(f"{path} is nothing that jointopt imports; expected {_KINDS}.")
+        raise JobError(f"jointopt cannot import {path}{_what_it_is(path, text)}; expected {_KINDS}.")
     for taken in found:
         taken.source = path.name
     return found
