@@ -30,13 +30,15 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
       jointopt calibrate profile.csv --gpu a40 --out cal.yaml \\
           --query clocks.csv --predictions predicted.csv
     """
+    from jointopt.core.errors import of_table
     from jointopt.runs.table import read_table, write_table
     from jointopt.spec.calibration import save_calibration
     from jointopt.workflows.calibrate import calibrate as fitted
 
     if (query is None) != (predictions is None):
         raise click.UsageError("--query and --predictions go together: what to predict, and where to write it.")
-    found = fitted(read_table(table), gpu, read_table(query) if query else None)
+    with of_table(table):
+        found = fitted(read_table(table), gpu, read_table(query) if query else None)
     save_calibration(found.calibration, out)
     if predictions and found.predictions is not None:
         write_table(found.predictions, predictions)

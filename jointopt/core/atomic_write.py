@@ -91,3 +91,8 @@ def _check_new_file(folder: Path, named: Path) -> None:
             pass
     except OSError as error:  # which names the temporary file
         raise OSError(error.errno, error.strerror, str(named)) from error
+
+
+def unwritten(error: OSError) -> str:
+    """Why a file could not be written, and where one can be, as a part of a message."""
+    return f"{error.strerror or error}; expected a folder that exists and can be written"

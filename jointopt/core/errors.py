@@ -6,7 +6,9 @@ A message is one sentence: what is wrong, where, what was expected, what was got
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 
 class JointOptError(Exception):
@@ -35,6 +37,18 @@ class PlanError(UsageError):
 
 class TableError(UsageError):
     """A table that cannot be read, or a cell in it that makes no sense."""
+
+
+@contextmanager
+def of_table(path: object) -> Iterator[None]:
+    """Names the file in the sentence of a TableError on "the table", which those who have its rows alone cannot."""
+    try:
+        yield
+    except TableError as error:
+        sentence = str(error)
+        if not re.match(r"(The|No row of the|Row [\d,]+ of the) table\b", sentence):
+            raise
+        raise TableError(f"{path}: {sentence[0].lower()}{sentence[1:]}") from error
 
 
 class InfeasibleError(JointOptError):

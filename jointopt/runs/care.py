@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from jointopt.core.atomic_write import replacing
+from jointopt.core.atomic_write import replacing, unwritten
 from jointopt.core.errors import UsageError
 from jointopt.runs.database import database_errors, file_of, open_database, without_password
 from jointopt.runs.migrations import MEASURED, RETRACTED, VERSION, migrate, version
@@ -66,7 +66,7 @@ def backup(url: str, out: Path) -> int:
             else:
                 _copy(engine, open_database(f"sqlite:///{part}"))
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
+        raise UsageError(f"{out} cannot be written: {unwritten(error)}.") from error
     return out.stat().st_size
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import replacing
+from jointopt.core.atomic_write import replacing, unwritten
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
@@ -120,7 +120,7 @@ def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) 
         with replacing(path) as part, opened(part, "wt", encoding="utf-8", newline="") as file:
             file.writelines(csv_texts(table, rounded))
     except OSError as error:
-        raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise TableError(f"{path} cannot be written: {unwritten(error)}.") from error
 
 
 def _read_text(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from jointopt.core.atomic_write import write_whole
+from jointopt.core.atomic_write import unwritten, write_whole
 from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.spec.check import shown
@@ -121,7 +121,7 @@ def write_yaml(path: Path, header: str, mapping: Mapping[str, Any]) -> None:
     try:
         write_whole(path, header + dump_yaml(mapping))
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise UsageError(f"{path} cannot be written: {unwritten(error)}.") from error
 
 
 def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]) -> T:

@@ -6,10 +6,11 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import UsageError, of_table
 from jointopt.spec.calibration import Calibration, load_calibration
 from jointopt.spec.check import is_number, is_whole, shown
 from jointopt.spec.job import Job
@@ -37,12 +38,14 @@ def from_files(verb: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(verb)
     def run(*args: P.args, **options: P.kwargs) -> R:
         given = signature.bind(*args, **options)
+        table = given.arguments.get("table")
         for name in _READERS.keys() & given.arguments.keys():
             if given.arguments[name] is not None or signature.parameters[name].default is not None:
                 given.arguments[name] = _read(name, given.arguments[name])
         for name in given.arguments.keys() - _READERS.keys():
             given.arguments[name] = _plain(name, given.arguments[name], str(signature.parameters[name].annotation))
-        return verb(*given.args, **given.kwargs)
+        with of_table(table) if isinstance(table, str | Path) else nullcontext():
+            return verb(*given.args, **given.kwargs)
 
     return run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jointopt.core.errors import TableError
+from jointopt.core.errors import TableError, of_table
 from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.store import Store
@@ -35,7 +35,8 @@ def ingest(table: Path, storage: str) -> Ingested:
 
     Raises TableError where times are so far from the physics that they are in another unit, and as `Store.add` does.
     """
-    good, problems = read_measurements(table, MEASUREMENT_RULES)
+    with of_table(table):
+        good, problems = read_measurements(table, MEASUREMENT_RULES)
     doubts: list[str] = []
     refused = refused_rows(problems)
     if not good.empty:
@@ -62,7 +63,8 @@ def retract(table: Path, storage: str) -> Ingested:
 
     Rows that an earlier version let pass and no rule would now are found too.
     """
-    rows, problems = read_measurements(table, rules=())
+    with of_table(table):
+        rows, problems = read_measurements(table, rules=())
     done = Store(storage).retract(rows, origin=str(table.resolve()))
     absent = done.absent + refused_rows(problems)
     text = f"{done.new:,} rows retracted, {done.known:,} retracted already, {absent:,} not in the store."

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.atomic_write import check_folder, replace_files
+from jointopt.core.atomic_write import check_folder, replace_files, unwritten
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
@@ -105,7 +105,7 @@ def _check_folder(out: Path) -> None:
     try:
         check_folder(out)
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}; the surrogate cannot be written there.") from error
+        raise UsageError(f"{error.filename}: the surrogate cannot be written there: {unwritten(error)}.") from error
 
 
 def _written(surrogate: Surrogate, judged: pd.DataFrame, out: Path) -> None:

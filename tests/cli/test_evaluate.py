@@ -53,9 +53,9 @@ def test_a_surrogate_trained_on_the_source_is_better_than_physics(synthetic_runs
     ("change", "flags", "words"),
     [
         ({}, ("--surrogate", "defualt"), "did you mean 'default'"),
-        ({"iteration_time_s": None}, (), "no measured iteration_time_s"),
-        ({"iteration_time_s": "fast"}, (), "Row 1 of the table: iteration_time_s"),
-        ({"gpu": "abacus"}, (), "No row of the table can be predicted"),
+        ({"iteration_time_s": None}, (), "runs.csv: the table has no measured iteration_time_s"),
+        ({"iteration_time_s": "fast"}, (), "runs.csv: row 1 of the table: iteration_time_s"),
+        ({"gpu": "abacus"}, (), "runs.csv: no row of the table can be predicted"),
     ],
 )
 def test_what_cannot_be_judged_is_one_line_and_exit_code_2(synthetic_runs, tmp_path, change, flags, words):

@@ -62,7 +62,7 @@ def test_a_clock_that_the_gpu_does_not_have_is_named_with_line_and_column(folder
     ("text", "options", "complaint"),
     [
         ("", (), "the file is empty"),
-        ("a,b\n1,2\n", (), "no column of a measurement table"),
+        ("a,b\n1,2\n", (), "runs.csv: the table has no column of a measurement table"),
         ("dp,dp\n1,2\n", (), "more than once"),
         (GOOD, ("--storage", "sqlite:////no/such/folder/x.db"), "unable to open database file"),
     ],

@@ -120,7 +120,10 @@ def test_a_bad_job_file_is_one_line_that_names_the_key(
 
 
 def test_a_directory_and_a_missing_file_are_bad_usage(tmp_path: Path) -> None:
-    for path, complaint in ((tmp_path, "is a directory"), (tmp_path / "missing.yaml", "does not exist")):
+    for path, complaint in (
+        (tmp_path, "is a directory"),
+        (tmp_path / "missing.yaml", "is neither a file nor a shipped job"),
+    ):
         result = run(path)
         assert result.exit_code == 2
         assert complaint in result.stderr
@@ -156,7 +159,9 @@ def test_what_cannot_be_written_names_its_option(passed: dict[str, Any], tmp_pat
     for option, path in (("--out", tmp_path / "file"), ("--save-job", tmp_path)):
         result = run(*SHAPE, option, path)
         assert result.exit_code == 2
-        assert result.stderr.splitlines()[-1].startswith(f"Error: {option}: {path}: ")
+        last = result.stderr.splitlines()[-1]
+        assert last.startswith(f"Error: {option}: {path}: ")
+        assert last.endswith("; expected a folder that exists and can be written.")
 
 
 def test_a_network_without_a_usual_figure_can_be_given(passed: dict[str, Any]) -> None:
