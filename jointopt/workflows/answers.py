@@ -14,6 +14,7 @@ from jointopt.spec.catalog.kernels import kernel_constants
 from jointopt.spec.catalog.scaling import recipes_of
 from jointopt.spec.cluster import MEASURED
 from jointopt.spec.job import Job
+from jointopt.spec.plans.newer_rules import is_split
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 
@@ -74,5 +75,8 @@ def _measured(job: Job) -> set[str]:
 def check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
     """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
     batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
-    if broken and (num_gpus(record) != job.cluster.num_gpus or batch or record["pp"] > job.model.num_layers):
+    odd = record["pp"] > job.model.num_layers or not is_split(
+        job.model, record["stage_layers"], record["pp"] * record["vpp"]
+    )
+    if broken and (num_gpus(record) != job.cluster.num_gpus or batch or odd):
         raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")

@@ -79,6 +79,7 @@ def test_one_plan_may_stand_alone_and_a_job_may_be_its_path(files):
     (lambda: jointopt.predict(JOB), "Plans are missing"), (lambda: jointopt.predict(JOB, []), "no plan to predict"),
     (lambda: jointopt.predict(pd.DataFrame({"tp": [1]}), "dp=8"), "A table has its plans in its rows"),
     (lambda: jointopt.predict(JOB, "dp=7"), "cannot be priced"),
+    (lambda: jointopt.explain(JOB, "tp=2 pp=4 stage_layers=1;2"), "stage_layers 1;2 must be pp.vpp = 4 numbers"),
     (lambda: jointopt.retrain(tables="nowhere.csv", out="out"), "nowhere.csv cannot be read as CSV"),
     (lambda: jointopt.import_("nowhere.sh"), "nowhere.sh cannot be read"),
 ])  # fmt: skip

@@ -90,6 +90,12 @@ def _whole(model: Model) -> tuple[int, int]:
     return model.num_layers, model.num_layers + model.mtp_num_layers
 
 
+def is_split(model: Model, stage_layers: str, chunks: int) -> bool:
+    """Whether a cell of stage_layers splits the model's layers into so many chunks; a blank one does, evenly."""
+    numbers = STAGE_LAYERS.numbers(STAGE_LAYERS.code(stage_layers))
+    return not numbers or (len(numbers) == chunks and sum(numbers) in _whole(model))
+
+
 def stage_rules(job: Job) -> list[Rule]:
     """Splits of layers, schedules: the numbers fit the plan, and the framework has them."""
     layers, framework, whole = job.model.num_layers, job.training.framework, _whole(job.model)
