@@ -139,7 +139,7 @@ def test_the_notes_say_what_the_front_and_its_plans_are(served, page, storage):
     [
         (("--study", "tinny-01234567"), "did you mean 'tiny-01234567'"),
         (("--storage", "sqlite:////no/such.db"), "There is no study in"),
-        (("--storage", "just words"), "expected a database URL"),
+        (("--storage", "just words"), "is no database URL; expected one such as sqlite:///"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(storage, arguments, reason):
