@@ -95,6 +95,11 @@ def nearest_few(word: object, meanings: Mapping[str, str], most: int = 3) -> str
     return did_you_mean(list(dict.fromkeys(meanings[name] for name in close(word, meanings, 2 * most)))[:most])
 
 
-def close(word: object, known: Iterable[str], most: int = 1) -> list[str]:
-    """At most so many of the ``known`` words that are close to ``word``, the closest first."""
-    return difflib.get_close_matches(str(word).lower(), sorted(known), n=most, cutoff=0.5)
+def close(word: object, known: Iterable[str], most: int = 1, alike: float | None = None) -> list[str]:
+    """At most so many of the ``known`` words that are close to ``word``, the closest first.
+
+    ``alike``: the least similarity, by default 0.6, and 0.5 of a word so short that one slip is a half of it.
+    """
+    text = str(word).lower()
+    least = alike if alike is not None else 0.5 if len(text) <= 3 else 0.6
+    return difflib.get_close_matches(text, sorted(known), n=most, cutoff=least)

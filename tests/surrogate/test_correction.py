@@ -192,6 +192,12 @@ def test_a_surrogate_that_does_not_exist_is_named_with_the_nearest():
     assert "default" in surrogate_names()
 
 
+def test_a_name_that_is_like_none_is_answered_without_a_guess():
+    with pytest.raises(UsageError, match=r"'nofolder' is neither shipped nor a folder; expected one of") as caught:
+        load_surrogate("nofolder")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_the_shipped_surrogate_is_small_and_states_what_it_is_made_of():
     surrogate = load_surrogate("default")
     assert surrogate is not None

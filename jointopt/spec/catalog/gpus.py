@@ -106,7 +106,7 @@ def _near(words: tuple[str, ...]) -> set[str]:
 
 def _meant(name: str) -> tuple[str, ...]:
     """The id of the GPU that a name nearly is, or all that have its model number."""
-    return tuple(gpu for found in close(name, _near(_words(name))) for gpu in fitting_gpus(found))
+    return tuple(gpu for found in close(name, _near(_words(name)), alike=0.5) for gpu in fitting_gpus(found))
 
 
 def _model(gpu_id: str) -> str:
