@@ -19,7 +19,7 @@ from jointopt.core.processes import may_live, this_process
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of
+from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
 from jointopt.spec.objectives import TIME_ALONE
 from jointopt.spec.plans.parse import record_text
 
@@ -95,13 +95,13 @@ class MeasuredStudy:
         """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
         mine = record_text(plan)
         with study_errors(self._url):
-            known = [trial.user_attrs for trial in self._study.get_trials(deepcopy=False)]
+            known = [trial.user_attrs for trial in self._trials()]
         return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
 
     def left(self, origin: str) -> list[FrozenTrial]:
         """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
         with study_errors(self._url):
-            trials = self._study.get_trials(deepcopy=False)
+            trials = self._trials()
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
         return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
@@ -160,17 +160,22 @@ class MeasuredStudy:
             break
         return study
 
+    def _trials(self) -> list[FrozenTrial]:
+        """The trials of runs, and none that others added with Optuna."""
+        return [trial for trial in self._study.get_trials(deepcopy=False) if is_ours(trial)]
+
     def _trial_id(self, trial: FrozenTrial) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
     def _suited(self, trial_id: int, row: Mapping[str, Any]) -> int:
         """A trial in a study of what is measured: before the first success it is open whether there is a meter."""
         measured = tuple(name for name in self.objectives if math.isfinite(_number(row.get(name)))) or TIME_ALONE
-        trials = self._study.get_trials(deepcopy=False)
+        trials, everyones = self._trials(), len(self._study.get_trials(deepcopy=False))
         if measured == self.objectives or any(t.state == TrialState.COMPLETE for t in trials):
             return trial_id
-        shared = any(t.state == TrialState.RUNNING and t.user_attrs.get(_PROCESS) != this_process() for t in trials)
-        if shared:  # others will make the same step; what they run stays where they look for it
+        elsewhere = (t.state == TrialState.RUNNING and t.user_attrs.get(_PROCESS) != this_process() for t in trials)
+        if shared := len(trials) < everyones or any(elsewhere):
+            # others will make the same step; what they run, or added with Optuna, stays where they look for it
             trials = [self._storage.get_trial(trial_id)]
             self.lose(trial_id, "shown in the study of what could be measured")
         going, old = self._study.user_attrs.get(_GOING), [self._trial_id(trial) for trial in trials]
@@ -189,8 +194,8 @@ class MeasuredStudy:
 
     def _end_lost(self) -> None:
         """Trials whose process was killed do not run any more."""
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if not _lives(trial.user_attrs.get(_PROCESS, "")):
+        for trial in self._trials():
+            if trial.state == TrialState.RUNNING and not _lives(trial.user_attrs.get(_PROCESS, "")):
                 self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
 
     def _note(self, trial_id: int, broken: tuple[str, ...]) -> None:
@@ -198,7 +203,7 @@ class MeasuredStudy:
         set_attributes(self._storage, self.name, note_attributes(_trial_note(trial.user_attrs, broken), trial_id))
 
     def _draw(self) -> None:
-        trials = [t.user_attrs | {"number": t.number} for t in self._study.get_trials(deepcopy=False)]
+        trials = [t.user_attrs | {"number": t.number} for t in self._trials()]
         set_attributes(self._storage, self.name, plot_attributes(_figure(trials), "measured"))
 
 

@@ -25,12 +25,11 @@ from jointopt.runs.database import without_password
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.display import show
 from jointopt.search.studies.storage import Storage, made_study
-from jointopt.search.studies.trials import CONSTRAINTS, constraint, objective_values, results
+from jointopt.search.studies.trials import CONSTRAINTS, WORKER, constraint, is_shared, objective_values, results
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-WORKER = "worker"  # attribute of a trial: who evaluates it
 LEASE = "jointopt:lease:"  # attributes of the study, by worker: until when its trials are its own, see `Storage.now`
 _LONGEST_S = 3600.0  # no worker's lease is longer
 UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
@@ -75,8 +74,11 @@ class Queue:
         return study
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials by number; of the finished ones only new ones are read from the database."""
-        return self.study.get_trials(deepcopy=False)
+        """The workers' trials by number, and none that others added with Optuna.
+
+        Of the finished ones only new ones are read from the database.
+        """
+        return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
 
     def claim(
         self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]], begun: Collection[int] = ()

@@ -16,7 +16,7 @@ from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, DOCUMENT, PLANS
 from jointopt.search.studies.storage import open_storage, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS
+from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS, is_evaluated, is_ours
 from jointopt.spec.plans.clocks import format_stage_clocks
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
                 f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
             )
         if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
-            trials = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-            goals = study.metric_names or OBJECTIVES
-            return [_shared_plan(trial, goals) for trial in trials if _is_feasible(trial)], attributes
+            trials, goals = study.get_trials(deepcopy=False), study.metric_names or OBJECTIVES
+            evaluated = [trial for trial in trials if is_evaluated(trial) and _is_feasible(trial)]
+            return [_shared_plan(trial, goals) for trial in evaluated], attributes
         if not attributes.get(COMPLETE):
             raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
         return _proposed_plans(url, name), attributes
@@ -96,7 +96,8 @@ def _held(url: str, name: str, prefix: str) -> list[str]:
 
 def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
     """The fastest run of each plan, all results that it measured."""
-    runs = [t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("status") == "ok" and _is_feasible(t)]
+    ended = [t for t in study.get_trials(deepcopy=False) if is_ours(t) and CONSTRAINTS in t.system_attrs]
+    runs = [trial for trial in ended if trial.user_attrs.get("status") == "ok" and _is_feasible(trial)]
     runs.sort(key=lambda trial: float(trial.user_attrs["iteration_time_s"]))
     best: dict[str, FrozenTrial] = {}
     for trial in runs:

@@ -25,13 +25,12 @@ from jointopt.search.pareto import first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.queue import UNFINISHED, Queue
 from jointopt.search.studies.storage import study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, searched, trials_of
+from jointopt.search.studies.trials import CONSTRAINTS, GENES, is_evaluated, searched, trials_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-GENES = "jointopt:genes"  # attribute of a trial: layout index, clock index, share of slack
 PAUSE_S = 0.2  # between looks at a study where others still work
 FAILURES_IN_A_ROW = 5  # plans; after so many it is not they that are to blame
 
@@ -62,7 +61,7 @@ def share(
         queue = Queue(url, name, identity, lease_s=lease_s, goals=problem.goals)
         worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once)
         worker.run()
-        finished = [trial for trial in worker.queue.trials() if trial.state == TrialState.COMPLETE]
+        finished = [trial for trial in worker.queue.trials() if is_evaluated(trial)]
         plans = problem.describe(worker.plans(finished))
         if finished:
             worker.queue.show(plans, note, [trial.number for trial in finished])
@@ -181,7 +180,7 @@ class _Worker:
         if count < POPULATION:
             start = first(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
             return start[count : count + size]
-        plans = self.plans([trial for trial in trials if trial.state == TrialState.COMPLETE])
+        plans = self.plans([trial for trial in trials if is_evaluated(trial)])
         if not len(plans["slack"]):
             return self._genome.random(POPULATION, rng)
         goals = self.problem.goals

@@ -25,11 +25,28 @@ LARGE = 1e9  # stands for an infinite violation, which JSON does not know
 # too, but optuna-dashboard 0.21 does not read what `create_trial(constraints=)` writes.
 CONSTRAINTS = "constraints"
 PLAN = "plan"  # attribute: the plan as JSON text, as `jointopt explain --plan` takes it
+WORKER = "worker"  # attribute of a trial in a shared study: who evaluates it
+GENES = "jointopt:genes"  # and, of the system's: layout index, clock index, share of slack
 RESULTS = ("avg_power_w", "peak_memory_gib")  # attributes beside the objectives
 
 
 # Columns whose values no list could hold: Optuna's parameters are of lists that never change. `PLAN` has them.
 OPEN = tuple(c.name for c in COLUMNS.values() if c.codes is not None and not isinstance(c.codes, Names))
+
+
+def is_ours(trial: FrozenTrial) -> bool:
+    """True of a trial that jointopt made; anyone may add others to a study with Optuna, and these are left alone."""
+    return PLAN in trial.user_attrs
+
+
+def is_shared(trial: FrozenTrial) -> bool:
+    """True of a trial that a worker made, which says what is evaluated and by whom."""
+    return is_ours(trial) and WORKER in trial.user_attrs and GENES in trial.system_attrs
+
+
+def is_evaluated(trial: FrozenTrial) -> bool:
+    """True of a worker's trial with its goals and constraint; without the latter another program ended it."""
+    return trial.state == TrialState.COMPLETE and is_shared(trial) and CONSTRAINTS in trial.system_attrs
 
 
 def distributions_of(plans: Columns) -> dict[str, BaseDistribution]:
