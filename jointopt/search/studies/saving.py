@@ -1,8 +1,9 @@
-"""Finished searches as Optuna studies that people open: the front, plans near it, and a sample.
+"""Finished searches as Optuna studies that people open: plans of the front, plans near it, and others at random.
 
-Optuna writes a trial in milliseconds, so a study is small; every plan that a search evaluated is in the record that
-`jointopt propose --out` writes. On SQLite a study is one transaction: there as a whole or not at all, whenever a run is
-killed. Elsewhere its attribute `complete` is written last, and readers refuse a study without it.
+Optuna writes a trial in milliseconds, so a study is small; the whole front and proposal are in its attributes, and
+every plan that a search evaluated is in the record that `jointopt propose --out` writes. On SQLite a study is one
+transaction: there as a whole or not at all, whenever a run is killed. Elsewhere its attribute `complete` is written
+last, and readers refuse a study without it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
-from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, stacked, take
+from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
 from jointopt.search.studies.trials import searched, spread_in_time, trials_of
@@ -102,8 +103,9 @@ def _share(shown: int, evaluated: int) -> str:
     if shown == evaluated:
         return ""
     return (
-        f"These {shown} trials are the front, plans near it, and a sample of the {evaluated:,} plans that were "
-        f"evaluated; `jointopt propose --out FOLDER` writes all of them to FOLDER/record.csv.gz.\n"
+        f"These {shown} trials are plans of the front, spread evenly along it, and some of those that they beat, of "
+        f"{evaluated:,} plans that were evaluated; `jointopt propose --out FOLDER` writes all of these to "
+        f"FOLDER/record.csv.gz.\n"
     )
 
 
@@ -123,22 +125,25 @@ _LEFT_OUT = (*LAYOUT_COLUMNS, "stage_clock_mhz", "layout_index", "clock_index", 
 def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJECTIVES) -> Ints:
     """Rows of at most ``count`` distinct plans: the front, half of the rest near it, half at random; sorted.
 
-    Of the latter those beyond `OUTLIER` come last, for one of them squeezes the front in every plot of the dashboard.
+    Of the front at most `FRONT_SHARE` of ``count``. A feasible plan beyond it is beaten by one of those chosen, so that
+    Optuna's best trials are of the front. Of the random ones those beyond `OUTLIER` come last, for one of them squeezes
+    the front in every plot of the dashboard.
     """
     rows = _distinct(plans, goals)
     some = take(plans, rows)
     front = front_rows(some, goals)
-    others = np.setdiff1d(np.arange(len(rows)), front)
+    kept = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
+    beaten = is_beaten(stacked(take(some, kept), goals), stacked(some, goals))
+    others = np.setdiff1d(np.flatnonzero(beaten | (some["violation"] > 0.0)), front)
     distance = _distance(objectives(take(some, front)), objectives(take(some, others)))
     outlying = others[distance > OUTLIER]
     distance[some["violation"][others] > 0.0] = np.inf
     by_distance = others[np.argsort(distance, kind="stable")]
-    front = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
-    room = count - len(front)
+    room = count - len(kept)
     near, far = np.split(by_distance, [math.ceil(room * NEAR_SHARE)])
     drawn = np.random.default_rng(seed).permutation(far)
     sample = drawn[np.argsort(np.isin(drawn, outlying), kind="stable")][: room - len(near)]
-    return np.sort(rows[np.concatenate([front, near, sample])])
+    return np.sort(rows[np.concatenate([kept, near, sample])])
 
 
 def _distinct(plans: Columns, goals: tuple[str, ...]) -> Ints:
