@@ -29,7 +29,11 @@ from jointopt.spec.objectives import SHORT
 @common.pue
 @common.job_changes
 @common.model_options("studies and measurements, an Optuna storage")
-@click.option("--study", help="Name of the stored study; by default the job's name and version.")
+@click.option(
+    "--study",
+    help="Name of the stored study; by default the job's name and version. Where another study has it, -2, -3, ... is "
+    "added, and a line on stderr says so.",
+)
 @click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.report

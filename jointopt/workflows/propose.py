@@ -81,10 +81,10 @@ def propose(
 
     The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
     NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
-    ``storage`` (an Optuna URL) is called ``study``, by default by the job's name and version. ``baseline``: what runs
-    today, as `baseline_plan` takes it, in place of the reference. Other options as in `JobModel.of`. With one objective
-    the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
-    InfeasibleError with reasons and the smallest change that would help, CatalogError where power is needed.
+    ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
+    job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference. Other
+    options as in `JobModel.of`. With one objective the front is the best plan; of a GPU of unknown power energies are
+    NaN and no study is stored. Raises InfeasibleError with reasons and a remedy, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -241,4 +241,6 @@ def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | N
             document=proposal.to_dict(),
             goals=proposal.job.goals,
         )
+    if study not in (None, name):
+        _log.warning("The name %r belongs to another study; this one is stored as %r.", study, name)
     return replace(proposal, study_name=name, storage=without_password(storage.url), seconds=watch.seconds)

@@ -150,6 +150,14 @@ def test_a_study_has_the_name_given_and_its_best_trials_span_the_front(url: str)
     assert len(shown) == min(len(front), MAX_TRIALS * FRONT_SHARE)
 
 
+def test_a_study_that_is_stored_under_another_name_than_the_one_given_says_so(url, caplog) -> None:
+    job = jointopt.load_job(JOB)
+    names = [propose(job, storage=url, study="mine", trials=0).study_name for _ in range(2)]
+    assert (names, [line for line in caplog.messages if "mine" in line]) == (["mine", "mine"], [])
+    assert propose(job.on_site(1.7), storage=url, study="mine", trials=0).study_name == "mine-2"
+    assert caplog.messages[-1] == "The name 'mine' belongs to another study; this one is stored as 'mine-2'."
+
+
 def test_a_storage_in_memory_stores_no_study() -> None:
     found = propose(jointopt.load_job(JOB), trials=0, storage="sqlite:///")
     assert (found.study_name, found.storage) == (None, None)
