@@ -22,6 +22,7 @@ from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
 
 _ENDS = ("_low", "_high")
+_TIMES = ("compute", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "bubble", "optimizer")  # in every document
 _PHASES = {
     "compute_bound": "in compute-bound kernels", "memory_bound": "in memory-bound kernels",
     "communication": "in collectives and sends", "waiting": "while it waits",
@@ -119,6 +120,7 @@ class Explanation(Result):
         job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
         breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
         out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
+        out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
         out |= {"quantization": self.quantization} if self.quantization else {}
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
         ends = {f"{n}{end}": v for n, both in self.intervals.items() for end, v in zip(_ENDS, both, strict=True)}

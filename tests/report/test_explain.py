@@ -24,6 +24,14 @@ def test_the_document_has_the_keys_that_others_rely_on(make_explanation: Explana
     assert document["stages"][0].keys() >= {"clock_mhz", "busy_s", "idle_s", "energy_j", "memory_gib"}
 
 
+def test_a_document_has_every_part_of_the_time_whatever_the_model() -> None:
+    dense = explain(load_job("llama-3-8b-1x8-h100"), "dp=8 zero_stage=3 recompute=full").to_dict()
+    named = {"compute", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "bubble", "optimizer"}
+    assert dense["time_s"].keys() >= named
+    assert dense["time_s"]["ep_comm"] == 0.0
+    assert sum(dense["time_s"].values()) == pytest.approx(dense["iteration_time_s"])
+
+
 def test_parts_are_shown_largest_first_with_shares_and_a_total() -> None:
     lines = shares("Time", {"bubble": 0.2, "compute": 0.8, "tp_comm": 0.0}, TIME_UNITS)
     assert [line.split() for line in lines] == [
