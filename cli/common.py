@@ -280,13 +280,16 @@ def shape_options(command: F) -> F:
 
 def job_of(
     path: str | None, shape: Mapping[str, Any] = MappingProxyType({}), pue: float | None = None,
-    changes: Mapping[str, Any] = MappingProxyType({}),
+    changes: Mapping[str, Any] = MappingProxyType({}), save_to: Path | None = None,
 ) -> Job:  # fmt: skip
     """The job of a file, of a shipped job's name, or of the options, with ``changes`` of keys, on a site of that PUE.
 
-    A click usage error where they do not make one.
+    Its file is written to ``save_to``. A click usage error where they do not make one.
     """
-    return _job(path, shape, changes).on_site(pue)
+    job = _job(path, shape, changes).on_site(pue)
+    if save_to is not None:
+        save(job, save_to)
+    return job
 
 
 def _job(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any]) -> Job:

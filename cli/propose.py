@@ -63,11 +63,8 @@ def propose(
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
-    if objectives:
-        changes["objectives"] = [SHORT[name] for name in objectives]
-    the_job = common.job_of(job, shape, pue, changes)
-    if save_job:
-        common.save(the_job, save_job)
+    named = {"objectives": [SHORT[name] for name in objectives]} if objectives else {}
+    the_job = common.job_of(job, shape, pue, changes | named, save_job)
     with common.writing("--out"):
         if out:
             check_folder(out, WRITTEN)

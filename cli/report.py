@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jointopt.cli import common
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 @click.command(short_help="Write a proposal, or what moves a surrogate, as one HTML file.")
@@ -38,13 +41,7 @@ def report(
     from jointopt.workflows.page import page, surrogate_plot
 
     if studies is None and (plot := surrogate_plot(out_or_study)) is not None:
-        if trace is not None:
-            raise click.UsageError(
-                f"--trace shows the passes of plans, and {out_or_study} is a surrogate; leave it out."
-            )
-        with common.writing("--out"):
-            plot.write_html(out)
-        common.remark(f"Written: {out}")
+        _write_plot(plot, out, trace, out_or_study)
         return
     made = page(out_or_study, studies=common.storage_of_study(out_or_study, studies), pue=pue, **basis)
     common.write_report(made, out, "--out")
@@ -52,3 +49,12 @@ def report(
         with common.writing("--trace"):
             made.write_trace(trace)
         common.remark(f"Written: {trace}")
+
+
+def _write_plot(plot: go.Figure, out: Path, trace: Path | None, folder: str) -> None:
+    """Writes the plot of a surrogate's folder; says where it is."""
+    if trace is not None:
+        raise click.UsageError(f"--trace shows the passes of plans, and {folder} is a surrogate; leave it out.")
+    with common.writing("--out"):
+        plot.write_html(out)
+    common.remark(f"Written: {out}")
