@@ -69,7 +69,7 @@ def out_of_memory(table: pd.DataFrame) -> tuple[float, float]:
     """Recall and precision of "does not fit" on rows that ran or ran out of memory."""
     rows = table[table.status.isin(["ok", "oom"])].reset_index(drop=True)
     out = jointopt.predict(rows, surrogate="none")
-    predicted, was = ~out.predicted_fits, rows.status == "oom"
+    predicted, was = out.fit_probability < 0.5, rows.status == "oom"  # blank where not predicted
     hit = (predicted & was).sum()
     return hit / was.sum(), hit / max(1, predicted.sum())
 

@@ -85,7 +85,7 @@ def after_measuring(name: str, per_group: int, seeds: int = 5) -> str:
 
 
 def figures(rows: pd.DataFrame, out: pd.DataFrame) -> tuple[float, float, float]:
-    was, predicted = (rows["status"] == "oom").to_numpy(), ~out["predicted_fits"].to_numpy(bool)
+    was, predicted = (rows["status"] == "oom").to_numpy(), out["fit_probability"].to_numpy() < 0.5
     error = np.full(1, np.nan)
     if "peak_memory_gib" in rows:
         error = (out["predicted_peak_memory_gib"] / rows["peak_memory_gib"] - 1).abs().dropna().to_numpy()

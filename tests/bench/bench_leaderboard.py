@@ -142,7 +142,7 @@ def judged(surrogate: Surrogate, table: pd.DataFrame, draws: int) -> dict[str, f
         found = jointopt.predict(table.drop(columns="status"), surrogate=folder)
         line = {"rows": float(len(found)), "raw": error(found), **ranking(found), **held(found)}
         line |= {"in domain": float((found["in_domain"] == True).mean())}  # noqa: E712  blanks are there too
-        line |= {"called OOM": float((found["predicted_fits"] == False).mean())}  # noqa: E712
+        line |= {"called OOM": float((found["fit_probability"] < 0.5).mean())}  # blank where not predicted
         return line | few(table, folder, draws) | differences(surrogate, table)
 
 

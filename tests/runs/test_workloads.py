@@ -140,6 +140,7 @@ def test_rows_that_cannot_be_predicted_have_a_reason_and_stop_no_other() -> None
     assert found[PREDICTED].isna().all(axis=1).tolist() == [False, *[True] * len(IMPOSSIBLE), False]
     assert found.predicted_fits.tolist() == [True, *[False] * len(IMPOSSIBLE), True]
     assert found.predicted_fits.dtype == found.in_domain.dtype == bool
+    assert found.fit_probability.isna().tolist() == (found.not_predicted != "").tolist()
     with pytest.raises(TableError, match="No row of the table can be predicted; row 1: "):
         predict(IMPOSSIBLE[0][0])
 
