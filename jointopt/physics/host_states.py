@@ -1,4 +1,4 @@
-"""What remains of weights, gradients and optimizer in device memory where a plan keeps some of it in host memory."""
+"""Weights, gradients and optimizer states in device memory where a plan keeps some of them in host memory."""
 
 from __future__ import annotations
 

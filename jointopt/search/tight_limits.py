@@ -26,4 +26,4 @@ def front_within_limits(
     plans = problem.again(moved)
     front = merge(exact.front, take(plans, np.flatnonzero(plans["violation"] <= 0.0)))
     evaluated = exact.evaluated + swept.evaluated + spent
-    return ExactFront(front, exact.covered, evaluated, exact.pruned, exact.sample), moved
+    return ExactFront(front, exact.covered, evaluated, exact.sample), moved

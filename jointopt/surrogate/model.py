@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.lower_bounds import beyond, telling
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
+from jointopt.surrogate.one_constant import ENOUGH, beside_constant
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.posterior import Noise, Posterior, condition
 from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
@@ -224,7 +226,21 @@ class Conditioned:
             return self.own.mean(self.posterior, runs, self.known)
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
+        if self._constant is not None:
+            mean, deviation = self.posterior.predict(runs)
+            return beside_constant(mean, self.posterior.without_noise(deviation), self._constant)
         return self.parts(runs)[0] * self.posterior.mean(runs)
+
+    @functools.cached_property
+    def _constant(self) -> float | None:
+        """The median residual of a few runs of the source, beside which the process counts; None where all of it does.
+
+        Under a profile of the framework alone: what other software does is no constant.
+        """
+        own = self.residual[self.known.source == self.source]
+        judged = self.own is not None or self.new_groups is not None
+        few = ENOUGH <= len(own) < FEW_AND_MANY[1]
+        return float(np.median(own)) if few and self.fitted and not judged else None
 
     def parts(self, runs: Runs) -> tuple[Floats, Floats]:
         """`NewGroups.parts` of ``runs``: ones where there is no such."""
@@ -244,6 +260,8 @@ class Conditioned:
         mean, deviation = self.posterior.predict(some)
         if self.own is not None:
             mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)
+        if self._constant is not None:
+            mean = beside_constant(mean, self.posterior.without_noise(deviation), self._constant)
         mean = mean[of]
         inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):

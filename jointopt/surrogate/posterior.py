@@ -129,6 +129,10 @@ class Posterior:
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
         return mean, deviation
 
+    def without_noise(self, deviation: Floats) -> Floats:
+        """The ``deviation`` (n,) of `predict` without the noise of a run to come."""
+        return np.asarray(np.sqrt(np.maximum(np.square(deviation) - 0.5 * self.noise_of_two, 1e-9)))
+
     @functools.cached_property
     def _root(self) -> list[Singles]:
         """`_root_of` the inverse covariance of some runs, which many batches of plans are multiplied with."""

@@ -106,11 +106,11 @@ def test_intervals_hold_what_was_left_out_at_the_weight_and_are_never_narrower()
 @pytest.mark.parametrize("source", [LAB, OTHER.replace("nemo", "megatron-lm")])
 def test_only_groups_without_runs_have_a_part_of_the_process_and_wider_intervals(source: str) -> None:
     plans = runs("axdy", source, seed=3)
-    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, True) for new in ([JUDGED], []))
+    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, False) for new in ([JUDGED], []))
     assert (whole > 0.05).all()
     np.testing.assert_allclose(mean, [1.0, 0.5, 1.0, 0.5] * whole)
     np.testing.assert_allclose(half, [1.0, 2.0, 1.0, 2.0] * of_whole)
-    np.testing.assert_allclose(surrogate(JUDGED).conditioned(source, True).mean(plans), mean)
+    np.testing.assert_allclose(surrogate(JUDGED).conditioned(source, False).mean(plans), mean)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_a_group_is_known_by_the_sizes_of_model_batch_and_cluster(change: dict[s
 
 def test_a_measured_run_of_a_group_makes_it_known() -> None:
     given, plans = (runs("x", seed=5), np.array([0.25])), runs("xy", seed=3)
-    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, True, given) for new in ([JUDGED], []))
+    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, False, given) for new in ([JUDGED], []))
     np.testing.assert_allclose(mean, [1.0, 0.5] * whole)
     np.testing.assert_allclose(half, [1.0, 2.0] * of_whole)
 
 
 def test_another_cluster_has_the_whole_of_what_its_own_runs_say() -> None:
     given, plans = (runs("x", OTHER), np.array([0.25])), runs("y", OTHER, seed=3)
-    found, whole = (surrogate(*new).predict(plans, True, given) for new in ([JUDGED], []))
+    found, whole = (surrogate(*new).predict(plans, False, given) for new in ([JUDGED], []))
     np.testing.assert_array_equal(found[0], whole[0])
     np.testing.assert_array_equal(found[1], whole[1])
 
@@ -148,7 +148,7 @@ def test_a_difference_between_plans_still_holds_what_the_whole_process_says_of_i
     plans, first = runs("xxx", seed=3), runs("x", seed=4)
     some = replace(surrogate(JUDGED), residual=np.linspace(-0.3, 0.3, 8))
     (mean, half), (whole, of_whole) = (
-        replace(some, new_groups=new).conditioned(LAB, True).difference(plans, first) for new in ((JUDGED,), ())
+        replace(some, new_groups=new).conditioned(LAB, False).difference(plans, first) for new in ((JUDGED,), ())
     )
     np.testing.assert_allclose(mean, 0.5 * whole)
     np.testing.assert_allclose(half, of_whole + 0.5 * np.abs(whole))
@@ -156,17 +156,17 @@ def test_a_difference_between_plans_still_holds_what_the_whole_process_says_of_i
 
 def test_each_plan_has_as_much_of_the_process_as_this_is_sure_of() -> None:
     plans, some = runs("axdy", seed=3), replace(JUDGED, weight=1.0, wider=1.0, as_sure=True)
-    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, True) for new in ([some], []))
+    (mean, half, _), (whole, of_whole, _) = (surrogate(*new).predict(plans, False) for new in ([some], []))
     signal = whole**2 / (whole**2 + (of_whole / 1.6448536) ** 2)
     assert (signal < 0.98).all()
     np.testing.assert_allclose(mean, np.array([1.0, signal[1], 1.0, signal[3]]) * whole, rtol=1e-4)
     np.testing.assert_array_equal(half, of_whole)
-    np.testing.assert_allclose(surrogate(some).conditioned(LAB, True).mean(plans), mean)
+    np.testing.assert_allclose(surrogate(some).conditioned(LAB, False).mean(plans), mean)
 
 
 def test_a_weight_of_one_changes_no_digit() -> None:
     plans = runs("axdy", seed=3)
-    one, none = (surrogate(*new).predict(plans, True) for new in ([replace(JUDGED, weight=1.0, wider=1.0)], []))
+    one, none = (surrogate(*new).predict(plans, False) for new in ([replace(JUDGED, weight=1.0, wider=1.0)], []))
     np.testing.assert_array_equal(one[0], none[0])
     np.testing.assert_array_equal(one[1], none[1])
 

@@ -12,7 +12,6 @@ from jointopt.surrogate.feasibility import (
     GRID,
     MemoryEvidence,
     MemoryMargin,
-    _loss,
     fit_probability,
     load_limit,
     source_weights,
@@ -23,6 +22,7 @@ from jointopt.surrogate.power_scale import power_scale
 from jointopt.surrogate.residual_gp import Runs, default_kernel
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.within_job import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
+from tests.bench.memory_margin import loss
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1, cut=0.7)
 PHI = NormalDist().cdf
@@ -125,16 +125,16 @@ def test_learning_a_margin_counts_runs_failures_and_crashes() -> None:
     fails = np.array([crash + (1 - crash) * PHI((0.2 + g) / 0.08) for g in GRID])
     evidence = MemoryEvidence(ok_load=np.array([-0.1]), failed_load=np.array([0.2]))
     prior = np.exp(-0.5 * (GRID / 0.1) ** 2)
-    assert _loss(point, [evidence]) == pytest.approx(-marginal(prior, fits * fails * (1 - crash)))
+    assert loss(point, [evidence]) == pytest.approx(-marginal(prior, fits * fails * (1 - crash)))
 
 
 def test_a_source_of_many_runs_counts_for_a_hundred_and_the_start_is_the_prior() -> None:
     start, fits = (np.array([0.0, np.log(0.1), np.log(0.08), -2.0]), np.array([PHI((0.1 - g) / 0.08) for g in GRID]))
     many = MemoryEvidence(ok_load=np.full(200, -0.1))
     prior = np.exp(-0.5 * (GRID / 0.1) ** 2)
-    assert _loss(start, [many]) == pytest.approx(-marginal(prior, fits**200, 0.5))
+    assert loss(start, [many]) == pytest.approx(-marginal(prior, fits**200, 0.5))
     moved = start + np.array([0.1, 0.7, 1.4, 1.0])
-    assert _loss(moved, []) == pytest.approx(0.5 * (1 + 1 + 4 + 1))
+    assert loss(moved, []) == pytest.approx(0.5 * (1 + 1 + 4 + 1))
 
 
 def surrogate(support: Runs, residual: np.ndarray) -> Surrogate:
@@ -159,12 +159,12 @@ def test_half_a_90_percent_interval_is_1_645_deviations_times_its_factor(fitted:
 def test_of_seven_runs_of_one_plan_the_median_counts_alone() -> None:
     model, new = surrogate(rows(1, "a"), np.zeros(1)), rows(1, "b")
     seven = np.array([0.3, 0.1, 0.2, 0.7, 0.6, 0.5, 0.4])
-    mean, width, _ = model.predict(new, True, (rows(7, "b"), seven))
+    mean, width, _ = model.predict(new, False, (rows(7, "b"), seven))
     alone = condition(model.kernel, new, np.array([0.4])).predict(new)
     assert mean == pytest.approx(alone[0])
     assert width == pytest.approx(1.645 * 1.4 * alone[1])
     six = condition(model.kernel, rows(6, "b"), seven[:6]).predict(new)[0]
-    assert model.predict(new, True, (rows(6, "b"), seven[:6]))[0] == pytest.approx(six)
+    assert model.predict(new, False, (rows(6, "b"), seven[:6]))[0] == pytest.approx(six)
 
 
 @pytest.mark.parametrize(("count", "factor"), [(1, 1.4), (3, 1.4), (8, 1.2361), (20, 1.1), (500, 1.1)])
