@@ -225,7 +225,7 @@ def _share(percent: float) -> str:
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
     reasons = predictions["not_predicted"].astype(str).value_counts()
     predicted = int(reasons.pop("")) if "" in reasons else 0
-    lines = [f"{predicted:,} of {len(predictions):,} rows predicted."]
+    lines = [f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted."]
     if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
         words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
         lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")

@@ -9,29 +9,39 @@ from jointopt.core.errors import TableError
 from jointopt.physics.calibrate.parameters import board_of
 from jointopt.physics.calibrate.pipelines import fit_pipelines
 from jointopt.physics.calibrate.profiles import fit_profiles
+from jointopt.physics.calibrate.readings import check_query, check_readings
 from jointopt.physics.calibrate.results import NOT_PREDICTED, calibration_of
 from jointopt.physics.calibrate.tables import ResponseTable, check_results, gpu_id, response_table
 from jointopt.report.results import Calibrated
+from jointopt.runs.row_names import row_names
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:
     """Fit the readings of that GPU in ``table`` and predict ``query``, a table of the same columns without results.
 
     ``table``: a stage profile, measured iterations, or pipeline ranks (see `physics.calibrate.tables`). A query row
-    not predicted has blanks and the reason in ``not_predicted``. Raises TableError where nothing can be learned.
+    not predicted has blanks and the reason in ``not_predicted``; none has a part in the fit. Raises TableError where
+    nothing can be learned and for a row with a clock, limit or power that the GPU cannot have.
     """
-    measured = response_table(table)
+    measured, name = response_table(table, named=row_names(table)), gpu_id(gpu)
     check_results(measured)
-    queried = None if query is None else response_table(query, measured.kind)
-    name = gpu_id(gpu)
     measured = ResponseTable(measured.kind, _of_gpu(measured.rows, name))
-    board = board_of(name, measured, queried)
+    check_readings(measured, name, row_names(table))
+    board = board_of(name, measured)
+    queried = None if query is None else _queried(query, measured, name)
     fit = fit_pipelines if measured.kind == "ranks" else fit_profiles
     fits, predicted = fit(measured, measured.rows.iloc[:0] if queried is None else queried.rows, board)
     predictions = None
     if query is not None and queried is not None:
         predictions = _written(query, queried.rows, predicted, name)
     return Calibrated(calibration_of(measured, board, fits), predictions)
+
+
+def _queried(query: pd.DataFrame, measured: ResponseTable, gpu: str) -> ResponseTable:
+    """The query in canonical columns, whose clocks and limits that GPU can have."""
+    queried = response_table(query, measured.kind, row_names(query))
+    check_query(queried, measured, gpu, row_names(query))
+    return queried
 
 
 def _of_gpu(rows: pd.DataFrame, gpu: str) -> pd.DataFrame:

@@ -52,6 +52,13 @@ def test_the_query_keeps_its_columns_and_order() -> None:
     assert predicted.index.tolist() == [7, 3, 9, 1]
 
 
+def test_a_query_changes_nothing_of_the_calibration() -> None:
+    below = profile(CLOCKS[:-1])
+    for gpu in ("a100-sxm4-80gb", "my-gpu"):
+        alone = calibrate(below, gpu).calibration
+        assert calibrate(below, gpu, without_results(profile((855, 1260)))).calibration == alone
+
+
 def test_a_gpu_that_no_catalogue_knows_is_calibrated_all_the_same() -> None:
     found = calibrate(profile(), "my-gpu").calibration
     assert found.gpu == "my-gpu"

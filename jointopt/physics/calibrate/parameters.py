@@ -140,18 +140,19 @@ class Board:
     prior: ResponsePrior
 
 
-def board_of(gpu: str, measured: ResponseTable, queried: ResponseTable | None) -> Board:
-    """The GPU as the catalogue knows it; one that it does not know as the tables show it."""
+def highest_clock_mhz(measured: ResponseTable) -> float | None:
+    """The highest clock of the readings in MHz; None where they have none."""
+    seen = measured.rows.reindex(columns=list(CLOCK_COLUMNS)).to_numpy(float)
+    return float(np.nanmax(seen)) if np.isfinite(seen).any() else None
+
+
+def board_of(gpu: str, measured: ResponseTable) -> Board:
+    """The GPU as the catalogue knows it; one that it does not know as its readings show it."""
     try:
         known = load_gpu(gpu)
     except CatalogError:
         known = None
-    tables = [measured] if queried is None else [measured, queried]
-    names = [name for name in CLOCK_COLUMNS if name in measured.rows]
-    seen = [float(table.rows[name].max()) for table in tables for name in names if name in table.rows]
-    top = max((clock for clock in seen if np.isfinite(clock)), default=0.0)
-    listed = known.clock_max_mhz if known else None
-    max_clock = listed if listed and top <= 1.01 * listed else top or 1.0
+    max_clock = (known.clock_max_mhz if known else None) or highest_clock_mhz(measured) or 1.0
     drawn_w = float(np.nanmax(measured.rows["power_w"])) if "power_w" in measured.rows else 0.0
     return Board(gpu, max_clock, (known.clock_step_mhz if known else None) or 15.0, _prior(known, drawn_w))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from jointopt.core.errors import CatalogError, TableError, nearest
 from jointopt.spec.catalog.gpus import load_gpu
 
 Kind = Literal["stages", "iterations", "ranks"]
+Named = Callable[[int], str]  # the name of a row in messages, by its position: row 3 of profile.csv
 
 # What tables call a column, in the order of preference; a number stands for the unit.
 _ALIASES: dict[str, tuple[str, ...]] = {
@@ -50,15 +52,19 @@ class ResponseTable:
     rows: pd.DataFrame
 
 
-def response_table(table: pd.DataFrame, kind: Kind | None = None) -> ResponseTable:
+def _by_number(row: int) -> str:
+    return f"row {row + 1}"
+
+
+def response_table(table: pd.DataFrame, kind: Kind | None = None, named: Named = _by_number) -> ResponseTable:
     """The table in canonical columns; ``kind`` for a query, which lacks the results by which it is known.
 
-    Raises TableError for a column that is missing and for a cell that is no number.
+    Raises TableError for a column that is missing and for a cell that is no number, whose row is ``named``.
     """
-    rows = _renamed(table.reset_index(drop=True))
+    rows = _renamed(table.reset_index(drop=True), named)
     for name in _NUMBERS:
         if name in rows:
-            rows[name] = _numbers(rows[name], name)
+            rows[name] = _numbers(rows[name], name, named)
     rows = rows.assign(gpu=rows["gpu"].map(gpu_id, na_action="ignore")) if "gpu" in rows else rows
     if kind is None and "iteration_time_s" in rows and "time_s" not in rows:
         kind = "ranks" if "rank" in rows or "forward_time_sum_s" in rows else "iterations"
@@ -74,7 +80,7 @@ def gpu_id(name: object) -> str:
         return str(name).strip().lower()
 
 
-def _renamed(table: pd.DataFrame) -> pd.DataFrame:
+def _renamed(table: pd.DataFrame, named: Named) -> pd.DataFrame:
     rows = table.rename(columns=lambda name: re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_"))
     rows = rows.loc[:, ~rows.columns.duplicated()]
     for name, others in _ALIASES.items():
@@ -83,17 +89,20 @@ def _renamed(table: pd.DataFrame) -> pd.DataFrame:
             rows = rows.rename(columns={given: name})
     for name, (target, factor) in _SCALED.items():
         if name in rows and target not in rows:
-            rows[target] = _numbers(rows[name], name) * factor
+            rows[target] = _numbers(rows[name], name, named) * factor
     return rows
 
 
-def _numbers(cells: pd.Series, name: str) -> pd.Series:
+def _numbers(cells: pd.Series, name: str, named: Named) -> pd.Series:
     values = pd.to_numeric(cells, errors="coerce").astype(float)
-    wrong = (values.isna() & cells.notna() & (cells.astype(str).str.strip() != "")) | (values <= 0)
+    blank = cells.isna() | (cells.astype(str).str.strip() == "")
+    wrong = ~blank & ~((values > 0) & np.isfinite(values))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
+        place, value = named(row), values.iloc[row]
+        got = f"{str(cells.iloc[row])!r:.40}" if np.isnan(value) else f"{value:g}"
         raise TableError(
-            f"Row {row + 1}, column {name!r}: expected a number above 0 or a blank, got {cells.iloc[row]!r:.40}."
+            f"{place[0].upper()}{place[1:]}, column {name!r}: expected a finite number above 0 or a blank, got {got}."
         )
     return values
 

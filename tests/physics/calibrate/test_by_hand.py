@@ -72,7 +72,7 @@ def test_fits_that_disagree_are_as_wide_as_they_lie_apart() -> None:
 def test_a_gpu_that_the_catalogue_lacks_is_known_by_its_readings() -> None:
     # the strongest reading of 300 W is taken for 1/1.1 of what the board is rated for
     rows = pd.DataFrame({"clock_mhz": [1200.0, 900.0], "power_w": [300.0, 200.0]})
-    board = board_of("no-such-gpu", ResponseTable("stages", rows), None)
+    board = board_of("no-such-gpu", ResponseTable("stages", rows))
     usual = ResponsePrior()
     assert board.max_clock_mhz == 1200.0
     assert board.prior.limit_w == pytest.approx(330.0)
@@ -84,7 +84,7 @@ def test_a_gpu_that_the_catalogue_lacks_is_known_by_its_readings() -> None:
 @pytest.mark.parametrize(("drawn", "limit", "sd"), [(405.0, 400.0, 0.03), (500.0, 515.0, 0.1)])
 def test_a_board_that_draws_more_than_its_tdp_is_another_board(drawn: float, limit: float, sd: float) -> None:
     rows = pd.DataFrame({"clock_mhz": [1410.0], "power_w": [drawn]})
-    found = board_of("a100-sxm4-80gb", ResponseTable("stages", rows), None).prior
+    found = board_of("a100-sxm4-80gb", ResponseTable("stages", rows)).prior
     assert (found.limit_w, found.limit_sd) == pytest.approx((limit, sd))
     assert (found.knee_sd, found.rise_sd, found.static_sd, found.wait_sd) == (0.01, 0.1, 0.08, 0.1)
 

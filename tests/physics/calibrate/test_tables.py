@@ -1,5 +1,6 @@
 """How tables of profiles and ranks are read."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -58,7 +59,12 @@ def test_what_a_table_of_ranks_leaves_blank_follows_from_its_other_columns() -> 
         (PROFILE.drop(columns="time_s"), "lacks the column 'time_s'"),
         (PROFILE.drop(columns="clock_mhz"), "lacks the column 'clock_mhz'"),
         (PROFILE.drop(columns="time_s").assign(iteration_time_s=1.0, rank=0), "'forward_time_sum_s'"),
-        (PROFILE.assign(time_s=["1", "x", "2"]), "Row 2, column 'time_s': expected a number above 0"),
+        (
+            PROFILE.assign(time_s=["1", "x", "2"]),
+            "Row 2, column 'time_s': expected a finite number above 0 or a blank, got 'x'",
+        ),
+        (PROFILE.assign(energy_j=[300, -17, 300]), "Row 2, column 'energy_j': expected .* above 0 or a blank, got -17"),
+        (PROFILE.assign(time_s=[1, np.inf, 1]), "Row 2, column 'time_s': expected a finite number"),
         (PROFILE.assign(clock_mhz=[1410, -5, 855]), "Row 2, column 'clock_mhz'"),
     ],
 )
