@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.report.plans import TIGHT, rank_words
+from jointopt.report.plans import TIGHT, odds, rank_words
 from jointopt.report.table import paragraphs, result
 from jointopt.spec.job import Job
 
@@ -43,7 +43,7 @@ class Beside:
     def _tight(self) -> str:
         if self.fit_probability >= TIGHT:
             return ""
-        return f"; {self.peak_memory_gib:.0f} GiB fit with probability {self.fit_probability:.2f}"
+        return f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds(self.fit_probability)}"
 
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""

@@ -15,7 +15,7 @@ from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.heat import between, heat_words, warming_words
 from jointopt.report.layouts import Rank
-from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, plan_words, rate_words, site_table
+from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
 from jointopt.report.reasons import beyond
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
@@ -258,7 +258,7 @@ def _sent(one: Mapping[str, Any]) -> str:
 
 
 def _tight(found: Explanation) -> str:
-    return f": fits with probability {found.fit_probability:.2f}" if found.fit_probability < TIGHT else ""
+    return f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < TIGHT else ""
 
 
 def _recipe(job: Job) -> str:

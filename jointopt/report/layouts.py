@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report import table
-from jointopt.report.plans import FITS, TIGHT, predicted_table, rank_words
+from jointopt.report.plans import FITS, TIGHT, odds, predicted_table, rank_words
 
 MOST_PARTS = 3  # that a step names
 _ALIKE = 1e-3
@@ -57,7 +57,7 @@ class Rank:
             beside += f", at {_apart(self.energy_behind, 'more', 'less')} energy"
         tight = (
             f" It {'may not fit' if self.fit_probability >= FITS else 'is likelier not to fit'} in memory "
-            f"(probability {self.fit_probability:.2f}), for which it ranks behind its time."
+            f"(probability {odds(self.fit_probability)}), for which it ranks behind its time."
             if self.fit_probability < TIGHT
             else ""
         )

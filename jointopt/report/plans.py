@@ -215,7 +215,29 @@ def is_tight(plan: Row) -> bool:
 
 def probability_of_fitting(plan: Row) -> float:
     """The probability that a predicted plan fits in memory, 1 where nothing states it."""
-    return float(plan.get("fit_probability", 1.0))
+    known = plan.get("fit_probability")
+    return 1.0 if known is None or math.isnan(known) else float(known)
+
+
+def odds(probability: float) -> str:
+    """A probability to two digits, rounded down: 0.496 is not even odds, nor is 0.799 the 0.80 of an unmarked plan."""
+    return f"{math.floor(100.0 * probability + 1e-9) / 100.0:.2f}"
+
+
+def tight_lines(plans: Sequence[Row], ranked: bool = True) -> list[str]:
+    """The sentence on plans marked ~, where there are any; ``ranked``: of a search, which heeds it."""
+    fitting = sorted(map(probability_of_fitting, plans))
+    least, most = odds(fitting[0]), odds(fitting[-1])
+    if fitting[0] >= TIGHT:
+        return []
+    if fitting[-1] < FITS:
+        none = "none of these is" if len(plans) > 1 else "this plan is not"
+        span = least if least == most else f"{least} to {most}"
+        return [
+            f"~ {none} expected to fit in memory: probability {span}. More nodes, or GPUs with more memory, would help."
+        ]
+    behind = "; it ranks behind others of its time, 20 % at even odds" if ranked else ""
+    return [f"~ tight: may not fit in memory (probability {least} at least){behind}."]
 
 
 def _against_first(values: Sequence[float]) -> list[str]:

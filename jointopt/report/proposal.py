@@ -27,13 +27,13 @@ from jointopt.report.plans import (
     basis_lines,
     compared_lines,
     doubt_words,
-    is_tight,
     plan_frame,
     predicted_table,
     probability_of_fitting,
     rate_words,
     shows_site,
     site_table,
+    tight_lines,
 )
 from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import blocks_text, paragraphs, study_lines
@@ -295,22 +295,8 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
     lines += wider_lines(reasons_of(plans, proposal.surrogate, proposal.job))
-    if any(map(is_tight, plans)):
-        lines.append(_tight_words(sorted(map(probability_of_fitting, plans))))
+    lines += tight_lines(plans)
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
-
-
-def _tight_words(fitting: Sequence[float]) -> str:
-    """The sentence on plans marked ~, by the probabilities with which all that are shown fit, lowest first."""
-    if fitting[-1] < FITS:
-        return (
-            f"~ none of these is expected to fit in memory: probability {fitting[0]:.2f} to {fitting[-1]:.2f}. More "
-            "nodes, or GPUs with more memory, would help."
-        )
-    return (
-        f"~ tight: may not fit in memory (probability {fitting[0]:.2f} at least); it ranks behind others of its time, "
-        "20 % at even odds."
-    )
 
 
 def _site(proposal: Proposal) -> list[str]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.schema import Columns
 from jointopt.report.documents import Result, pick, plan_entries
-from jointopt.report.plans import compared_lines, plan_frame, predicted_table, short_plan, shows_site, site_table
+from jointopt.report.plans import (
+    compared_lines,
+    plan_frame,
+    predicted_table,
+    short_plan,
+    shows_site,
+    site_table,
+    tight_lines,
+)
 from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
 from jointopt.spec.job import SITE_ENERGY, Job
@@ -141,6 +149,7 @@ class Selection(Result):
         drawn = predicted_table(entries, marks)
         legend += compared_lines(entries, drawn)
         legend += wider_lines(reasons_of(entries, self.surrogate, job))
+        legend += tight_lines(entries, ranked=False)
         site = []
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))

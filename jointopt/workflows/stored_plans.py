@@ -93,6 +93,7 @@ def predicted_by(stored: StoredPlans, surrogate: str) -> StoredPlans:
     physics, clocks = model.cost_model(layouts), plans["stage_clock_mhz"]
     values = physics.evaluate(np.arange(len(clocks)), clocks)
     known = {name: values[name] for name in (*RESULTS, "peak_power_w", "temperature_c") if name in values}
+    known["fit_probability"] = model.fit_probability(physics)
     found = model.bounded(layouts | known | {"stage_clock_mhz": clocks})
     return replace(stored, plans=with_rates(model.job, found), surrogate=surrogate)
 
@@ -222,6 +223,7 @@ _WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] fo
 def _results(clean: pd.DataFrame) -> Columns:
     """Predictions with their intervals, and what the site pays where the file states it."""
     names = [name for name in KNOWN if name in clean]
+    names += ["fit_probability"] * ("fit_probability" in clean)
     names += [f"{name}_{side}" for name in KNOWN for side in ("low", "high") if f"{name}_{side}" in clean]
     columns: Columns = {name: floats(clean[name]).to_numpy(np.float64) for name in names}
     if "in_domain" in clean:

@@ -142,3 +142,8 @@ def test_the_environment_states_where_studies_are_and_leaves_files_alone(
     monkeypatch.setenv("JOINTOPT_STORAGE", f"sqlite:///{place}/studies.db")
     chosen = [json.loads(run("select", source, "--json").stdout)["plan"] for source in ("mine", place / "front.csv")]
     assert chosen[0] == chosen[1]
+
+
+def test_json_has_the_probability_of_fitting_whatever_form_the_plans_are_in(source: list[str]):
+    result = run("select", *source, "--json")
+    assert 0.5 < json.loads(result.stdout)["fit_probability"] <= 1.0

@@ -248,3 +248,17 @@ def test_plans_of_processors_of_unknown_power_are_chosen_by_time(tmp_path):
     assert (chosen.objective, chosen.row) == ("time", 1)
     with pytest.raises(UsageError, match="choose by time alone"):
         select(str(tmp_path), max_energy_j=100.0)
+
+
+def test_plans_that_may_not_fit_in_memory_are_marked_with_the_probability() -> None:
+    found = choose(stored([1.0, 2.0], [2e3, 1e3], fit_probability=np.array([0.9, 0.496])), {}, "energy")
+    assert found.document()["fit_probability"] == 0.496
+    assert "=~" in found.text()
+    alone = choose(stored([2.0], [1e3], fit_probability=np.array([0.496])), {}, "energy").text()
+    assert "this plan is not expected to fit in memory: probability 0.49. More" in " ".join(alone.split())
+
+
+def test_memory_is_not_mentioned_where_no_plan_states_its_probability() -> None:
+    found = choose(stored([1.0, 2.0], [2e3, 1e3]), {}, "energy")
+    assert "fit_probability" not in found.document()
+    assert "~" not in found.text()
