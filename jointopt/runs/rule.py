@@ -18,6 +18,7 @@ class Rule:
     expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
     broken: Callable[[pd.DataFrame], pd.Series]
     may_fail: bool = False  # no contradiction where the run failed: that may be just why
+    use: str = "used"  # of the first column where the rule is but a doubt
 
     def complaint(self, run: pd.Series) -> str:
         """The expectation, and the cells that contradict it."""

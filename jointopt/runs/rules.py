@@ -75,6 +75,7 @@ def _kinds_contradict(runs: pd.DataFrame) -> pd.Series:
 _AGREEING_ENERGY = Rule(
     ("energy_j", "avg_power_w", "iteration_time_s", "num_gpus"),
     f"avg_power_w * iteration_time_s * num_gpus to be energy_j within {_AGREEMENT:.0%}", _energy_contradicts,
+    use="power and energy are learned from avg_power_w instead",
 )  # fmt: skip
 RUN_RULES = (
     Rule(("num_gpus", *DEGREES), f"{'*'.join(DEGREES)} to be num_gpus", _degrees_contradict),

@@ -329,7 +329,8 @@ def doubtful_lines(frame: pd.DataFrame) -> list[str]:
         if len(rows):
             many, name = "s" * (len(rows) > 1), rule.columns[0]
             complaint = rule.complaint(clean.iloc[rows[0]])
-            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful (row {rows[0] + 1}: {complaint}): used.")
+            where = f"(row {rows[0] + 1}: {complaint})"
+            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful {where}: {rule.use}.")
     return lines + _hot_lines(frame)
 
 
@@ -353,8 +354,9 @@ def doubtful_precision(frame: pd.DataFrame) -> Bools:
 
 
 def _not_used(name: str, rows: Ints, complaint: str) -> str:
-    many = f"s with an impossible {name}" if len(rows) > 1 else f" with an impossible {name}"
-    return f"{len(rows):,} row{many} (row {rows[0] + 1}: {complaint}): not used, unlike their other cells."
+    many, their = ("s", "their") if len(rows) > 1 else ("", "its")
+    where = f"(row {rows[0] + 1}: {complaint})"
+    return f"{len(rows):,} row{many} with an impossible {name} {where}: not used, unlike {their} other cells."
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:
