@@ -100,7 +100,8 @@ class Evaluation(Result):
 class Retrained(Result):
     """A surrogate that was trained and written to ``out``.
 
-    ``compared`` has source, rows, before and now; empty: not comparable; None: nothing was replaced.
+    ``compared`` has source, rows, before and now; empty: not comparable; None: nothing was replaced, or one that was
+    trained on the same tables and could not be judged either.
     """
 
     rows = "sources"
@@ -109,6 +110,7 @@ class Retrained(Result):
     compared: pd.DataFrame | None
     forgotten: tuple[str, ...]  # sources that only the replaced surrogate was trained on
     out: Path
+    judged: int = 0  # rows that could be held out
     # of features, by source and quantity, where trees count
     importance: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
@@ -135,7 +137,7 @@ class Retrained(Result):
         if group_out > mean["physics"]:
             lines.append("On groups left out these runs do not help: compare plans of others with --surrogate none.")
         if self.compared is not None and self.compared.empty:
-            lines += ["", not_comparable(self.out)]
+            lines += ["", not_comparable(self.out, self.judged)]
         elif self.compared is not None:
             percent = dict.fromkeys(("before", "now"), "{:.1%}".format)
             lines += ["", f"On the same held-out rows, the surrogate now in {self.out} (before) and this one (now):"]
@@ -174,13 +176,14 @@ def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[str]:
     return blocks_text(*map(lay_out, tables)).split("\n")
 
 
-def not_comparable(out: Path) -> str:
-    """A sentence on a surrogate in ``out`` that shares too few held-out rows with the new one."""
-    return (
-        f"The surrogate now in {out} and the new one are not comparable: fewer than {LEAST_SHARED} of the held-out "
-        "rows that one was judged on are among those of the other (other measurements, another physics, or a surrogate "
-        "of an earlier version)."
+def not_comparable(out: Path, judged: int) -> str:
+    """A sentence on a surrogate in ``out`` that shares too few held-out rows with the new one, of ``judged`` rows."""
+    few = (
+        f"fewer than {LEAST_SHARED} of the held-out rows that one was judged on are among those of the other (other "
+        "measurements, another physics, or a surrogate of an earlier version)"
     )
+    none = "no row could be held out to judge the new one, for which runs of another source or group are needed"
+    return f"The surrogate now in {out} and the new one are not comparable: {few if judged else none}."
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PLACES = "places"  # of a table's attributes: (name, rows) of each table that it was put together from, in order
+_KEPT = "kept"  # and the positions of its rows among those, where some were taken out
 
 
 @dataclass(frozen=True)
@@ -47,5 +48,12 @@ def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
 
 def row_names(table: pd.DataFrame, kept: Bools | None = None) -> RowNames:
     """Names of the rows of ``table`` that are ``kept`` (n,), by default of all."""
-    at = np.arange(len(table)) if kept is None else np.flatnonzero(kept)
-    return RowNames(table.attrs.get(_PLACES, ()), at.astype(np.int64))
+    at = np.asarray(table.attrs.get(_KEPT, range(len(table))), np.int64)
+    return RowNames(table.attrs.get(_PLACES, ()), at if kept is None else at[kept])
+
+
+def without(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:
+    """The other rows of a table that `together` returned, numbered from 0, by their names as before."""
+    rest = table[~gone].reset_index(drop=True)
+    rest.attrs[_KEPT] = tuple(np.flatnonzero(~gone).tolist())
+    return rest

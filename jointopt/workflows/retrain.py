@@ -9,7 +9,7 @@ import platform
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ import pandas as pd
 
 from jointopt.core.atomic_write import check_folder, replace_files, unwritten
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
+from jointopt.core.schema import COLUMNS, Bools
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.database import without_password
 from jointopt.runs.repeated import contradicting_lines
-from jointopt.runs.row_names import together
+from jointopt.runs.row_names import together, without
 from jointopt.runs.table import checked_results, read_table, readable_runs
 from jointopt.runs.unused import unfinished_lines, unread_lines, untimed_lines
 from jointopt.surrogate.correction import load_surrogate
@@ -63,15 +64,14 @@ def retrain(
     except TableError as error:
         raise TableError(" ".join([str(error), *remarks])) from error  # why rows that have results do not count
     judged = _judged(scores.attrs.get("rows", {}))
-    compared, forgotten = None, tuple[str, ...]()
-    if old is not None:
-        sources, before = old
-        compared = _on_same_rows(judged, before)
-        forgotten = tuple(sorted(sources - set(data["source"].astype(str))))
-        if not force:
-            _refuse_worse(compared, out)
-    used: tuple[Use, ...] = scores.attrs.get("use", ())
     card = _card(data, given, scores, seed, licences, storage, out)
+    compared, forgotten = None, tuple[str, ...]()
+    if old is not None and not (judged.empty and old.judged.empty and storage is None and old.is_of(card)):
+        compared = _on_same_rows(judged, old.judged)
+        forgotten = tuple(sorted(old.sources - set(data["source"].astype(str))))
+        if not force:
+            _refuse_worse(compared, out, len(judged))
+    used: tuple[Use, ...] = scores.attrs.get("use", ())
     card["learned_from"] = {use.source: use.learned for use in used}
     card["error_per_group"] = scores.attrs.get("groups", {})
     card["error_per_group_of"] = {own.source: own.group_errors for own in surrogate.own if own.group_errors}
@@ -86,7 +86,7 @@ def retrain(
     bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
     bounds = [_bounds_line(bounded, counted)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
-    return Retrained(lines, scores, compared, forgotten, out, surrogate.importance)
+    return Retrained(lines, scores, compared, forgotten, out, len(judged), surrogate.importance)
 
 
 def _bounds_line(given: int, counted: int) -> str:
@@ -143,10 +143,12 @@ def _on_same_rows(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     return found if found["rows"].sum() >= LEAST_SHARED else found.head(0)
 
 
-def _refuse_worse(compared: pd.DataFrame, out: Path) -> None:
+def _refuse_worse(compared: pd.DataFrame, out: Path, judged: int) -> None:
     """InfeasibleError unless the new surrogate is as good, to a tenth of a per cent, on rows that both had held out."""
     if compared.empty:
-        raise InfeasibleError(f"{not_comparable(out)[:-1]}; it was not written, and --force replaces the old one.")
+        raise InfeasibleError(
+            f"{not_comparable(out, judged)[:-1]}; it was not written, and --force replaces the old one."
+        )
     before, now = (round(float(compared[name].mean()), 3) for name in ("before", "now"))
     if now > before:
         by_source = ", ".join(f"{r.source} {r.before:.1%} to {r.now:.1%}" for r in compared.itertuples())
@@ -163,6 +165,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
     Rows without a source are of the file, or of the origin, that they came from.
     """
     parts: list[tuple[str, pd.DataFrame]] = []
+    cells: list[pd.DataFrame] = []
     remarks: list[str] = []
     for path in tables:
         table = with_results(read_table(path), str(path))
@@ -173,6 +176,7 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
         blank = pd.Series(path.stem, table.index)
         sound, lines = checked_results(table.assign(source=table.get("source", blank).fillna(path.stem)))
         parts.append((str(path), sound))
+        cells.append(table)
         remarks += [f"{path}: {line}" for line in lines]
     if storage is not None:
         from jointopt.runs.store import Store
@@ -183,14 +187,45 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
             _log.warning("%s: %s", without_password(storage), line)
         sound, lines = checked_results(stored)
         parts.append((without_password(storage), sound))
+        cells.append(with_results(stored))
         remarks += [f"{without_password(storage)}: {line}" for line in lines]
     if not parts:
         raise TableError("Nothing to train on; expected at least one --table, or a --storage with measurements.")
-    return together(parts), remarks
+    again = _in_an_earlier_table(cells)
+    if again.any():
+        count = int(again.sum())
+        remarks.append(f"{count:,} row{'s are' if count > 1 else ' is'} in a table before, too: counted once.")
+    return without(together(parts), again), remarks
 
 
-def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:
-    """Sources of the surrogate in ``folder`` and its held-out rows (row, source, error); None where there is none."""
+def _in_an_earlier_table(tables: Sequence[pd.DataFrame]) -> Bools:
+    """Rows of all tables together (n,) that an earlier one has, in every cell of the schema; one may have repeats."""
+    names = ["clock_mhz", *COLUMNS]
+    rows = pd.concat([table.reindex(columns=names) for table in tables], ignore_index=True).astype(object)
+    of = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    first = pd.Series(of).groupby(rows.groupby(names, dropna=False, sort=False).ngroup().to_numpy()).transform("min")
+    return np.asarray(first.to_numpy() < of)
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """The surrogate that is to be replaced: its card, and its held-out rows (row, source, error)."""
+
+    card: Mapping[str, Any]
+    judged: pd.DataFrame
+
+    @property
+    def sources(self) -> set[str]:
+        return set(map(str, self.card.get("data", {})))
+
+    def is_of(self, card: Mapping[str, Any]) -> bool:
+        """Whether it was trained on the files of that card alone, with the same content."""
+        files = self.card.get("files_sha256", {})
+        return "--storage" not in str(self.card.get("rebuild")) and bool(files) and files == card["files_sha256"]
+
+
+def _before(folder: Path, force: bool) -> _Earlier | None:
+    """The surrogate in ``folder``; None where there is none."""
     if not holds_surrogate(folder):
         return None
     try:
@@ -204,7 +239,7 @@ def _before(folder: Path, force: bool) -> tuple[set[str], pd.DataFrame] | None:
             judged = pd.DataFrame({name: arrays[name] for name in _HELD_OUT_TYPES}).astype(_HELD_OUT_TYPES)
     except DAMAGED:
         judged = _judged({})  # an earlier version wrote none, and what cannot be read is no evidence
-    return set(map(str, card.get("data", {}))), judged
+    return _Earlier(card, judged)
 
 
 def _card(

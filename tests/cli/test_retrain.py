@@ -37,7 +37,7 @@ def test_a_worse_surrogate_is_refused_with_exit_code_1_and_forced_with_0(trained
     monkeypatch.setattr(retraining, "train", lambda *_: (surrogate, scores))
     arguments = ("--table", trained.parent / "runs.csv", "--out", tmp_path / "mine")
     for error, force, code in ((0.0, (), 0), (0.1, (), 1), (0.1, ("--force",), 0)):
-        scores.attrs["rows"] = {"a100": [("tiny", 0.01 * i, 0.01 * i + error) for i in range(20)]}
+        scores.attrs["rows"] = [("a100", "tiny", 0.01 * i, error) for i in range(20)]
         done = run(*arguments, *force)
         assert done.exit_code == code
         assert ("--force" in done.stderr) == (code == 1)
