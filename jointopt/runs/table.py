@@ -190,9 +190,17 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(io.BytesIO(text.encode()), low_memory=False, index_col=False, dtype=_TEXT)
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, _ragged(text, path) or error) from error
     table.columns = table.columns.str.strip()
     return table
+
+
+def _ragged(text: str, path: Path) -> str:
+    """The first line that has more cells than the header, and how many; blank where none has."""
+    header = len(_header(text, path))
+    line, got = next(((at, len(record)) for at, record in _records(text, path) if len(record) > header), (0, 0))
+    cells = f"{header} cells as in the header" if header > 1 else "1 cell as in the header (is it a table?)"
+    return f"line {line}: expected {cells}, got {got}" if line else ""
 
 
 def clean_runs(table: pd.DataFrame) -> pd.DataFrame:

@@ -102,7 +102,7 @@ def test_what_is_no_table_is_one_sentence(tmp_path: Path, content: bytes, compla
 
 def test_cells_beyond_the_header_are_refused_rather_than_cut_off(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("dp,tp\n1,2,3\n4,5,6\n")
-    with pytest.raises(TableError, match="Length of header"):
+    with pytest.raises(TableError, match="line 2: expected 2 cells as in the header, got 3"):
         read_table(tmp_path / "t.csv")
 
 
@@ -345,3 +345,19 @@ def test_many_rows_of_one_kind_are_described_by_the_first_and_counted(tmp_path: 
     assert lines[0].startswith("line 2, column tp: expected a whole number from 1 to")
     assert lines[-2].startswith("line 1208, column dp: expected a whole number")
     assert lines[-1] == "1,185 more rows like line 2, column tp."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dp,tp\n1,2\n1,2,3,4\n", r"line 3: expected 2 cells as in the header, got 4\.$"),
+        (
+            "model: llama-3-8b\ntraining: {seq_length: 4096, dtype: bf16}\n",
+            r"expected 1 cell .* \(is it a table\?\), got 2",
+        ),
+    ],
+)
+def test_a_line_of_too_many_cells_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    with pytest.raises(TableError, match=message):
+        read_table(tmp_path / "runs.csv")
