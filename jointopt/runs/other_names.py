@@ -64,8 +64,16 @@ def meant(name: str, lacking: Iterable[str]) -> str:
     for spelled in ("_".join(words), bare):
         if spelled in _ELSEWHERE:
             return _ELSEWHERE[spelled] if _ELSEWHERE[spelled] in lacking else ""
+    if within_node(name):
+        return ""
     close = difflib.get_close_matches("_".join(words), sorted(lacking), n=1, cutoff=ALIKE)
     return close[0] if close else ""
+
+
+def within_node(name: str) -> bool:
+    """Whether a name is one of the links within a node, of which tables have no column."""
+    words = _words(name)
+    return bool({"intra", "intranode", "nvlink", "nvswitch"} & {*words})
 
 
 def converted(name: str, column: str) -> str:

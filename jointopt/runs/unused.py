@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
 from jointopt.runs.cells import floats, named_attention, named_dtype, shown
-from jointopt.runs.other_names import ALIKE, TIME, converted, meant
+from jointopt.runs.other_names import ALIKE, TIME, converted, meant, within_node
 from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
 from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
 from jointopt.spec.catalog.gpus import known_gpu, known_gpus, load_gpu
@@ -61,7 +61,7 @@ def left_out_lines(runs: pd.DataFrame, reasons: Mapping[int, str], refused: Bool
     total = f"{len(runs):,}"
     return (
         [
-            f"{count:,} of {total} measured runs teach nothing (row {row + 1}): {reason}"
+            f"{count:,} of {total} measured runs teach{'es' * (count == 1)} nothing (row {row + 1}): {reason}"
             for reason, count, row in by_reason(reasons)
         ]
         + silent_lines(runs if refused is None else runs[~refused])
@@ -270,16 +270,22 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     known = {*COLUMNS, *OTHER_NAMES, "clock_mhz"}
     found = {name: meant(name, lacking) for name in map(str, table.columns) if name not in known}
     named = {name: column for name, column in found.items() if column}
+    links = [
+        f"column {name} is kept, but nothing reads it: tables have no column for the links within a node; the job file "
+        "(cluster.intra_node_gbytes_per_s) and the machine file have."
+        for name in found if within_node(name)
+    ][:1]  # fmt: skip
     if len(named) > _MOST_NAMED:
         first, column = next(iter(named.items()))
         return [
+            *links,
             f"{len(named)} columns are kept, but nothing reads them ({', '.join([*named][:_MOST_NAMED])}, ...): "
-            f"did you mean {column!r} by {first}, and so on?"
+            f"did you mean {column!r} by {first}, and so on?",
         ]
     return [
         f"column {name} is kept, but nothing reads it (did you mean {one!r}?{_and_converted(name, one)})."
         for name, one in named.items()
-    ]
+    ] + links
 
 
 def _and_converted(name: str, column: str) -> str:

@@ -188,3 +188,9 @@ def test_rows_that_ended_well_without_a_time_are_counted_with_the_first():
     (line,) = untimed_lines(table)
     assert line.startswith("1 row says that its run ended well (status ok or blank) but has no iteration_time_s (row 2")
     assert untimed_lines(table.head(1)) == []
+
+
+@pytest.mark.parametrize("name", ["intra_node_gbytes_per_s", "NVLink GB/s"])
+def test_links_within_a_node_are_never_taken_for_the_network(name: str) -> None:
+    (line,) = misspelt_lines(pd.DataFrame({name: [300.0]}))
+    assert "no column for the links within a node; the job file (cluster.intra_node_gbytes_per_s)" in line
