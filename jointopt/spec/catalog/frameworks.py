@@ -48,7 +48,8 @@ def load_framework(name: str) -> Framework:
     profiles = _profiles()
     if name not in profiles:
         raise CatalogError(
-            f"training.framework must be one of {', '.join(profiles)}; got {name!r}{nearest(name, profiles)}."
+            f"training.framework must be one of {', '.join(profiles)} (generic is for all others); got {name!r}"
+            f"{nearest(name, profiles)}."
         )
     return profiles[name]
 
