@@ -194,7 +194,7 @@ class Proposal(Result):
         table += _legend(self, plans, table)
         table += paragraphs([
             f"Of each layout: its fastest plan, its knee and its least energy. The front has {total:,} "
-            f"plan{'s' * (total != 1)}: --all prints them, --layouts N more layouts."
+            f"plan{'s' * (total != 1)}: --all prints {'them' if total != 1 else 'it'}, --layouts N more layouts."
         ])  # fmt: skip
         table += beside_lines(self.beside, self.feasible_layouts)
         return blocks_text(_title(self), table, _site(self), _summary(self))

@@ -77,7 +77,7 @@ class Scaled(Result):
         first, sizes = self.sizes[0].job, [size for size in self.sizes if size.plans]
         kind = "the batch grows with the GPUs" if self.weak else f"{first.training.global_batch_size:,} sequences"
         title = [
-            f"{first.model.name}: {len(self.sizes)} clusters, {kind} per iteration of "
+            f"{first.model.name}: {len(self.sizes)} cluster{'s' * (len(self.sizes) != 1)}, {kind} per iteration of "
             f"{first.training.seq_length:,} tokens. {_of_what(first)}"
         ]
         left_out = [f"{_words(size.job)}: {size.reason}" for size in self.sizes if not size.plans]

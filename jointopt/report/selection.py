@@ -138,8 +138,9 @@ class Selection(Result):
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
         job, others = self.job, _others(self)
         rows, marks = [self.row, *others.values()], ["=", *others]
-        kept = f"; {self.satisfying:,} keep every limit" if self.limits else ""
-        counted = f"{self.num_plans:,} plans of {self.source}{', measured by real runs' if self.measured else ''}{kept}"
+        kept = f"; {self.satisfying:,} keep{'s' * (self.satisfying == 1)} every limit" if self.limits else ""
+        plans = f"{self.num_plans:,} plan{'s' * (self.num_plans != 1)}"
+        counted = f"{plans} of {self.source}{', measured by real runs' if self.measured else ''}{kept}"
         energy = ", hosts and PUE counted as energy" if self.energy == SITE_ENERGY else ""
         why = self.reason if self.reason == AS_GIVEN else f"{self.reason}; --objective changes that"
         best = f"{'The knee' if self.objective == 'knee' else f'Least {self.objective}'} ({why}){energy}:"

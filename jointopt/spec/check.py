@@ -70,7 +70,7 @@ class Section:
 
     def number(self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None) -> float:
         """A finite number above 0 (from 0 on with ``zero``) and at most ``high``."""
-        expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:g}"
+        expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:,.15g}"
         return float(
             self._checked(key, default, lambda v: is_number(v) and 0 <= v <= high and (v != 0 or zero), expected)
         )

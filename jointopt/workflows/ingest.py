@@ -53,8 +53,9 @@ def ingest(table: Path, storage: str) -> Ingested:
         doubts = [*doubtful_lines(good), *repeats, *doubts]
     lines, remarks = problem_lines(problems), [*unused_lines(good), *doubts]
     if added.retracted:
-        remarks.append(f"{added.retracted:,} rows were retracted before (ingest --retract) and stay so.")
-    text = f"{added.new:,} rows added, {added.known:,} known already, {refused:,} refused."
+        were, stay = ("was", "stays") if added.retracted == 1 else ("were", "stay")
+        remarks.append(f"{_rows(added.retracted)} {were} retracted before (ingest --retract) and {stay} so.")
+    text = f"{_rows(added.new)} added, {added.known:,} known already, {refused:,} refused."
     return Ingested(text, (*lines, *remarks), bool(refused))
 
 
@@ -67,11 +68,16 @@ def retract(table: Path, storage: str) -> Ingested:
         rows, problems = read_measurements(table, rules=())
     done = Store(storage).retract(rows, origin=str(table.resolve()))
     absent = done.absent + refused_rows(problems)
-    text = f"{done.new:,} rows retracted, {done.known:,} retracted already, {absent:,} not in the store."
+    text = f"{_rows(done.new)} retracted, {done.known:,} retracted already, {absent:,} not in the store."
     remarks = problem_lines(problems)
     if done.absent:
-        remarks.append(f"{done.absent:,} rows equal no row of the store in every cell, blanks and notes included.")
+        equal = f"equal{'s' * (done.absent == 1)} no row of the store"
+        remarks.append(f"{_rows(done.absent)} {equal} in every cell, blanks and notes included.")
     return Ingested(text, tuple(remarks), bool(absent))
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
 
 
 def _doubts(runs: Measurements) -> list[str]:

@@ -148,7 +148,8 @@ def _pick(found: Sequence[_Found], limits: Mapping[str, float]) -> Pick:
         cluster, run = found[best[0]].size.job.cluster, best[2]
         raise InfeasibleError(
             f"No plan of {_clusters(len(found))} keeps every limit; the closest, on {cluster.num_gpus:,} x "
-            f"{cluster.gpu.id}, takes {run['days']:.4g} days" + (f" and {run['money']:,.0f}" if run["money"] else "")
+            f"{cluster.gpu.id}, takes {figure(run['days'])} days"
+            + (f" and costs {run['money']:,.0f} {cluster.currency}".rstrip() if run["money"] else "")
             + f", {_too_much(run, limits)}."
         )  # fmt: skip
     priced = all(run["money"] is not None for *_, run in kept)

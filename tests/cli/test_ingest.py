@@ -32,7 +32,7 @@ def test_runs_are_added_once_and_counted(folder: Path) -> None:
         "2 rows added, 0 known already, 0 refused.\n",
         "runs.csv, 2 rows name no GPU (column gpu): kept, but never learned from.\n",
     )
-    assert (second.exit_code, second.stdout) == (0, "1 rows added, 2 known already, 0 refused.\n")
+    assert (second.exit_code, second.stdout) == (0, "1 row added, 2 known already, 0 refused.\n")
     assert Store("sqlite:///jointopt.db").read().origin.tolist() == [str(folder / "runs.csv")] * 3
 
 
@@ -51,7 +51,7 @@ def test_a_bad_row_is_named_and_the_good_ones_are_kept(folder: Path) -> None:
 
 def test_a_clock_that_the_gpu_does_not_have_is_named_with_line_and_column(folder: Path) -> None:
     done = ingest("gpu,clock_mhz,iteration_time_s\na40,1740,1.5\na40,1980,1.4\n")
-    assert (done.exit_code, done.stdout) == (2, "1 rows added, 0 known already, 1 refused.\n")
+    assert (done.exit_code, done.stdout) == (2, "1 row added, 0 known already, 1 refused.\n")
     assert done.stderr == (
         "runs.csv, line 3, column clock_mhz: expected clock_mhz to be from 210 to 1740 MHz on this GPU, "
         "got clock_mhz=1980 gpu=a40.\n"
@@ -99,11 +99,11 @@ def test_a_row_is_taken_back_and_stays_so(folder: Path) -> None:
     wrong = "dp,tp,num_gpus,status,iteration_time_s,notes\n1,2,2,ok,1.5,fast\n"
     ingest(GOOD)
     done = ingest(wrong, "--retract")
-    assert (done.exit_code, done.stdout) == (0, "1 rows retracted, 0 retracted already, 0 not in the store.\n")
+    assert (done.exit_code, done.stdout) == (0, "1 row retracted, 0 retracted already, 0 not in the store.\n")
     assert Store("sqlite:///jointopt.db").read()["status"].tolist() == ["oom"]
     again = ingest(GOOD)
     assert again.stdout == "0 rows added, 2 known already, 0 refused.\n"
-    assert "1 rows were retracted before (ingest --retract) and stay so." in again.stderr
+    assert "1 row was retracted before (ingest --retract) and stays so." in again.stderr
     assert "2 rows equal no row of the store" in ingest(GOOD.replace("2,2", "1,1"), "--retract").stderr
 
 
@@ -111,7 +111,7 @@ def test_a_row_that_the_rules_of_today_refuse_is_taken_back_too(folder: Path) ->
     text = "gpu,num_gpus,peak_memory_gib\na40,1,500\n"
     assert ingest(text).exit_code == 2
     Store("sqlite:///jointopt.db").add(pd.DataFrame([{"gpu": "a40", "num_gpus": 1, "peak_memory_gib": 500.0}]), "old")
-    assert ingest(text, "--retract").stdout.startswith("1 rows retracted")
+    assert ingest(text, "--retract").stdout.startswith("1 row retracted")
     assert Store("sqlite:///jointopt.db").read().empty
 
 

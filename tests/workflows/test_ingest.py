@@ -16,7 +16,7 @@ def test_rows_not_in_the_store_and_rows_that_cannot_be_read_are_absent_together(
     assert ingest(table, storage).text == "3 rows added, 0 known already, 0 refused."
     table.write_text(HEAD + "a40,2,2,1.5,ok\na40,2,2,1.75,ok\na40,8,8,0.5,ok\na40,4,4,never,ok\n")
     taken = retract(table, storage)
-    assert taken.text == "1 rows retracted, 0 retracted already, 3 not in the store."
+    assert taken.text == "1 row retracted, 0 retracted already, 3 not in the store."
     assert taken.refused
     assert any(line.startswith("2 rows equal no row of the store") for line in taken.remarks)
 

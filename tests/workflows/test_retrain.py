@@ -153,9 +153,7 @@ def test_only_rows_that_both_had_held_out_are_compared(retrained):
 )  # fmt: skip
 def test_surrogates_that_share_no_held_out_rows_are_replaced_by_force_alone(retrained, rows):
     retrained(held_out(0.03), force=True)
-    with pytest.raises(
-        InfeasibleError, match=r"not comparable: (fewer than 10|no row) .* --force replaces"
-    ):
+    with pytest.raises(InfeasibleError, match=r"not comparable: (fewer than 10|no row) .* --force replaces"):
         retrained(rows)
     assert "not comparable" in retrained(rows, force=True)
 
