@@ -12,6 +12,7 @@ from jointopt.spec.check import Section, is_number, shown
 from jointopt.spec.cluster import Gpu
 
 _TOLERANCE_MHZ = 1.0  # V100 clocks alternate between steps of 7 and 8 MHz, and tools round them differently
+_ROUNDED_MHZ = 0.5  # of clocks in whole steps, which tools round alike
 _MOST_CLOCKS = 10_000
 
 
@@ -87,9 +88,13 @@ def _check(where: str, clock: float, gpu: Gpu, grid: tuple[float, ...]) -> None:
             return
         raise JobError(f"{where}: GPU {gpu.id!r} has clocks of {low:g} to {high:g} MHz; got {clock:g}.")
     by_distance = sorted(grid, key=lambda known: abs(known - clock))
-    if abs(by_distance[0] - clock) > _TOLERANCE_MHZ:
-        nearest_two = " and ".join(f"{c:g}" for c in sorted(by_distance[:2]))
+    whole = float(gpu.clock_step_mhz or 0.0).is_integer()
+    if abs(by_distance[0] - clock) > (_ROUNDED_MHZ if whole else _TOLERANCE_MHZ):
+        between = grid[0] < clock < grid[-1]
+        nearest = (
+            f"are {' and '.join(f'{c:g}' for c in sorted(by_distance[:2]))}" if between else f"is {by_distance[0]:g}"
+        )
         raise JobError(
             f"{where}: {shown(round(clock, 3))} MHz is not a clock of GPU {gpu.id!r}, which has {grid[0]:g} to "
-            f"{grid[-1]:g} MHz in steps of {gpu.clock_step_mhz:g}; the nearest are {nearest_two}."
+            f"{grid[-1]:g} MHz in steps of {gpu.clock_step_mhz:g}; the nearest {nearest}."
         )

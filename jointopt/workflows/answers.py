@@ -7,7 +7,7 @@ from typing import Any
 
 from jointopt.core.errors import PlanError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import Columns, num_gpus
+from jointopt.core.schema import POWER_LIMIT, Columns, num_gpus
 from jointopt.physics import cooling
 from jointopt.physics.cost_model import CostModel
 from jointopt.spec.catalog.kernels import kernel_constants
@@ -15,6 +15,7 @@ from jointopt.spec.catalog.scaling import recipes_of
 from jointopt.spec.cluster import MEASURED
 from jointopt.spec.job import Job
 from jointopt.spec.plans.newer_rules import is_split
+from jointopt.spec.power_limits import refused_limits
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 
@@ -73,10 +74,17 @@ def _measured(job: Job) -> set[str]:
 
 
 def check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
-    """Some broken rules leave nothing to compute; the others are reported beside the numbers."""
+    """Some broken rules leave nothing to compute; the others are reported beside the numbers.
+
+    So does a power limit beyond the cluster's own, above which nothing is known of the GPU.
+    """
     batch = job.training.global_batch_size % (record["dp"] * record["micro_batch_size"])
     odd = record["pp"] > job.model.num_layers or not is_split(
         job.model, record["stage_layers"], record["pp"] * record["vpp"]
     )
     if broken and (num_gpus(record) != job.cluster.num_gpus or batch or odd):
         raise PlanError(f"The plan cannot be priced for job {job.name!r}: {' '.join(broken)}")
+    limits = [record.get(POWER_LIMIT) or 0.0, *record.get("stage_power_limit_w", ())]
+    if job.cluster.gpu.power is not None and max(limits) > job.cluster.power_limit_w:
+        refused = refused_limits(job.cluster, [watts for watts in limits if watts])
+        raise PlanError(f"The plan cannot be priced for job {job.name!r}: its power limit states {refused}.")

@@ -10,6 +10,7 @@ from jointopt.spec.check import Section
 from jointopt.spec.clocks import clock_grid_mhz, read_clocks
 
 A100 = load_gpu("a100-sxm4-40gb")
+V100 = load_gpu("v100-sxm2-16gb")
 UNKNOWN = dataclasses.replace(A100, clock_min_mhz=None, clock_max_mhz=None, clock_step_mhz=None)
 
 
@@ -37,9 +38,11 @@ def test_a_range_ends_at_its_maximum_even_where_the_step_does_not() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(clock_grid_mhz(A100)), min_size=1), st.floats(-1, 1))
-def test_every_clock_within_one_mhz_of_the_grid_is_accepted_in_ascending_order(chosen: list[float], off: float) -> None:
-    result = clocks([c + off for c in chosen])
+@given(st.lists(st.sampled_from(clock_grid_mhz(V100)), min_size=1), st.floats(-1, 1))
+def test_every_clock_within_one_mhz_of_half_steps_is_accepted_in_ascending_order(
+    chosen: list[float], off: float
+) -> None:
+    result = clocks([c + off for c in chosen], V100)
     assert list(result) == sorted(set(result))
 
 
@@ -47,6 +50,12 @@ def test_every_clock_within_one_mhz_of_the_grid_is_accepted_in_ascending_order(c
 def test_a_clock_that_the_gpu_lacks_names_its_neighbours(value: object) -> None:
     with pytest.raises(JobError, match=r"1000\.0 MHz is not a clock .* the nearest are 990 and 1005"):
         clocks(value)
+
+
+@pytest.mark.parametrize(("clock", "nearest"), [(1201, "are 1200 and 1215"), (2000, "is 1410"), (100, "is 210")])
+def test_a_clock_beside_whole_steps_or_beyond_the_range_is_refused(clock: int, nearest: str) -> None:
+    with pytest.raises(JobError, match=f"the nearest {nearest}"):
+        clocks(clock)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.core.errors import InfeasibleError
+from jointopt.core.errors import InfeasibleError, PlanError
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.search.pareto import front_rows, objectives, take
 from jointopt.spec.jobfile import parse_job, shipped_job, with_changes
@@ -77,6 +77,13 @@ def test_limits_that_a_gpu_draws_whatever_runs_are_dropped_and_counted_and_the_o
     assert [n for reason, n in found.infeasible.items() if "62 W" in reason] == [found.feasible_layouts]
     with pytest.raises(InfeasibleError, match="nothing to compute with"):
         propose(with_changes(hot, {f"search.{POWER_LIMIT}": [62, 61]}), surrogate="none")
+
+
+@pytest.mark.parametrize("limit", ["power_limit_w=2500", "pp=2 stage_power_limit_w=300;2500"])
+def test_a_plan_over_the_limit_of_its_cluster_is_refused(limit: str) -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    with pytest.raises(PlanError, match=r"its power limit states 2500 W, .* at most 400 W"):
+        explain(job, f"dp={4 if 'pp' in limit else 8} {limit}")
 
 
 def test_a_plan_on_cores_of_a_cpu_states_no_limit() -> None:
