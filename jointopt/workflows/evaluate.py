@@ -73,8 +73,9 @@ def evaluate(
     of_precision = precision_lines(some)
     for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values(), *_power_doubts(judged)]:
         _log.warning("%s", sentence)
-    for sentence in class_lines(some):
-        _log.info("%s", sentence)
+    if given is None or not runs.table.equals(given.table):  # else `predict` has logged them
+        for sentence in class_lines(some):
+            _log.info("The table judged: %s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
     learned = _learned_rows(runs, judged, surrogate, given)
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)

@@ -206,7 +206,7 @@ def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Ev
         _log.warning("%s", unlike_line(works, len(runs.table), "framework, GPU or node size than the table", effect))
     evidence = runs.evidence_by_source()
     for line in class_lines(evidence):
-        _log.info("%s", line)
+        _log.info("%s: %s", runs.name, line)
     return evidence
 
 

@@ -81,10 +81,18 @@ def test_predict_and_evaluate_state_the_likely_class_of_every_source(
     caplog.set_level(logging.INFO)
     evaluate(community, surrogate="none")
     predict(community.drop(columns="iteration_time_s"), measured=community)
-    messages = [record.message for record in caplog.records if "they look like" in record.message]
-    assert len(messages) == 2
-    assert messages[0] == messages[1]
-    assert messages[0].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
+    messages = [record.message.split(": ", 1) for record in caplog.records if "they look like" in record.message]
+    assert [table for table, _ in messages] == ["The table judged", "the measured runs given"]
+    assert messages[0][1] == messages[1][1]
+    assert messages[0][1].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
+
+
+def test_a_table_judged_by_its_own_runs_states_its_class_once(
+    community: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    evaluate(community, surrogate="none", measured=community)
+    assert caplog.text.count("they look like") == 1
 
 
 STATED = [("", ""), ("community", ""), ("", "Community"), ("community", "community")]
