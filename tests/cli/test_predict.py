@@ -136,7 +136,7 @@ def test_measured_runs_on_another_gpu_alone_count_in_part_and_a_sentence_states_
 def test_a_measured_run_that_cannot_be_priced_is_named_and_the_others_count(table):
     table.assign(gpu=["rtx-1", *table["gpu"].tolist()[1:]]).to_csv("measured.csv", index=False)
     result = run("runs.csv", "--measured", "measured.csv", "--out", "out.csv")
-    assert "measured.csv: 1 of 20 measured runs teach nothing (row 1): The GPU 'rtx-1'" in result.stderr
+    assert "measured.csv: 1 of 20 measured runs teaches nothing (row 1): The GPU 'rtx-1'" in result.stderr
     assert error("out.csv") < 0.05
 
 
