@@ -44,9 +44,11 @@ def check(url: str) -> Checked:
         at = version(engine)
         rows, changed = _counted(engine) if at else (0, 0)
     if changed:
-        faults.append(f"{changed:,} rows have changed since they were added: their hash differs")
+        one = changed == 1
+        they = "row has changed since it was added: its" if one else "rows have changed since they were added: their"
+        faults.append(f"{changed:,} {they} hash differs")
     waiting = [file for file in spill_files(url) if file.is_file()]
-    facts = [f"{rows:,} rows, version {at} of {VERSION}"]
+    facts = [f"{rows:,} row{'s' * (rows != 1)}, version {at} of {VERSION}"]
     facts += [f"rows wait in {file}; the next tune or ingest takes them in" for file in waiting]
     return Checked(tuple(facts), tuple(faults))
 

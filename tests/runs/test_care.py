@@ -176,7 +176,7 @@ def test_a_changed_row_is_found(file: Path) -> None:
         db.execute("UPDATE jointopt_measurements SET content = replace(content, '2', '3') WHERE id = 2")
         db.commit()
     found = CliRunner().invoke(jointopt, ["store", "check", "--storage", f"sqlite:///{file}"])
-    assert (found.exit_code, "1 rows have changed since they were added" in found.stdout) == (1, True)
+    assert (found.exit_code, "1 row has changed since it was added" in found.stdout) == (1, True)
 
 
 def test_a_damaged_file_is_replaced_by_all_that_can_be_read_and_is_kept(file: Path) -> None:

@@ -53,4 +53,4 @@ def test_measured_runs_without_degrees_are_named_by_every_way_to_learn_from_them
     with pytest.raises(TableError, match="No row of the table states its plan"):
         retrain(tables=[tmp_path / "bare.csv"], out=tmp_path / "out")
     predict(runs, "default", pd.concat([runs, bare.head(1)], ignore_index=True))
-    assert f"1 of {len(runs) + 1} measured runs teach nothing (row {len(runs) + 1}): tp and pp" in caplog.text
+    assert f"1 of {len(runs) + 1} measured runs teaches nothing (row {len(runs) + 1}): tp and pp" in caplog.text

@@ -129,7 +129,7 @@ def test_measured_runs_that_are_left_out_of_others_are_reported_once_by_every_ve
     runs = synthetic_runs(rows=3)
     modes, times = ["half", *runs["recompute"][1:]], [*runs["iteration_time_s"][:-1], np.nan]
     VERBS[verb](runs.assign(recompute=modes, iteration_time_s=times), runs)
-    left_out = f"1 of {len(runs)} measured runs teach nothing (row 1): recompute must be one of none, selective, full"
+    left_out = f"1 of {len(runs)} measured runs teaches nothing (row 1): recompute must be one of none, selective, full"
     for line in (left_out, "1 row has neither a result (iteration_time_s, "):
         assert caplog.text.count(f"the measured runs given: {line}") == 1
 
