@@ -34,7 +34,9 @@ def test_a_plan_that_keeps_them_by_clocks_of_single_stages_is_found() -> None:
 
 
 @pytest.mark.parametrize(("name", "bound"), [("iteration_time_s", 12.9), ("avg_power_w", 245.0)])
-def test_where_none_does_a_bound_that_is_relaxed_by_what_the_message_names_lets_one_through(name: str, bound: float) -> None:
+def test_where_none_does_a_bound_that_is_relaxed_by_what_the_message_names_lets_one_through(
+    name: str, bound: float
+) -> None:
     with pytest.raises(InfeasibleError) as caught:
         proposed(**{name: bound})
     found = re.search(rf"constraints\.{name} to about ([\d.]+)", str(caught.value))
