@@ -33,7 +33,7 @@ class Beside:
     # among all feasible layouts by time at the highest clock and probability of fitting; 1 is the first, None is far
     rank: int | None
     behind: float  # of the front's fastest plan: 0.04 is 4 % slower
-    violations: tuple[str, ...] = ()  # why it is no plan of the space
+    violations: tuple[str, ...] = ()  # why it is no plan of the space, or which constraints it breaks
     published_time_s: float | None = None
     behind_low: float | None = None  # lower end of a 90 % interval of ``behind``
     # of a published plan: where it differs from the front's fastest; else: why that is outside of what is published
@@ -51,16 +51,17 @@ class Beside:
         word = "slower" if self.behind >= 0.0 else "faster"
         behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
+        broken = ", ".join(text.rstrip(".") for text in self.violations)
         if self.source:
             time_s = self.published_time_s
             published = f"; published {result('iteration_time_s', time_s)}" if time_s else ""
-            broken = ", ".join(text.rstrip(".") for text in self.violations)
             why = f"; not in the space: {broken}" if broken else ""
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
             return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"
         low = f" (at least {100 * self.behind_low:+z.1f} %)" if self.behind_low is not None else ""
-        first = "; take it first" if self.behind_low is not None and self.behind_low <= 0.0 else ""
+        takes = self.behind_low is not None and self.behind_low <= 0.0 and not self.violations
+        first = "; take it first" if takes else f"; {broken}" if broken else ""
         return (
             f"The fastest plan is outside of what is published: {'; '.join(self.reasons)}. "
             f"The fastest plan inside: {self.text}: {place}{low}{self._tight}{first}"

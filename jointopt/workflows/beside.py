@@ -105,7 +105,7 @@ def _conventional(
         iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
         peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
         rank=place_of(problem, physics, model.cost_model(layout), fits), behind=behind,
-        behind_low=_lower(behind, answer), reasons=reasons,
+        behind_low=_lower(behind, answer), violations=physics.broken_limits(values), reasons=reasons,
     )  # fmt: skip
 
 

@@ -74,3 +74,10 @@ def test_a_published_plan_far_behind_is_shown_with_where_it_differs() -> None:
     assert published.behind > 0.2
     assert published.reasons[0] == "recompute full, not none"
     assert "it differs in recompute full, not none" in published.sentence(100)
+
+
+def test_a_conventional_plan_that_breaks_a_constraint_is_not_put_first() -> None:
+    broken = ("avg_power_w is 378, over the limit of 250.",)
+    plan = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.02, broken, behind_low=-0.1, reasons=("cp 16",))
+    assert "take it first" not in plan.sentence(100)
+    assert plan.sentence(100).endswith("; avg_power_w is 378, over the limit of 250")
