@@ -110,9 +110,9 @@ class Retrained(Result):
     compared: pd.DataFrame | None
     forgotten: tuple[str, ...]  # sources that only the replaced surrogate was trained on
     out: Path
-    judged: int = 0  # rows that could be held out
     # of features, by source and quantity, where trees count
     importance: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    judged: int = 0  # rows that could be held out
 
     def plot(self) -> go.Figure:
         """Importance of the trees' features as a Plotly figure; UsageError where no trees count."""

@@ -86,7 +86,7 @@ def retrain(
     bounded, counted = scores.attrs.get("lower_bounds", (0, 0))
     bounds = [_bounds_line(bounded, counted)] if bounded else []
     lines = (*remarks, *(use.to_text() for use in used), *bounds, *(own.to_text() for own in surrogate.own), *few)
-    return Retrained(lines, scores, compared, forgotten, out, len(judged), surrogate.importance)
+    return Retrained(lines, scores, compared, forgotten, out, surrogate.importance, len(judged))
 
 
 def _bounds_line(given: int, counted: int) -> str:

@@ -112,7 +112,7 @@ def test_a_layout_that_hardly_fits_is_as_far_behind_as_its_time_and_energy_are(t
     assert rank.energy_behind == pytest.approx(energy_j / first_j - 1.0)
     assert rank.rank is None or rank.rank > 100
     assert f"{rank.behind:.1%} slower than the first, at {rank.energy_behind:.1%} more energy." in rank.sentence()
-    assert "is likelier not to fit in memory (probability 0.09), for which it ranks" in rank.sentence()
+    assert "is likelier not to fit in memory (probability 0.08), for which it ranks" in rank.sentence()
 
 
 @pytest.fixture(scope="module")
