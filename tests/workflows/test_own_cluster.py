@@ -299,7 +299,8 @@ def test_a_plot_that_cannot_be_written_is_named_with_its_option(
     for command in (["retrain", "--table", "runs.csv", "--out", "new", "--plot"], ["report", str(folder), "--out"]):
         result = CliRunner().invoke(jointopt, [*command, str(tmp_path / "absent" / "why.html")])
         assert result.exit_code == 2
-        assert result.stderr.endswith(f"{command[-1]}: {tmp_path}/absent/why.html: No such file or directory; expected a folder that exists and can be written.\n")
+        place = f"{command[-1]}: {tmp_path}/absent/why.html: No such file or directory"
+        assert result.stderr.endswith(f"{place}; expected a folder that exists and can be written.\n")
 
 
 def test_a_handful_of_one_cluster_s_runs_is_remembered_without_more(runs: pd.DataFrame, tmp_path: Path) -> None:
