@@ -312,8 +312,8 @@ def test_optuna_dashboard_shows_the_study(shown):
     ("url", "reason"),
     [
         ("sqlite:////no/such/folder/x.db", "unable to open"),
-        ("just words", "parse"),
-        ("", "parse"),
+        ("just words", "is no database URL"),
+        ("", "is no database URL"),
         ("nosuchdb://host/name", "plugin"),
         ("oracle://me:secret@host/name", "import"),
         ("postgresql+psycopg://me:secret@host:port/name", "makes no sense"),
