@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import DEGREES, Bools, Columns, Floats, Ints, num_gpus
 from jointopt.core.units import GIB
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
@@ -246,7 +246,7 @@ class CostModel:
     def _moved(self, index: Ints, time_s: Floats, energy_j: Floats) -> tuple[Floats, Floats]:
         """Time and energy of layout rows ``index`` as corrected, (n,) each; bounds stay bounds."""
         factor = self.time_factor[index]
-        ranks = np.prod([self.layouts[degree][index] for degree in ("dp", "tp", "pp", "cp")], axis=0)
+        ranks = num_gpus({name: self.layouts[name][index] for name in DEGREES})
         offset_j = self.power_offset_w[index] * ranks * time_s
         return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
 

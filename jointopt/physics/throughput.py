@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats, num_gpus
 from jointopt.core.units import KWH, TERA
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.attention_span import seen_share
@@ -121,7 +121,7 @@ def throughput(job: Job, layouts: Columns, time_s: npt.ArrayLike, energy_j: npt.
     """
     tokens = job.training.global_batch_size * job.training.seq_length
     # those of the plan: a table's need not fill its last node
-    gpus = np.prod([layouts[degree] for degree in ("dp", "tp", "pp", "cp")], axis=0)
+    gpus = num_gpus(layouts)
     rate = tokens / np.asarray(time_s, np.float64)
     model = rate / gpus / TERA * model_flops_per_token(job.model, job.training.seq_length, training=job.training)
     hardware = rate / gpus / TERA * hardware_flops_per_token(job, layouts)

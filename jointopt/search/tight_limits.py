@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from jointopt.core.schema import Columns
@@ -25,5 +27,4 @@ def front_within_limits(
     moved, spent = move_stages(free, swept.front, evaluations)
     plans = problem.again(moved)
     front = merge(exact.front, take(plans, np.flatnonzero(plans["violation"] <= 0.0)))
-    evaluated = exact.evaluated + swept.evaluated + spent
-    return ExactFront(front, exact.covered, evaluated, exact.sample), moved
+    return replace(exact, front=front, evaluated=exact.evaluated + swept.evaluated + spent), moved

@@ -227,9 +227,14 @@ class Conditioned:
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
         if self._constant is not None:
-            mean, deviation = self.posterior.predict(runs)
-            return beside_constant(mean, self.posterior.without_noise(deviation), self._constant)
+            return self._beside_constant(*self.posterior.predict(runs))
         return self.parts(runs)[0] * self.posterior.mean(runs)
+
+    def _beside_constant(self, mean: Floats, deviation: Floats) -> Floats:
+        """The process's ``mean`` (n,), of that ``deviation``, as far as it counts beside `_constant`."""
+        if self._constant is None:
+            return mean
+        return beside_constant(mean, self.posterior.without_noise(deviation), self._constant)
 
     @functools.cached_property
     def _constant(self) -> float | None:
@@ -260,9 +265,7 @@ class Conditioned:
         mean, deviation = self.posterior.predict(some)
         if self.own is not None:
             mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)
-        if self._constant is not None:
-            mean = beside_constant(mean, self.posterior.without_noise(deviation), self._constant)
-        mean = mean[of]
+        mean = self._beside_constant(mean, deviation)[of]
         inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)

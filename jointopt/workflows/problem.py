@@ -33,7 +33,7 @@ PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, 
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
 MEMORY_GOALS = (*OBJECTIVES, "peak_memory_gib")
-EVEN = 0.5  # probability of fitting
+_EVEN = 0.5  # probability of fitting
 
 
 def need_power(job: Job) -> None:
@@ -160,9 +160,14 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
     return narrow, with_goals(model.job, narrow, physics)
 
 
+def least_odds(fitting: Floats) -> float:
+    """The probability of fitting from which on a layout counts as likely to fit: even odds, or the best there is."""
+    return min(_EVEN, float(fitting.max()))
+
+
 def likely_to_fit(problem: Problem, fitting: Floats) -> Problem:
     """The problem where layouts likelier not to fit are infeasible, unless there are no others."""
-    shortfall = min(EVEN, fitting.max()) - fitting
+    shortfall = least_odds(fitting) - fitting
 
     def judged(index: Ints, stage_clock_mhz: Floats) -> Columns:
         plans = problem.evaluate(index, stage_clock_mhz)

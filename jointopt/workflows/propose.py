@@ -39,9 +39,9 @@ from jointopt.workflows.beside import beside
 from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import best_layouts
 from jointopt.workflows.problem import (
-    EVEN,
     Prepared,
     at_top,
+    least_odds,
     likely_to_fit,
     need_power,
     prepared,
@@ -129,7 +129,7 @@ def _exact(job: Job, found: Prepared, watch: Stopwatch) -> ExactFront:
     """
     problem, physics, free = found.problem, found.physics, None
     exact = exact_step(job, problem, watch)
-    likely = found.fitting[exact.front["layout_index"]].max(initial=0.0) >= min(EVEN, found.fitting.max())
+    likely = found.fitting[exact.front["layout_index"]].max(initial=0.0) >= least_odds(found.fitting)
     if not likely and job.cluster.gpu.power is not None:
         once = search_problem(job, physics, problem.clocks_mhz, np.ones(len(found.fitting)))
         with watch.phase("limits", "clocks of single stages that keep the constraints"):

@@ -13,7 +13,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import MOST_GPU_POWER_W
 from jointopt.core.units import KILO
 from jointopt.physics.calibrate.parameters import CLOCK_COLUMNS, highest_clock_mhz
-from jointopt.physics.calibrate.tables import Named, ResponseTable
+from jointopt.physics.calibrate.tables import Named, ResponseTable, cell_at
 from jointopt.spec.catalog.gpus import known_gpu
 
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
@@ -65,10 +65,9 @@ def _refuse(spans: Iterable[_Span], named: Named) -> None:
     for span in spans:
         at = np.flatnonzero(span.outside())
         if len(at):
-            place, value = named(int(span.values.index[at[0]])), float(span.values.iloc[at[0]])
+            place = cell_at(named(int(span.values.index[at[0]])), span.column)
             raise TableError(
-                f"{place[0].upper()}{place[1:]}, column {span.column!r}: {span.complaint(value)}; correct the row or "
-                "delete it."
+                f"{place}: {span.complaint(float(span.values.iloc[at[0]]))}; correct the row or delete it."
             )
 
 

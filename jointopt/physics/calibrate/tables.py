@@ -52,6 +52,11 @@ class ResponseTable:
     rows: pd.DataFrame
 
 
+def cell_at(place: str, column: str) -> str:
+    """The beginning of a sentence on a cell, of the row that is named so."""
+    return f"{place[0].upper()}{place[1:]}, column {column!r}"
+
+
 def _by_number(row: int) -> str:
     return f"row {row + 1}"
 
@@ -99,11 +104,9 @@ def _numbers(cells: pd.Series, name: str, named: Named) -> pd.Series:
     wrong = ~blank & ~((values > 0) & np.isfinite(values))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        place, value = named(row), values.iloc[row]
+        value = values.iloc[row]
         got = f"{str(cells.iloc[row])!r:.40}" if np.isnan(value) else f"{value:g}"
-        raise TableError(
-            f"{place[0].upper()}{place[1:]}, column {name!r}: expected a finite number above 0 or a blank, got {got}."
-        )
+        raise TableError(f"{cell_at(named(row), name)}: expected a finite number above 0 or a blank, got {got}.")
     return values
 
 
