@@ -107,6 +107,13 @@ class Workload:
         """The workload by a recipe class where its rows state none."""
         return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))
 
+    def of_attention(self, kernel: str) -> Workload:
+        """The workload with that attention kernel where its rows name none."""
+        training = self.job.training
+        if not training.attention_assumed or training.attention == kernel:
+            return self
+        return replace(self, job=replace(self.job, training=replace(training, attention=kernel)))
+
     def on(self, machine: Machine | None) -> Workload:
         """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
         if machine is None or not is_of(machine, self.job.cluster):
@@ -257,10 +264,12 @@ def _built(*described: tuple[str, Any]) -> Cluster:
     return build_cluster(dict(described))
 
 
-def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
-    """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
-    named, stated = named_attention(text)
-    kernel = runnable_attention(gpu, named) if named else defaults.default_attention(framework, gpu, dtype)
+def _attention(row: Mapping[str, Any], dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
+    """The attention kernel that a row means; what is unclear, or does not run there, is assumed."""
+    named, stated = named_attention(str(row.get("attention", "")))
+    software = str(row.get("framework", ""))
+    usual = defaults.default_attention(framework, gpu, dtype, software, newer=False)
+    kernel = runnable_attention(gpu, named) if named else usual
     if not stated or kernel != named:
         assumed.append("attention")
     return kernel
@@ -279,7 +288,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         global_batch_size=int(row["global_batch_size"]),
         dtype=dtype,
         fp8_recipe=runnable_recipe(row, dtype, gpu, assumed),
-        attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
+        attention=_attention(row, dtype, gpu, framework, assumed),
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if named_precision(text) == TF32 and gpu.has_tf32 else framework,
