@@ -32,6 +32,7 @@ from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, sour
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
+from jointopt.surrogate.one_attention import kernels_of, of_one_attention
 from jointopt.surrogate.one_class import of_learned_class, of_one_class
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.recipe_likelihood import class_words
@@ -105,6 +106,7 @@ class JobModel:
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
         job = of_learned_class(self.job, surrogate.class_of(source))  # `Correction` prices by it
+        job = of_one_attention(job, kernels_of(surrogate.support.take(own)))
         return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
@@ -115,6 +117,7 @@ class JobModel:
         if self.surrogate is None:
             return self
         job = of_one_class(self.job, set().union(*(runs.recipe_classes(self.job) for runs in measurements)))
+        job = of_one_attention(job, set().union(*(runs.attentions(self.job) for runs in measurements)))
         parts = [runs.evidence(job, self.source) for runs in measurements]
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]
         evidence = Evidence.joined(parts).beside(kin)

@@ -22,7 +22,7 @@ from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.unused import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
 from jointopt.runs.workloads import Workload
-from jointopt.spec.job import Job
+from jointopt.spec.job import Job, Training
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
@@ -149,7 +149,7 @@ class Measurements:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
 
         Where they do not state attention heads, those as wide as the job's model have its heads; where they state no
-        recipe class, they are of the job's.
+        recipe class or attention kernel, they are of the job's.
         """
         here = self.on(job.cluster.gpu.id)
         if here.table.empty:
@@ -161,7 +161,7 @@ class Measurements:
         except TableError as error:
             _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
-        works = [work.of_class(job.training.recipe_class) for work in works]
+        works = [work.of_class(job.training.recipe_class).of_attention(job.training.attention) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=relabelled(priced.runs, source))
         return Evidence.of(here.table, priced, self.name)
@@ -196,12 +196,22 @@ class Measurements:
     def recipe_classes(self, job: Job) -> set[str]:
         """The recipe classes that rows on the job's kind of cluster state."""
         here = self.on(job.cluster.gpu.id)
-        if here.table.empty or not states_class(here.table):
-            return set()
+        return {training.recipe_class for training in here._trainings(job, states_class(here.table))} - {""}
+
+    def attentions(self, job: Job) -> set[str]:
+        """The attention kernels that rows on the job's kind of cluster state."""
+        here = self.on(job.cluster.gpu.id)
+        found = here._trainings(job, "attention" in here.table)
+        return {training.attention for training in found if not training.attention_assumed}
+
+    def _trainings(self, job: Job, wanted: bool) -> list[Training]:
+        """Of each workload on the job's kind of cluster, where they are ``wanted``; none where `evidence` warns."""
+        if self.table.empty or not wanted:
+            return []
         try:
-            return {work.job.training.recipe_class for work in here.of_kind(job)} - {""}
-        except TableError:  # `evidence` reports it
-            return set()
+            return [work.job.training for work in self.of_kind(job)]
+        except TableError:
+            return []
 
     def evidence_by_source(self) -> dict[str, Evidence]:
         """Evidence of the rows by the key of their source."""
