@@ -13,7 +13,8 @@ from jointopt.cli.plan import option as plan_option
 
 
 @click.command(short_help="Write what starts a plan elsewhere.")
-@click.argument("job")
+@click.argument("job", required=False)
+@common.shape_options
 @plan_option()
 @click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
               "accelerate, slurm or kubernetes.")  # fmt: skip
@@ -26,9 +27,11 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--arguments", default="", help="Arguments of the program, before those of the plan, which they replace: "
               "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
+@common.job_changes
 @common.json_alone
 def export(
-    job: str, plan: Plan, out: Path | None, as_json: bool, **options: Any,
+    job: str | None, plan: Plan, changes: dict[str, Any], out: Path | None, as_json: bool, target: str, version: str,
+    checkout: Path | None, program: str, purpose: str, arguments: str, **shape: Any,
 ) -> None:  # fmt: skip
     """Write the files and words that start one plan of JOB in a training framework or on a batch system.
 
@@ -43,7 +46,8 @@ def export(
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    found = exported(common.job_of(job), plan, **options)
+    options = {"version": version, "checkout": checkout, "program": program, "purpose": purpose, "arguments": arguments}
+    found = exported(common.job_of(job, shape, changes=changes), plan, target, **options)
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

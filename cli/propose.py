@@ -59,6 +59,7 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
+    from jointopt.cli.job_words import job_words
     from jointopt.core.atomic_write import check_folder
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
@@ -69,6 +70,7 @@ def propose(
         if out:
             check_folder(out, WRITTEN)
     found = workflow.propose(the_job, trials=trials, seed=seed, study=study, baseline=baseline, **basis)
+    found = found.of(job_words(job, shape, changes, save_job))
     with common.writing("--out"):
         if out:
             found.write(out)

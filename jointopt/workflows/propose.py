@@ -38,6 +38,7 @@ from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import best_layouts
+from jointopt.workflows.open_settings import of_first
 from jointopt.workflows.problem import (
     Prepared,
     at_top,
@@ -114,6 +115,7 @@ def propose(
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
+    proposal = replace(proposal, hangs_on=of_first(model, proposal))
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from jointopt.core.errors import ExportError, UsageError, nearest
 from jointopt.measure.exports.intent import Export, Intent
 from jointopt.measure.exports.options import NEWEST, version_key
+from jointopt.spec.framework import Framework
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,13 @@ class Target:
     module: str
     version: str = NEWEST
     around: bool = False  # it starts another target's words
+    family: str = ""  # of the framework profiles that price what its words start
+
+    def remark(self, framework: Framework) -> str:
+        """A sentence where its words start other software than was priced by a framework's profile; else blank."""
+        if self.around or framework.family == self.family:
+            return ""
+        return f"Priced as {framework.name} software, not as {self.module.replace('_', '-')}: times are those of the former."
 
     def export(self, intent: Intent, version: str = "", program: str = "") -> Export:
         """The export that its module makes of an intent; ``program`` is the target that a batch system starts."""
@@ -45,12 +53,12 @@ def _without(words: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
 
 
 TARGETS = {
-    "megatron": Target("megatron"),
-    "megatron-bridge": Target("megatron_bridge", "0.3.1"),
-    "torchtitan": Target("torchtitan", "0.3.0"),
-    "deepspeed": Target("deepspeed", "0.19"),
-    "nanotron": Target("nanotron"),
-    "accelerate": Target("accelerate", "1.15"),
+    "megatron": Target("megatron", family="megatron-core"),
+    "megatron-bridge": Target("megatron_bridge", "0.3.1", family="megatron-core"),
+    "torchtitan": Target("torchtitan", "0.3.0", family="torchtitan"),
+    "deepspeed": Target("deepspeed", "0.19", family="deepspeed"),
+    "nanotron": Target("nanotron", family="nanotron"),
+    "accelerate": Target("accelerate", "1.15", family="fsdp"),
     "slurm": Target("slurm", around=True),
     "kubernetes": Target("kubernetes", "v1alpha2", around=True),
 }
