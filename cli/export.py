@@ -28,14 +28,18 @@ from jointopt.cli.plan import option as plan_option
               "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
 @common.job_changes
+@common.allow_tight
+@common.model_options()
 @common.json_alone
 def export(
-    job: str | None, plan: Plan, changes: dict[str, Any], out: Path | None, as_json: bool, target: str, version: str,
-    checkout: Path | None, program: str, purpose: str, arguments: str, **shape: Any,
+    job: str | None, plan: Plan, changes: dict[str, Any], basis: dict[str, Any], out: Path | None, as_json: bool,
+    target: str, version: str, checkout: Path | None, program: str, purpose: str, arguments: str, allow_tight: bool,
+    **shape: Any,
 ) -> None:  # fmt: skip
     """Write the files and words that start one plan of JOB in a training framework or on a batch system.
 
-    Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name.
+    Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name,
+    and so is a plan that is not expected to fit in memory.
 
     \b
     Examples:
@@ -46,8 +50,10 @@ def export(
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    options = {"version": version, "checkout": checkout, "program": program, "purpose": purpose, "arguments": arguments}
-    found = exported(common.job_of(job, shape, changes=changes), plan, target, **options)
+    found = exported(
+        common.job_of(job, shape, changes=changes), plan, target, version=version, checkout=checkout, program=program,
+        purpose=purpose, arguments=arguments, allow_tight=allow_tight, **basis,
+    )  # fmt: skip
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

@@ -12,7 +12,7 @@ from jointopt.spec.job import Job
 _KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
 
 
-def above_best(job: Job, plan: Mapping[str, Any], name: str = "The first row's") -> str:
+def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
     """That the MFU of a plan (an entry with it and its interval) is above the best recorded; blank where it is not.
 
     Its own time is then not what to count on, but the slow end of its interval.
@@ -23,6 +23,6 @@ def above_best(job: Job, plan: Mapping[str, Any], name: str = "The first row's")
     high_s = plan.get("iteration_time_s_high")
     count = f": count on {result('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
     return (
-        f"{name} MFU of {mfu:.1%} is above the best recorded {_KINDS[kind_of(job)]} on {job.cluster.gpu.id} in "
+        f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[kind_of(job)]} on {job.cluster.gpu.id} in "
         f"{job.training.precision}, {best.mfu:.1%} ({best.run}; {best.source}){count}."
     )

@@ -11,17 +11,23 @@ from jointopt.report.reasons import Reasons
 from jointopt.report.table import paragraphs
 from jointopt.spec.job import Job
 
+FIRST_ROW = "The first row's"
 
-def first_doubts(job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting]) -> list[str]:
+
+def first_doubts(
+    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = FIRST_ROW
+) -> list[str]:
     """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
-    above = above_best(job, first)
-    return [*([above] if above else []), *(one.sentence for one in largest(hangs_on))]
+    above = above_best(job, first, whose)
+    return [*([above] if above else []), *(one.sentence(whose) for one in largest(hangs_on))]
 
 
-def first_lines(job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting]) -> list[str]:
+def first_lines(
+    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = FIRST_ROW
+) -> list[str]:
     """The same in a few lines, as text has them before its table."""
-    above = above_best(job, first)
-    return [*paragraphs([above] if above else []), *open_lines(hangs_on)]
+    above = above_best(job, first, whose)
+    return [*paragraphs([above] if above else []), *open_lines(hangs_on, whose)]
 
 
 def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:

@@ -41,9 +41,8 @@ class Exported:
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
         lines = [f"export {name}={shlex.quote(value)}" for name, value in self.export.environment.items()]
-        return (
-            "\n".join(["#!/bin/bash", *_comment(self.remark), *lines, folded(node_words(self.export, self.nodes, self.gpus_per_node))]) + "\n"
-        )
+        start = folded(node_words(self.export, self.nodes, self.gpus_per_node))
+        return "\n".join(["#!/bin/bash", *_comment(self.remark), *lines, start]) + "\n"
 
 
 def exported(
@@ -52,7 +51,7 @@ def exported(
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``, its notes among them; as `workflows.export.export`."""
     found = target_named(target)
-    parsed = parse_plan(_plan_alone(plan), job)
+    parsed = parse_plan(plan_alone(plan), job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     if broken := check_plan(job, record):
         raise PlanError(" ".join(broken))
@@ -80,7 +79,7 @@ def _comment(remark: str) -> list[str]:
     return [f"# {remark}"] if remark else []
 
 
-def _plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """The plan in an entry of a front, or in a document with one; else what was given."""
     if isinstance(plan, str):
         if not plan.lstrip().startswith("{"):
@@ -89,9 +88,9 @@ def _plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
             document = json.loads(plan)
         except ValueError:
             return plan  # `parse_plan` says what is wrong
-        return _plan_alone(document) if isinstance(document, dict) else plan
+        return plan_alone(document) if isinstance(document, dict) else plan
     if isinstance(plan.get("plan"), Mapping):
-        return _plan_alone(plan["plan"])
+        return plan_alone(plan["plan"])
     if "iteration_time_s" in plan:  # predictions stand beside the plan
         return {key: value for key, value in plan.items() if key in PLAN_KEYS}
     if "front" in plan:

@@ -40,8 +40,12 @@ def next_command(job: Job, plan: Mapping[str, Any], text: str, source: str) -> N
         exported(job, plan, name)
     except JointOptError as error:
         command = f"jointopt explain {source} \\\n  {wanted}"
-        return NextCommand(command, f"Next: no start script of the first row ({str(error).rstrip('.')}); what it is made of:")
+        return NextCommand(
+            command, f"Next: no start script of the first row ({str(error).rstrip('.')}); what it is made of:"
+        )
     note = "Next, what starts the first row:"
     if TARGETS[name].remark(job.training.framework):
-        note = f"Next, the first row in the words of {name}, which is not what was priced ({job.training.framework.name}):"
+        note = (
+            f"Next, the first row in the words of {name}, which is not what was priced ({job.training.framework.name}):"
+        )
     return NextCommand(f"jointopt export {source} --to {name} \\\n  {wanted}", note)

@@ -1,4 +1,4 @@
-"""What an answer hangs on: settings that the job leaves open, and by how much another value would move the first row."""
+"""What an answer hangs on: settings that the job leaves open, and by how much another value moves the first row."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class OpenSetting:
         """The option that states the alternative."""
         return f"--set {self.key}={self.alternative}"
 
-    @property
-    def sentence(self) -> str:
+    def sentence(self, whose: str) -> str:
         """The alternative with its effect and how to state it."""
-        other = " by another layout" if self.plan else ""
+        other, whose = " by another layout" if self.plan else "", f"{whose[:1].lower()}{whose[1:]}"
         what = self.words.format(_shown(self.alternative))
         return (
-            f"The job leaves {self.key} open: if {what}, not {_shown(self.assumed)} as assumed, the first row's time "
-            f"changes by {self.time_change_percent:+.1f} %{other} ({self.states} states it)."
+            f"The job leaves {self.key} open: if {what}, not {_shown(self.assumed)} as assumed, "
+            f"{whose} time changes by {self.time_change_percent:+.1f} %{other} ({self.states} states it)."
         )
 
     def document(self) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
     return shown
 
 
-def open_lines(found: Sequence[OpenSetting], what: str = "The first row's time") -> list[str]:
+def open_lines(found: Sequence[OpenSetting], whose: str) -> list[str]:
     """What the time hangs on, the largest first, in at most `LINES` lines below one; none where nothing moves it."""
     shown = largest(found)
     if not shown:
@@ -67,7 +66,7 @@ def open_lines(found: Sequence[OpenSetting], what: str = "The first row's time")
         TextColumn("", [f"if {one.key}={one.alternative}" for one in shown], left=True),
         TextColumn("", notes, left=True),
     ]
-    head = f"{what} hangs on what the job leaves open (--set KEY=VALUE states it):"
+    head = f"{whose} time hangs on open settings; --set KEY=VALUE states one:"
     return [*table.paragraphs([head]), *table.lay_out(columns)[1:]]
 
 

@@ -138,8 +138,15 @@ class JobModel:
 
     def fit_probability(self, physics: CostModel) -> Floats:
         """Probability (n,) that each layout of `cost_model` fits in memory."""
-        load = physics.memory_bytes / (physics.memory_factor * memory_limit_gib(self.job) * GIB)
-        return self.memory.fit_probability(np.log(load))
+        return self.fit_probability_of(physics.memory_bytes / physics.memory_factor)
+
+    def fit_probability_of(self, peak_bytes: Floats) -> Floats:
+        """Probability (n,) of fitting by the memory of the physics alone; 0 beyond a bound that the job states."""
+        load = peak_bytes / (memory_limit_gib(self.job) * GIB)
+        found = self.memory.fit_probability(np.log(load))
+        if self.job.constraints.memory_fraction is None:
+            return found
+        return np.where(self.memory.factor * load <= 1.0, found, 0.0)
 
     @property
     def fingerprint(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import JointOptError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, inside
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.report.open_settings import OpenSetting
 from jointopt.report.proposal import Proposal
 from jointopt.search.fastest import fastest
@@ -24,9 +24,9 @@ from jointopt.spec.plans.parse import format_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import cost_of_failing
+from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.network_doubt import network_assumed
-from jointopt.workflows.problem import at_top, least_odds, search_problem, top_times
+from jointopt.workflows.problem import at_top, search_problem, top_times
 
 GENERIC = "generic"
 NAMED = ("megatron-lm", "megatron-bridge", "torchtitan")  # of frameworks, those that most jobs run in, with own figures
@@ -115,7 +115,11 @@ SETTINGS = (
 def open_words(job: Job) -> list[str]:
     """``key value`` of each setting that a job leaves open, as it is assumed."""
     pairs = ((setting.key, setting.assumed(job)) for setting in SETTINGS)
-    return [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in pairs if value is not None]
+    return [
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in pairs
+        if value is not None
+    ]
 
 
 def of_first(model: JobModel, found: Proposal) -> tuple[OpenSetting, ...]:
@@ -138,12 +142,12 @@ def of_plan(model: JobModel, layouts: Columns) -> tuple[OpenSetting, ...]:
     return () if model.evidence.counts else _priced(model.job, layouts, {})
 
 
-def _priced(job: Job, own: Columns, near: Mapping[str, tuple[int, ...]]) -> tuple[OpenSetting, ...]:
+def _priced(job: Job, own: Columns, near: Mapping[str, Any]) -> tuple[OpenSetting, ...]:
     found = list(_each(job, own, near))
     return tuple(sorted(found, key=lambda one: -abs(one.time_change_percent)))
 
 
-def _each(job: Job, own: Columns, near: Mapping[str, tuple[int, ...]]) -> Iterator[OpenSetting]:
+def _each(job: Job, own: Columns, near: Mapping[str, Any]) -> Iterator[OpenSetting]:
     pairs = [(setting, setting.assumed(job)) for setting in SETTINGS]
     if all(value is None for _, value in pairs):
         return
@@ -170,16 +174,17 @@ def _legal(job: Job, own: Columns) -> Columns:
     return own
 
 
-def _nearest(job: Job, near: Mapping[str, tuple[int, ...]]) -> tuple[float, Columns]:
+def _nearest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
     """(s of the fastest layout of a job within such degrees that fits as well as any, that layout)."""
     space = enumerate_layouts(replace(job, search=replace(job.search, power_limit_w=None, **near)))
     model = JobModel(job)
     physics = model.cost_model(space.layouts, lazily=True)
     fitting = model.fit_probability(physics)
-    if not len(fitting):
-        raise JointOptError(f"No layout of {job.name!r} lies within these degrees.")
-    problem = search_problem(job, physics, space.clocks_mhz, cost_of_failing(fitting))
-    best = fastest(problem, np.flatnonzero(fitting >= least_odds(fitting)), top_times(problem, physics))
+    fits = np.flatnonzero(fitting >= FEASIBLE)
+    if not len(fits):
+        raise JointOptError(f"No layout of {job.name!r} within these degrees fits in memory.")
+    problem = search_problem(job, physics, space.clocks_mhz)
+    best = fastest(problem, fits, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     return float(at_top(physics, best)[0]["iteration_time_s"][0]), layout
 

@@ -2,8 +2,8 @@
 
     python tests/bench/bench_best_mfu.py [--write] [DATA_FOLDER]
 
-Prints the table; with ``--write`` also replaces jointopt/spec/catalog/best_mfu.yaml below its head. The default folder is
-../shared/data beside the repository; the sample of tests/data is read too. MFU is the one that plans are shown with
+Prints the table; with ``--write`` also replaces jointopt/spec/catalog/best_mfu.yaml below its head. The default folder
+is ../shared/data beside the repository; the sample of tests/data is read too. MFU is the one that plans are shown with
 (`jointopt.physics.throughput`). Left out: rows whose precision or shape is assumed, MFU above 1, outliers that the
 folder's README names, release tests with deterministic kernels, and kinds of fewer than `FEWEST_ROWS` rows or of which
 nobody tuned a run: fewer than `FEWEST_MODELS` models, none of them a vendor's recipe or a submission.
@@ -54,8 +54,9 @@ def of_work(work: Workload, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
         if GUESSED & set(work.assumed[at].split()) or not 0.0 < mfu[at] <= 1.0:
             continue
         yield {
-            "key": (job.cluster.gpu.id, training.precision, kind_of(job)), "mfu": float(mfu[at]), "model": job.model.name,
-            "gpus": job.cluster.num_gpus, "source": str(rows.source[row]), "framework": str(rows.framework[row]),
+            "key": (job.cluster.gpu.id, training.precision, kind_of(job)), "mfu": float(mfu[at]),
+            "model": job.model.name, "gpus": job.cluster.num_gpus, "source": str(rows.source[row]),
+            "framework": str(rows.framework[row]),
             "tuned": (training.recipe_class or training.framework.recipe_class) in TUNED,
         }  # fmt: skip
 
@@ -85,7 +86,9 @@ def main() -> None:
     if "--write" in sys.argv:
         head = [line for line in TABLE.read_text().splitlines() if line.startswith("#")]
         dated = f"date: {datetime.date.today().isoformat()}\n"
-        TABLE.write_text("\n".join(head) + "\n" + dated + yaml.safe_dump({"best": best(found)}, sort_keys=True, width=1000))
+        TABLE.write_text(
+            "\n".join(head) + "\n" + dated + yaml.safe_dump({"best": best(found)}, sort_keys=True, width=1000)
+        )
 
 
 if __name__ == "__main__":

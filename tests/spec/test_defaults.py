@@ -65,8 +65,10 @@ def test_the_stages_and_modes_of_a_default_are_those_that_the_framework_has(name
 
 @pytest.mark.parametrize(
     ("gpu", "framework", "dtype", "row", "job"),
-    [("v100-sxm2-16gb", "generic", "fp16", "fused", "fused"), ("a100-sxm4-80gb", "megatron-lm", "bf16", "fused", "flash2"),
-     ("a100-sxm4-80gb", "nemo", "bf16", "flash2", "flash2"), ("h100-sxm5-80gb", "megatron-lm", "bf16", "flash2", "flash3"),
+    [("v100-sxm2-16gb", "generic", "fp16", "fused", "fused"),
+     ("a100-sxm4-80gb", "megatron-lm", "bf16", "fused", "flash2"),
+     ("a100-sxm4-80gb", "nemo", "bf16", "flash2", "flash2"),
+     ("h100-sxm5-80gb", "megatron-lm", "bf16", "flash2", "flash3"),
      ("h100-sxm5-80gb", "generic", "bf16", "flash2", "flash2"), ("b200-sxm-180gb", "nemo", "bf16", "flash2", "flash2")],
 )  # fmt: skip
 def test_a_row_has_the_kernel_of_its_framework_s_recorded_runs_and_a_job_that_of_today(gpu, framework, dtype, row, job):

@@ -25,7 +25,8 @@ class Target:
         """A sentence where its words start other software than was priced by a framework's profile; else blank."""
         if self.around or framework.family == self.family:
             return ""
-        return f"Priced as {framework.name} software, not as {self.module.replace('_', '-')}: times are those of the former."
+        started = self.module.replace("_", "-")
+        return f"Priced as {framework.name} software, not as {started}: the times are those of the former."
 
     def export(self, intent: Intent, version: str = "", program: str = "") -> Export:
         """The export that its module makes of an intent; ``program`` is the target that a batch system starts."""

@@ -202,9 +202,8 @@ def test_a_framework_is_slower_on_an_architecture_by_what_is_stated_of_it_alone(
 
 
 def test_an_attention_kernel_is_slower_on_an_architecture_by_what_is_stated_of_that_kernel() -> None:
-    usual, flash1, flash2 = (
-        middle(attention="flash2", framework={"slower_on": {"ampere": by}}) for by in ({}, {"flash1": 0.7}, {"flash2": 0.7})
-    )
+    stated = {}, {"flash1": 0.7}, {"flash2": 0.7}
+    usual, flash1, flash2 = (middle(attention="flash2", framework={"slower_on": {"ampere": by}}) for by in stated)
     saved = [usual[f"{side}_sm_s"] - flash2[f"{side}_sm_s"] for side in ("forward", "backward")]
     assert saved == pytest.approx([0.3 * core_s for core_s in flash_s(SQUARE)])
     assert flash1 == usual
