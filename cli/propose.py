@@ -72,8 +72,9 @@ def propose(
         if out:
             check_folder(out, WRITTEN)
     found = workflow.propose(
-        the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight, **basis
-    ).of(job_words(job, shape, changes, save_job))
+        the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight,
+        source=job_words(job, shape, changes, save_job), **basis,
+    )
     with common.writing("--out"):
         if out:
             found.write(out)

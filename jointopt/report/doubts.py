@@ -1,4 +1,4 @@
-"""What speaks against the first row of a front, where people look first."""
+"""Doubts of the first row of a front, where people look first."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Explanation(Result):
 
     @property
     def first(self) -> dict[str, Any]:
-        """What doubts of the first row of a front are told by, of this plan."""
+        """The plan as an entry that doubts of a front's first row are told by."""
         ends = self.intervals.get("iteration_time_s", (None, None))
         return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": ends[1]}
 

@@ -1,4 +1,4 @@
-"""What an answer hangs on: settings that the job leaves open, and by how much another value moves the first row."""
+"""Settings that a job leaves open, on which its answer hangs, and by how much another value moves the first row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OpenSetting:
         what = self.words.format(_shown(self.alternative))
         return (
             f"The job leaves {self.key} open: if {what}, not {_shown(self.assumed)} as assumed, "
-            f"{whose} time changes by {self.time_change_percent:+.1f} %{other} ({self.states} states it)."
+            f"{whose} time changes by {self.time_change_percent:+z.1f} %{other} ({self.states} states it)."
         )
 
     def document(self) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
 
 
 def open_lines(found: Sequence[OpenSetting], whose: str) -> list[str]:
-    """What the time hangs on, the largest first, in at most `LINES` lines below one; none where nothing moves it."""
+    """Settings that the time hangs on, the largest first, `LINES` at most; none where nothing moves it."""
     shown = largest(found)
     if not shown:
         return []
     notes = [f"not {_shown(one.assumed)}{'; another layout' if one.plan else ''}" for one in shown]
     columns = [
-        TextColumn("", [f"  {one.time_change_percent:+.1f} %" for one in shown]),
+        TextColumn("", [f"  {one.time_change_percent:+z.1f} %" for one in shown]),
         TextColumn("", [f"if {one.key}={one.alternative}" for one in shown], left=True),
         TextColumn("", notes, left=True),
     ]

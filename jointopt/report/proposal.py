@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,13 +102,9 @@ class Proposal(Result):
     source: str = ""  # how a shell names the job: its file, or options; blank: not known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
 
-    def of(self, source: str) -> Proposal:
-        """The proposal of a job that a shell names so."""
-        return replace(self, source=source)
-
     @functools.cached_property
     def next_command(self) -> NextCommand | None:
-        """What starts the first row; None where the job's source is not known."""
+        """The command that starts the first row; None where the job's source is not known."""
         if not len(self.front["pp"]):
             return None
         plan = {name: value for name, value in plan_entries(self.front, [0])[0].items() if name in PLAN_KEYS}
@@ -142,7 +138,7 @@ class Proposal(Result):
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """What speaks against the first row, then why plans of the front are outside of what was checked.
+        """Sentences against the first row, then why plans of the front are outside of what was checked.
 
         Each of these reasons with its number of plans.
         """

@@ -6,15 +6,31 @@ What runs show holds for the kernel that they are priced by: applied to another,
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.spec.job import ATTENTIONS, Job
+from jointopt.surrogate.one_class import of_learned_class, of_one_class
 from jointopt.surrogate.residual_gp import Runs
 
+if TYPE_CHECKING:
+    from jointopt.surrogate.measurements import Measurements
+
 _log = logging.getLogger(__name__)
+
+
+def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
+    """The job by the recipe class and the attention kernel that runs measured on its kind of cluster state."""
+    job = of_one_class(job, set().union(*(runs.recipe_classes(job) for runs in measurements)))
+    return of_one_attention(job, set().union(*(runs.attentions(job) for runs in measurements)))
+
+
+def as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:
+    """The job by the recipe class and the attention kernel that a surrogate's own runs of it were priced by."""
+    return of_one_attention(of_learned_class(job, recipe_class), kernels_of(runs))
 
 
 def of_one_attention(job: Job, stated: Set[str]) -> Job:

@@ -73,10 +73,9 @@ def explain(
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
-        exceeded=exceeded, shortage=short,
-        **{name: float(values[name][0]) for name in RESULTS},
-        time_s=parts.time_s, energy_by_part_j=parts.energy_j,
-        memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
+        exceeded=exceeded, shortage=short, hangs_on=() if broken else of_plan(model, parsed.layouts),
+        **{name: float(values[name][0]) for name in RESULTS}, time_s=parts.time_s,
+        energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
@@ -96,7 +95,6 @@ def explain(
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
         rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded or short) else None,
-        hangs_on=() if broken else of_plan(model, parsed.layouts),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What an answer hangs on: each setting that a job leaves open, priced with the values that it may well have."""
+"""Each setting that a job leaves open, on which its answer hangs, priced with the values that it may well have."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
-    allow_tight: bool = False,
+    allow_tight: bool = False, source: str = "",
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
@@ -67,9 +67,10 @@ def propose(
     NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
     ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
     job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
-    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. Other options
-    as in `JobModel.of`. With one objective the front is the best plan; of a GPU of unknown power energies are NaN and
-    no study is stored. Raises InfeasibleError with reasons and a remedy, CatalogError where power is needed.
+    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. ``source``:
+    how a shell names the job, for the command that comes next. Other options as in `JobModel.of`. With one objective
+    the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
+    InfeasibleError with reasons and a remedy, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -98,7 +99,7 @@ def propose(
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
-    proposal = replace(proposal, hangs_on=of_first(model, proposal))
+    proposal = replace(proposal, hangs_on=of_first(model, proposal), source=source)
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)
