@@ -11,6 +11,7 @@ from jointopt.core.errors import JointOptError
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS, program_of
 from jointopt.report.exported import exported
+from jointopt.report.table import paragraphs
 from jointopt.spec.job import Job
 
 
@@ -23,7 +24,7 @@ class NextCommand:
 
     def lines(self) -> list[str]:
         """For people: the note, then the command as it is pasted."""
-        return [self.note, *(f"  {line}" for line in self.command.split("\n"))]
+        return [*paragraphs([self.note]), *(f"  {line}" for line in self.command.split("\n"))]
 
 
 def next_command(job: Job, plan: Mapping[str, Any], text: str, source: str) -> NextCommand | None:
@@ -44,8 +45,9 @@ def next_command(job: Job, plan: Mapping[str, Any], text: str, source: str) -> N
             command, f"Next: no start script of the first row ({str(error).rstrip('.')}); what it is made of:"
         )
     note = "Next, what starts the first row:"
-    if TARGETS[name].remark(job.training.framework):
+    if TARGETS[name].remark(priced := job.training.framework):
         note = (
-            f"Next, the first row in the words of {name}, which is not what was priced ({job.training.framework.name}):"
+            f"Next, what starts the first row in {name}, although {priced.name} software was priced: "
+            "--set training.framework=NAME prices yours."
         )
     return NextCommand(f"jointopt export {source} --to {name} \\\n  {wanted}", note)

@@ -31,11 +31,10 @@ class OpenSetting:
 
     def sentence(self, whose: str) -> str:
         """The alternative with its effect and how to state it."""
-        other, whose = " by another layout" if self.plan else "", f"{whose[:1].lower()}{whose[1:]}"
-        what = self.words.format(_shown(self.alternative))
+        other, whose = ", by another layout" if self.plan else "", f"{whose[:1].lower()}{whose[1:]}"
         return (
-            f"The job leaves {self.key} open: if {what}, not {_shown(self.assumed)} as assumed, "
-            f"{whose} time changes by {self.time_change_percent:+z.1f} %{other} ({self.states} states it)."
+            f"If {self.words.format(_shown(self.alternative))}, not {_shown(self.assumed)} as assumed: "
+            f"{self.time_change_percent:+z.1f} % of {whose} time{other} ({self.states})."
         )
 
     def document(self) -> dict[str, Any]:
