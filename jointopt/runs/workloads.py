@@ -36,7 +36,7 @@ from jointopt.spec import defaults
 from jointopt.spec.block import NOT_IN, block_of
 from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.frameworks import recognise_framework
+from jointopt.spec.catalog.frameworks import names_release, recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
@@ -84,6 +84,7 @@ class Workload:
     layout: Ints  # which of them each row has
     clock_mhz: Floats  # (n, 1) of all stages, or (n, deepest pp) of each, NaN beyond a plan's pp
     assumed: npt.NDArray[np.object_]  # per row: names of defaulted columns, joined by a blank
+    of_release: bool = False  # the rows name the release of their software, which has its own attention kernel
     as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
 
     @property
@@ -108,9 +109,9 @@ class Workload:
         return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))
 
     def of_attention(self, kernel: str) -> Workload:
-        """The workload with that attention kernel where its rows name none."""
+        """The workload with that attention kernel where its rows name neither one nor a release."""
         training = self.job.training
-        if not training.attention_assumed or training.attention == kernel:
+        if not training.attention_assumed or self.of_release or training.attention == kernel:
             return self
         return replace(self, job=replace(self.job, training=replace(training, attention=kernel)))
 
@@ -211,7 +212,8 @@ def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
     again = row_codes(default.layouts.values())  # what cells state and what blank ones mean may be the same
     layouts, layout = {name: values[first_rows(again)] for name, values in default.layouts.items()}, again[of_row]
     clocks = stated_clocks(plans, rows, layouts["pp"][layout], gpu)
-    return Workload(job, rows, layouts, layout, clocks, notes, _as_stated(first, training))
+    of_release = names_release(str(first.get("framework", "")))
+    return Workload(job, rows, layouts, layout, clocks, notes, of_release, _as_stated(first, training))
 
 
 def _as_stated(row: Mapping[str, Any], training: Training) -> bool:

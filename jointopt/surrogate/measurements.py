@@ -22,7 +22,7 @@ from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.unused import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
 from jointopt.runs.workloads import Workload
-from jointopt.spec.job import Job, Training
+from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
@@ -196,20 +196,20 @@ class Measurements:
     def recipe_classes(self, job: Job) -> set[str]:
         """The recipe classes that rows on the job's kind of cluster state."""
         here = self.on(job.cluster.gpu.id)
-        return {training.recipe_class for training in here._trainings(job, states_class(here.table))} - {""}
+        return {work.job.training.recipe_class for work in here._alike(job, states_class(here.table))} - {""}
 
     def attentions(self, job: Job) -> set[str]:
-        """The attention kernels that rows on the job's kind of cluster state."""
-        here = self.on(job.cluster.gpu.id)
-        found = here._trainings(job, "attention" in here.table)
-        return {training.attention for training in found if not training.attention_assumed}
+        """The attention kernels that rows on the job's kind of cluster state, or the releases that they name."""
+        found = self.on(job.cluster.gpu.id)._alike(job)
+        trainings = [(work.job.training, work.of_release) for work in found]
+        return {one.attention for one, of_release in trainings if of_release or not one.attention_assumed}
 
-    def _trainings(self, job: Job, wanted: bool) -> list[Training]:
-        """Of each workload on the job's kind of cluster, where they are ``wanted``; none where `evidence` warns."""
+    def _alike(self, job: Job, wanted: bool = True) -> list[Workload]:
+        """`of_kind`, where these workloads are ``wanted``; none where `evidence` warns."""
         if self.table.empty or not wanted:
             return []
         try:
-            return [work.job.training for work in self.of_kind(job)]
+            return self.of_kind(job)
         except TableError:
             return []
 

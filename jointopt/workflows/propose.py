@@ -68,9 +68,9 @@ def propose(
     ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
     job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
     ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. ``source``:
-    how a shell names the job, for the command that comes next. Other options as in `JobModel.of`. With one objective
-    the front is the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises
-    InfeasibleError with reasons and a remedy, CatalogError where power is needed.
+    how a shell names the job, for the next command. Other options as in `JobModel.of`. With one objective the front is
+    the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises InfeasibleError with
+    reasons and a remedy, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -95,17 +95,21 @@ def propose(
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
-        learned=model.shown_by_few(found.layouts), model=model,
+        learned=model.shown_by_few(found.layouts), model=model, source=source,
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
-    proposal = replace(proposal, hangs_on=of_first(model, proposal), source=source)
+    proposal = replace(proposal, hangs_on=of_first(model, proposal))
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)
-    record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
-    proposal = replace(proposal, record=record)
+    proposal = replace(proposal, record=_record(described))
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _record(described: Columns) -> Columns:
+    """Described plans without their places in the space."""
+    return {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
 
 
 def _exact(model: JobModel, found: Prepared, watch: Stopwatch) -> ExactFront:

@@ -56,7 +56,7 @@ def test_options_reach_the_search(passed: dict[str, Any]) -> None:
         "storage": None,
         "study": "mine",
         "baseline": "",
-        "source": "--model llama-3-8b --gpu h100-sxm5-80gb --gpus 16 --global-batch-size 64 --seq-length 4096 --framework nemo",
+        "source": " ".join([*SHAPE, "--framework nemo"]).replace("=", " "),
         "surrogate": "default",
         "measured": None,
         "calibration": None,
