@@ -118,6 +118,8 @@ class Scaled(Result):
         known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
         legend = ["± behind a difference is its 90 % interval."] * known
         legend += wider_lines([size.doubts for size in sizes], [_words(size.job) for size in sizes])
+        assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
+        legend += [f"Assumed {clocks}." for clocks in assumed if clocks]
         legend = table.paragraphs(legend)
         blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
@@ -140,8 +142,8 @@ class Scaled(Result):
         bill += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
         bill.append(f"{plan['cluster_power_kw']:,.0f} kW")
         sure = kept_probability(job, self.pick)
-        kept = "" if math.isnan(sure) else f" It keeps them with probability {odds(sure)}"
-        advice = "." if self.pick.at_high_end else "; --at-high-end picks one that keeps them at the high end."
+        kept = "" if math.isnan(sure) else f" It keeps that with probability {odds(sure)}"
+        advice = "; --at-high-end picks a plan that keeps it at the high end." if sure < 0.95 else "."
         held = " at the high end of its interval" * self.pick.at_high_end
         return table.paragraphs([
             f"Under {limits}{held}, least {self.pick.objective}: {_words(job)}, "

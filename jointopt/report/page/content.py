@@ -96,6 +96,7 @@ def _lead(job: Job, front: Sequence[Entry], document: Mapping[str, Any]) -> str:
         f"{training.precision} with {training.software}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
         f"layout{'s' * (layouts != 1)} that no other plan beats in {words(job.objectives)}."
+        + (f" Assumed {job.assumed_clocks}." if job.assumed_clocks else "")
     )
 
 
