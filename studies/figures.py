@@ -4,12 +4,15 @@
 
 ``docs/figures.json`` holds, for each command, its figures with the commit and date that they were made at and a digest
 of each prediction that they rest on: those of golden files and of recorded accuracy, so that only what moves a
-prediction makes figures old. A page shows one as ``off by <!--figure accuracy.median_percent-->7.2 %<!--/-->``, rounded
+prediction makes figures old. A page shows one as ``off by <!--figure accuracy.median percent-->7.2 %<!--/-->``, rounded
 as the page likes; ``--write`` puts the record's figures into all pages, as each command does with its own.
 
-Other numbers of README and docs are between ``<!--given-->`` and ``<!--/-->`` (limits, defaults, figures of others: no
-command prints them), or in a section that says *Figures as of COMMIT (DATE)*: a record of a measurement that is not
-renewed. Both may stand for a section as a line of its own, ``<!--given: why-->`` and the sentence.
+Other numbers of README and docs stand
+
+- between ``<!--shown-->`` and ``<!--/-->``: a block of ``console`` of the page, which a test runs, shows them;
+- between ``<!--given-->`` and ``<!--/-->``, or in a section with a line ``<!--given: WHY-->``: limits, defaults and
+  figures of others, which no command prints;
+- in a section with a line ``*Figures as of COMMIT (DATE)*``: measured by hand, of that day, which readers see.
 """
 
 from __future__ import annotations
@@ -35,15 +38,17 @@ PREDICTED = re.compile(
     r"(?:(?:predicted|fastest|thriftiest)_)?(?:iteration_time_s|energy_j|avg_power_w|peak_memory_gib)(?:_low|_high)?"
     r"|considered|kept"
 )
-MARK = re.compile(r"<!--figure ([\w.+ -]+?)-->(.*?)<!--/-->", re.DOTALL)
+MARK = re.compile(r"<!--figure ([\w.+% -]+?)-->(.*?)<!--/-->", re.DOTALL)
 GIVEN = re.compile(r"<!--given-->.*?<!--/-->", re.DOTALL)
+SHOWN = re.compile(r"<!--shown-->(.*?)<!--/-->", re.DOTALL)
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SECTION = re.compile(r"^(?:<!--given: .+?-->|\*Figures as of [0-9a-f]{7,} \(\d{4}-\d\d-\d\d\).*)$", re.MULTILINE)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 BLOCK = re.compile(r"^```\w*[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A number as commands print it: with a unit, or with the name of what they count.
 PRINTED = re.compile(
     r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?(?:(?:\s+(?:to|and|or)\s+|-)[-+]?\d[\d,]*(?:\.\d+)?)*\s*"
-    r"(?!%\s+(?:interval|quantile))"
+    r"(?!%\s+(?:interval|quantile)|MHz)"
     r"(?:%|(?:k?J|k?W|kWh|s|ms|us|µs|minutes?|GiB|MiB|GB|MB|TFLOP/s|(?:tokens|plans|layouts|trials)/s|times"
     r"|(?:\w+\s+)?(?:runs|jobs|rows|sources|plans|layouts|groups|statements|trials|pairs|kills))(?![\w/]))"
 )
@@ -58,7 +63,12 @@ def pages() -> list[Path]:
 
 def read() -> Record:
     """The record: an entry for each command, by name."""
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return read_of(RECORD)
+
+
+def read_of(file: Path) -> Record:
+    """The record that a file holds; none where there is no file."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def record(
@@ -78,8 +88,8 @@ def record(
     }  # fmt: skip
     if not anew and old:
         made = {key: old[key] for key in made}
-    shown = {key: round(float(value), 6) for key, value in figures.items() if value == value}
-    kept[name] = {"command": command, **made, "figures": shown, "blocks": [digest(text) for text in blocks]}
+    known = {key: round(float(value), 6) for key, value in figures.items() if value == value}
+    kept[name] = {"command": command, **made, "figures": known, "blocks": [digest(text) for text in blocks]}
     RECORD.write_text(_text(kept), encoding="utf-8")
     write(kept)
 
@@ -129,7 +139,7 @@ def write(kept: Record) -> None:
     """Put the record's figures into every page."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        new = MARK.sub(lambda found: _shown(found, kept), text)
+        new = MARK.sub(lambda found: shown(found, kept), text)
         if new != text:
             page.write_text(new, encoding="utf-8")
 
@@ -137,10 +147,11 @@ def write(kept: Record) -> None:
 def value_of(kept: Record, name: str) -> float | None:
     """The recorded figure that a mark names; None where there is none."""
     entry, _, figure = name.partition(".")
-    return kept.get(entry, {}).get("figures", {}).get(figure)
+    figures: dict[str, float] = kept.get(entry, {}).get("figures", {})
+    return figures.get(figure)
 
 
-def _shown(found: re.Match[str], kept: Record) -> str:
+def shown(found: re.Match[str], kept: Record) -> str:
     """A mark with the record's figure, rounded as the page had it."""
     value = value_of(kept, found[1])
     if value is None:
@@ -161,12 +172,12 @@ def faults() -> list[str]:
     texts = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages()}
     blocks = {digest(block) for text in texts.values() for block in BLOCK.findall(text)}
     found += [
-        f"docs/figures.json: {name}: a block of text that its command wrote stands on no page; renew it: {one['command']}"
+        f"docs/figures.json: {name}: a block that its command wrote stands on no page as it was: run {one['command']}"
         for name, one in kept.items()
         if not blocks.issuperset(one["blocks"])
     ]
     for page, text in texts.items():
-        found += differing(page, text, kept)
+        found += differing(page, text, kept) + misplaced(page, text)
         if page.count("/") < 2 and not page.startswith("studies"):
             found += loose(page, text)
     return found
@@ -179,36 +190,51 @@ def stale(name: str, entry: Record) -> list[str]:
     gone = len(before - now)
     if not gone:
         return []
-    made = f"{entry['commit']} ({entry['date']})"
-    return [f"docs/figures.json: {name}: {gone} of {len(before)} predictions moved since {made}: run {entry['command']}"]
+    moved = f"{gone} of {len(before)} predictions moved since {entry['commit']} ({entry['date']})"
+    return [f"docs/figures.json: {name}: {moved}: run {entry['command']}"]
 
 
 def differing(page: str, text: str, kept: Record) -> list[str]:
-    """A sentence for each mark of a page whose figure is not the record's, or that breaks its line."""
+    """A sentence for each mark of a page whose figure is not the record's."""
     found = []
     for mark in MARK.finditer(text):
-        value, where = value_of(kept, mark[1]), f"{page}:{text.count(chr(10), 0, mark.start()) + 1}"
+        value, where = value_of(kept, mark[1]), _place(page, text, mark)
         if value is None:
             found.append(f"{where}: docs/figures.json has no figure {mark[1]}")
-        elif _shown(mark, kept) != mark[0] or not NUMBER.search(mark[2]):
+        elif shown(mark, kept) != mark[0] or not NUMBER.search(mark[2]):
             found.append(f"{where}: {mark[2]!r} is {value:g} in docs/figures.json ({mark[1]}): run make figures")
-    at_start = re.finditer(r"^ {0,3}<!--(?:figure |given-->)", text, re.MULTILINE)
-    return found + [
-        f"{page}:{text.count(chr(10), 0, one.start()) + 1}: a mark at the start of a line ends the paragraph: move it"
-        for one in at_start
+    return found
+
+
+def misplaced(page: str, text: str) -> list[str]:
+    """A sentence for each mark that begins a line, where Markdown ends the paragraph, and each that no block shows."""
+    found = [
+        f"{_place(page, text, one)}: a mark at the start of a line ends the paragraph: move it"
+        for one in re.finditer(r"^ {0,3}<!--(?:figure |given-->|shown-->)", text, re.MULTILINE)
     ]
+    blocks = [float(number.replace(",", "")) for number in NUMBER.findall(" ".join(CONSOLE.findall(text)))]
+    for mark in SHOWN.finditer(text):
+        for number in NUMBER.findall(mark[1]):
+            if number not in {rounded(value, number) for value in blocks}:
+                found.append(f"{_place(page, text, mark)}: {number} is not what a block of the page shows")
+    return found
+
+
+def _place(page: str, text: str, found: re.Match[str]) -> str:
+    """Page and line of what was found."""
+    return f"{page}:{text.count(chr(10), 0, found.start()) + 1}"
 
 
 def loose(page: str, text: str) -> list[str]:
     """A sentence for each number of a page that commands may print and that has no source."""
-    for pattern in (BLOCK, MARK, GIVEN):
+    for pattern in (BLOCK, MARK, GIVEN, SHOWN):
         text = pattern.sub(_blank, text)
-    text = re.sub(r"`[^`\n]*`|\]\([^)\n]*\)", _blank, text)
+    text = re.sub(r"`(?:[^`\n]|\n(?!\n))*`|\]\([^)\n]*\)", _blank, text)
     while (one := SECTION.search(text)) is not None:
         rest = _rest_of_section(text, one.start())
         text = text[: one.start()] + _blank(rest) + text[rest.end() :]
     return [
-        f"{page}:{text.count(chr(10), 0, one.start()) + 1}: {' '.join(one[0].split())!r} has no source: mark it as "
+        f"{_place(page, text, one)}: {' '.join(one[0].split())!r} has no source: mark it as "
         "<!--figure NAME--> of docs/figures.json, or as <!--given--> where no command prints it"
         for one in PRINTED.finditer(text)
     ]
@@ -229,14 +255,14 @@ def _rest_of_section(text: str, start: int) -> re.Match[str]:
 
 
 def unmarked(text: str) -> str:
-    """A page without its marks, as the site shows it."""
-    return re.sub(r"<!--(?:figure [^>]*|given(?:: [^>]*)?|/)-->", "", text)
+    """A page without its marks, as the site shows it; those in code are examples."""
+    return re.sub(r"(`[^`\n]*`)|<!--(?:figure [^>]*|given(?:: [^>]*)?|shown|/)-->", r"\1", text)
 
 
 def main() -> None:
     """Check all pages, with ``--write`` after the record's figures were put into them; exit 1 where one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the figures of docs/figures.json into all pages first")
+    parser.add_argument("--write", action="store_true", help="put the record's figures into all pages first")
     if parser.parse_args().write:
         write(read())
     found = faults()

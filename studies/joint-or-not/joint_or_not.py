@@ -47,7 +47,8 @@ LITTLE = 0.0005  # a saving that prints as 0.0 %
 LATER = 0.05  # more time than the fastest plan, within which clocks may fall
 CELL = ("model", "seq_length", "gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 VARIED = ("link_share", "sequences_per_gpu")
-FACTS = ("dp", "tp", "pp", "cp", "ep", "recompute", "micro_batch_size")
+DEGREES = ("dp", "tp", "pp", "cp", "ep")
+FACTS = (*DEGREES, "recompute", "micro_batch_size")
 
 
 def cases(every: int = 1) -> Iterator[dict[str, Any]]:
@@ -181,10 +182,21 @@ def summary(found: pd.DataFrame) -> dict[str, float]:
         "joint later percent": 100.0 * free["joint_later"].median(),
         "slower percent": 100.0 * free["slower_by"][free["energy_saving"] >= PAYS].median(),
     }  # fmt: skip
+    paying, others = (free[free["energy_saving"].ge(PAYS) == pays] for pays in (True, False))
+    same = np.all([paying[f"joint_{name}"] == paying[f"two_step_{name}"] for name in DEGREES], axis=0)
+    shown |= {
+        "free paying jobs": len(paying), "free paying deeper jobs": _deeper(paying), "free other jobs": len(others),
+        "free paying of the same degrees jobs": same.sum(), "free other deeper jobs": _deeper(others),
+    }  # fmt: skip
     for row in by_property(found).itertuples(index=False, name=None):
         named = dict(zip(("jobs", "paying percent", "median percent", "largest percent"), row[2:], strict=True))
         shown |= {f"{row[0]} {row[1]} {name}": value for name, value in named.items()}
     return {name: float(value) for name, value in shown.items()}
+
+
+def _deeper(found: pd.DataFrame) -> int:
+    """Jobs whose layout that saves most has more stages than the fastest one."""
+    return int((found["joint_pp"] > found["two_step_pp"]).sum())
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:
