@@ -32,13 +32,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "figures.json"
 ACCURACY, GOLDEN = "tests/data/accuracy.json", "tests/golden/{}.csv"
+CARD = "models/default/card.json"
 CODE = ("jointopt", "cli", "models")  # folders whose changes may move a figure
 KEYS = ("job", "row", "plan", "surrogate")  # columns that name a golden row
 PREDICTED = re.compile(
     r"(?:(?:predicted|fastest|thriftiest)_)?(?:iteration_time_s|energy_j|avg_power_w|peak_memory_gib)(?:_low|_high)?"
     r"|considered|kept"
 )
-MARK = re.compile(r"<!--figure ([\w.+% -]+?)-->(.*?)<!--/-->", re.DOTALL)
+MARK = re.compile(r"<!--figure ([\w.,+% -]+?)-->(.*?)<!--/-->", re.DOTALL)
 GIVEN = re.compile(r"<!--given-->.*?<!--/-->", re.DOTALL)
 SHOWN = re.compile(r"<!--shown-->(.*?)<!--/-->", re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -130,13 +131,22 @@ def _leaves(node: Any, where: str) -> Iterator[tuple[str, float]]:
 
 
 def _predicted(row: dict[str, str]) -> str:
-    """What a golden row predicts, in five digits; blank where that is nothing."""
+    """The figures of a golden row in five digits, behind its name; blank where it predicts none."""
     figures = [f"{column} {float(cell):.5g}" for column, cell in row.items() if PREDICTED.fullmatch(column) and cell]
     return " ".join([*(row.get(key, "") for key in KEYS), *figures]) if figures else ""
 
 
+def learned() -> Record:
+    """Held-out errors of the shipped surrogate in percent, which its card holds: an entry of the record besides."""
+    if not (ROOT / CARD).exists():
+        return {}
+    errors = _leaves(json.loads((ROOT / CARD).read_text(encoding="utf-8"))["error"], "")
+    return {"card": {"figures": {name.strip(): 100.0 * error for name, error in errors}}}
+
+
 def write(kept: Record) -> None:
     """Put the record's figures into every page."""
+    kept = kept | learned()
     for page in pages():
         text = page.read_text(encoding="utf-8")
         new = MARK.sub(lambda found: shown(found, kept), text)
@@ -176,6 +186,7 @@ def faults() -> list[str]:
         for name, one in kept.items()
         if not blocks.issuperset(one["blocks"])
     ]
+    kept = kept | learned()
     for page, text in texts.items():
         found += differing(page, text, kept) + misplaced(page, text)
         if page.count("/") < 2 and not page.startswith("studies"):
@@ -231,8 +242,8 @@ def loose(page: str, text: str) -> list[str]:
         text = pattern.sub(_blank, text)
     text = re.sub(r"`(?:[^`\n]|\n(?!\n))*`|\]\([^)\n]*\)", _blank, text)
     while (one := SECTION.search(text)) is not None:
-        rest = _rest_of_section(text, one.start())
-        text = text[: one.start()] + _blank(rest) + text[rest.end() :]
+        end = _end_of_section(text, one.start())
+        text = text[: one.start()] + re.sub(r"[^\n]", " ", text[one.start() : end]) + text[end:]
     return [
         f"{_place(page, text, one)}: {' '.join(one[0].split())!r} has no source: mark it as "
         "<!--figure NAME--> of docs/figures.json, or as <!--given--> where no command prints it"
@@ -245,13 +256,11 @@ def _blank(found: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", found[0])
 
 
-def _rest_of_section(text: str, start: int) -> re.Match[str]:
-    """From there to the next heading of the level that the place is under, or above it."""
+def _end_of_section(text: str, start: int) -> int:
+    """Place of the next heading of the level that ``start`` is under, or above it."""
     levels = [len(marks) for marks in re.findall(r"^(#+) ", text[:start], re.MULTILINE)]
-    ends = re.compile(rf"(?s).*?(?=^#{{1,{levels[-1] if levels else 6}}} |\Z)", re.MULTILINE)
-    found = ends.match(text, start)
-    assert found is not None
-    return found
+    heading = re.compile(rf"^#{{1,{levels[-1] if levels else 6}}} ", re.MULTILINE).search(text, start)
+    return heading.start() if heading else len(text)
 
 
 def unmarked(text: str) -> str:

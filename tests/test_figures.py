@@ -46,7 +46,7 @@ def test_another_number_in_the_readme_is_named_with_what_it_should_be() -> None:
     assert "'1,398' is 1397 in docs/figures.json (accuracy.runs)" in found[0]
 
 
-def test_a_number_that_nobody_marked_is_named() -> None:
+def test_a_number_without_a_mark_is_named() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8") + "\nIt saves 23 % in 12 s.\n"
     found = figures.loose("README.md", text)
     assert [one.split(" has no source")[0].split(": ")[1] for one in found] == ["'23 %'", "'12 s'"]
