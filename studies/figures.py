@@ -12,13 +12,15 @@ Other numbers of README and docs stand
 - between ``<!--shown-->`` and ``<!--/-->``: a block of ``console`` of the page, which a test runs, shows them;
 - between ``<!--given-->`` and ``<!--/-->``, or in a section with a line ``<!--given: WHY-->``: limits, defaults and
   figures of others, which no command prints;
-- in a section with a line ``*Figures as of COMMIT (DATE)*``: measured by hand, of that day, which readers see.
+- in a section with a line ``*Figures as of COMMIT (DATE) and earlier; measured by hand.*``, which readers see, and
+  which says where predictions have moved since: ``--write`` adds that where the commit is at hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import hashlib
 import json
 import re
@@ -32,6 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "figures.json"
 ACCURACY, GOLDEN = "tests/data/accuracy.json", "tests/golden/{}.csv"
+HELD = (ACCURACY, *(GOLDEN.format(table) for table in ("plans", "fronts", "rows")))  # predictions of all kinds
 CARD = "models/default/card.json"
 CODE = ("jointopt", "cli", "models")  # folders whose changes may move a figure
 KEYS = ("job", "row", "plan", "surrogate")  # columns that name a golden row
@@ -43,7 +46,12 @@ MARK = re.compile(r"<!--figure ([\w.,+% -]+?)-->(.*?)<!--/-->", re.DOTALL)
 GIVEN = re.compile(r"<!--given-->.*?<!--/-->", re.DOTALL)
 SHOWN = re.compile(r"<!--shown-->(.*?)<!--/-->", re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
-SECTION = re.compile(r"^(?:<!--given: .+?-->|\*Figures as of [0-9a-f]{7,} \(\d{4}-\d\d-\d\d\).*)$", re.MULTILINE)
+DATED = re.compile(
+    r"^(\*Figures as of ([0-9a-f]{7,}) \(\d{4}-\d\d-\d\d\) and earlier; measured by hand)((?:, and .*)?)\.\*$",
+    re.MULTILINE,
+)
+SINCE = ", and predictions have moved since"
+SECTION = re.compile(rf"^<!--given: .+?-->$|{DATED.pattern}", re.MULTILINE)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 BLOCK = re.compile(r"^```\w*[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A number as commands print it: with a unit, or with the name of what they count.
@@ -116,10 +124,31 @@ def digest(text: str) -> str:
 
 def predictions(file: str) -> set[str]:
     """Digests of the predictions that a file of the tests holds; other rows and columns beside them change none."""
+    return _digests(file, (ROOT / file).read_text(encoding="utf-8"))
+
+
+def _digests(file: str, text: str) -> set[str]:
     if file.endswith(".json"):
-        return {digest(f"{where} {value:.3f}") for where, value in _leaves(json.loads((ROOT / file).read_text()), "")}
-    with (ROOT / file).open(newline="", encoding="utf-8") as lines:
-        return {digest(text) for row in csv.DictReader(lines) if (text := _predicted(row))}
+        return {digest(f"{where} {value:.3f}") for where, value in _leaves(json.loads(text), "")}
+    return {digest(words) for row in csv.DictReader(text.splitlines()) if (words := _predicted(row))}
+
+
+@functools.cache
+def moved_since(commit: str) -> bool | None:
+    """Whether a prediction that tests held at a commit is another one now; None where the commit is not at hand."""
+    found = None
+    for file in HELD:
+        git = ["git", "-C", str(ROOT), "show", f"{commit}:{file}"]
+        then = subprocess.run(git, capture_output=True, text=True)
+        if then.returncode == 0:
+            found = bool(found) or not _digests(file, then.stdout) <= predictions(file)
+    return found
+
+
+def dated(found: re.Match[str]) -> str:
+    """The line of a section's date, which says whether predictions have moved since."""
+    moved = moved_since(found[2])
+    return found[0] if moved is None else f"{found[1]}{SINCE * moved}.*"
 
 
 def _leaves(node: Any, where: str) -> Iterator[tuple[str, float]]:
@@ -149,7 +178,7 @@ def write(kept: Record) -> None:
     kept = kept | learned()
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        new = MARK.sub(lambda found: shown(found, kept), text)
+        new = DATED.sub(dated, MARK.sub(lambda found: shown(found, kept), text))
         if new != text:
             page.write_text(new, encoding="utf-8")
 
@@ -206,7 +235,7 @@ def stale(name: str, entry: Record) -> list[str]:
 
 
 def differing(page: str, text: str, kept: Record) -> list[str]:
-    """A sentence for each mark of a page whose figure is not the record's."""
+    """A sentence for each mark of a page whose figure is not the record's, and each date that is not up to date."""
     found = []
     for mark in MARK.finditer(text):
         value, where = value_of(kept, mark[1]), _place(page, text, mark)
@@ -214,7 +243,11 @@ def differing(page: str, text: str, kept: Record) -> list[str]:
             found.append(f"{where}: docs/figures.json has no figure {mark[1]}")
         elif shown(mark, kept) != mark[0] or not NUMBER.search(mark[2]):
             found.append(f"{where}: {mark[2]!r} is {value:g} in docs/figures.json ({mark[1]}): run make figures")
-    return found
+    return found + [
+        f"{_place(page, text, one)}: predictions have moved since {one[2]}, or have not: run make figures"
+        for one in DATED.finditer(text)
+        if dated(one) != one[0]
+    ]
 
 
 def misplaced(page: str, text: str) -> list[str]:

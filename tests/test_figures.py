@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from jointopt.studies import figures
 from tests.places import ROOT
 
+DATE = "*Figures as of 1a2b3c4d (2026-11-20) and earlier; measured by hand{}.*"
 JOINT = ROOT / "studies" / "joint-or-not"
 
 
@@ -82,6 +84,22 @@ def test_a_command_records_its_figures_and_puts_them_into_the_pages(tree: Path) 
     assert figures.faults() == []
 
 
+def test_a_dated_section_says_where_predictions_have_moved_since(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "README.md").write_text(DATE.format("") + "\n\n5 %\n")
+    assert figures.faults() == []  # that commit is not at hand
+    monkeypatch.setattr(figures, "moved_since", lambda commit: True)
+    assert [fault for fault in figures.faults() if "predictions have moved since 1a2b3c4d" in fault]
+    figures.write({})
+    assert DATE.format(", and predictions have moved since") in (tree / "README.md").read_text()
+    assert figures.faults() == []
+
+
+def test_predictions_of_this_commit_have_not_moved_since_and_of_an_unknown_one_nothing_is_known() -> None:
+    if not subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", "HEAD", "--", *figures.HELD]).returncode:
+        assert figures.moved_since("HEAD") is False
+    assert figures.moved_since("0" * 8) is None
+
+
 def test_figures_of_rows_kept_from_before_keep_their_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures.record("lab", "make lab", [figures.ACCURACY], {"error percent": 7.19})
     monkeypatch.setattr(figures, "commit", lambda: "9e962417")
@@ -111,7 +129,7 @@ def test_what_is_written_into_a_page_passes_the_check(value: float, decimals: in
 @pytest.mark.parametrize(
     ("text", "count"),
     [("# A\n\n<!--given: limits-->\n\nAt most 20 s.\n\n## B\n\n5 %\n\n# C\n\n6 %\n", 1),
-     ("# A\n\n## B\n\n*Figures as of 1a2b3c4d (2026-11-28).*\n\n5 %\n\n### D\n\n6 %\n\n## E\n\n7 %\n", 1),
+     (f"# A\n\n## B\n\n{DATE.format('')}\n\n5 %\n\n### D\n\n6 %\n\n## E\n\n7 %\n", 1),
      ("At most <!--given-->20\ns<!--/-->, `5 %`, a 90 % interval.\n", 0),
      ("```text\n5 %\n```\n\n[5 %](a.md)\n", 1)],
 )  # fmt: skip
