@@ -122,7 +122,7 @@ class Proposal(Result):
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """Doubts of the answer: an assumed range of clocks, then why plans of the front are outside of what was checked.
+        """An assumed range of clocks, then why plans of the front are outside of what was checked.
 
         Each such reason with its number of plans.
         """

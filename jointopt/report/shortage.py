@@ -61,7 +61,7 @@ def allowed_gib(model: JobModel) -> float:
 
 
 def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | None = None) -> Shortage | None:
-    """The shortage of the one layout of ``physics``; None where it is feasible. Of a ``plan`` also the changes that help."""
+    """The shortage of the one layout of ``physics``, of a ``plan`` with the changes that help; None if it fits."""
     probability = float(model.fit_probability(physics)[0])
     if probability >= FEASIBLE:
         return None

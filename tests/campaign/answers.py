@@ -1,15 +1,15 @@
 """Random jobs, and what must hold of every verb's answer to each: it never says more than the tool itself knows.
 
-``python tests/campaign/answers.py 300 [FIRST]`` prints each sentence of `FAULTS` that an answer breaks, by job, and how
-many jobs were answered, were out of memory, and broke none.
+``python tests/campaign/answers.py 300 [FIRST]`` prints the `faults` of each job, and how many jobs have feasible plans,
+are out of memory, and have faults.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
 from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.memory import FEASIBLE
+from jointopt.workflows.check import check
 from jointopt.workflows.explain import explain
 from jointopt.workflows.export import export
 from jointopt.workflows.propose import propose
@@ -93,8 +94,9 @@ def _of_a_front(job: Job, found: Proposal) -> Iterator[str]:
         if abs(explained.iteration_time_s / time_s[row] - 1.0) > SAME:
             yield f"row {row + 1} takes another time by explain"
     fastest = [layout.plans[0]["iteration_time_s"] for layout in found.best_layouts]
-    shown = fastest[: sum(layout.rank <= 8 for layout in found.best_layouts)]
-    if shown != sorted(shown):
+    if fastest != sorted(fastest) or [layout.rank for layout in found.best_layouts] != sorted(
+        layout.rank for layout in found.best_layouts
+    ):
         yield "layouts are not in the order of their fastest plan"
     reference = float(found.reference["iteration_time_s"][0])
     if abs(reference / time_s[0] - 1.0) > SAME and not found.reference_breaks:
@@ -179,25 +181,27 @@ def _is_written(job: Job, entry: Mapping[str, Any], target: str) -> bool:
     return True
 
 
-@functools.cache
-def faults_of(seed: int) -> tuple[str, ...]:
-    """All `faults` of the random job of that number."""
-    return tuple(faults(random_job(seed)))
+def is_feasible(job: Job) -> bool:
+    """Whether any plan of the job is."""
+    try:
+        return check(job).fitting > 0
+    except InfeasibleError:
+        return False
 
 
 def main() -> None:
     """Prints the faults of as many random jobs as are asked for."""
     logging.disable(logging.CRITICAL)
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    bad = 0
+    counts = Counter[str]()
     for seed in range(first, first + count):
-        found = faults_of(seed)
-        bad += bool(found)
         job = random_job(seed)
+        found = list(faults(job))
+        counts.update(["with faults"] * bool(found) + ["feasible" if is_feasible(job) else "out of memory"])
         of = f"{job.model.name}, {job.cluster.num_gpus} x {job.cluster.gpu.id}, {job.training.framework.name}"
         for fault in found:
             print(f"{seed} ({of}): {fault}", flush=True)
-    print(f"{count} random jobs, {bad} with faults.")
+    print(f"{count} random jobs: {dict(counts)}.")
 
 
 if __name__ == "__main__":
