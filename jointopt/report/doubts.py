@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jointopt.report.table import paragraphs
 from jointopt.spec.job import Job
 
 FIRST_ROW = "The first row's"
+_COUNTED = re.compile(r" \([\d,]+ plans?\)$")
 
 
 def first_doubts(
@@ -33,5 +35,5 @@ def first_lines(
 def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
     """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
     known: Collection[str] = {why for own in shown for why in own}
-    rest = [doubt for doubt in doubts if doubt.rpartition(" (")[0] not in known]
+    rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
     return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []

@@ -138,9 +138,9 @@ class Proposal(Result):
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """Sentences against the first row, then why plans of the front are outside of what was checked.
+        """Sentences against the first row, an assumed range of clocks, then why plans are outside of what was checked.
 
-        Each of these reasons with its number of plans.
+        Each of the latter reasons with its number of plans.
         """
         return [*first_doubts(self.job, self._first, self.hangs_on), *self._unchecked]
 
@@ -148,9 +148,10 @@ class Proposal(Result):
     def _unchecked(self) -> list[str]:
         from jointopt.surrogate.job_model import JobModel  # it imports the physics
 
+        clocks = [self.job.assumed_clocks] if self.job.assumed_clocks else []
         if "in_domain" not in self.front:
-            return []
-        return doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
+            return clocks
+        return clocks + doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
 
     @property
     def _first(self) -> dict[str, Any]:
@@ -290,6 +291,7 @@ def _title(proposal: Proposal) -> list[str]:
         f"{cluster.gpu.id}. "
         f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}.",
         *([] if proposal.feasible else [NOT_EXPECTED]),
+        *([f"Assumed {job.assumed_clocks}."] if job.assumed_clocks else []),
     ])  # fmt: skip
 
 
