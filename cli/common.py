@@ -136,14 +136,9 @@ def answer(found: Result, as_json: bool, **text: Any) -> None:
 
 def list_rows(rows: Sequence[Mapping[str, Any]], text: Callable[[], str], as_json: bool) -> None:
     """Prints rows as one JSON document, as a table, or as that text."""
-    from jointopt.report.documents import markdown
+    from jointopt.report.documents import flat_frame, markdown
 
-    def frame() -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.json_normalize([*map(dict, rows)])
-
-    _print(as_json, lambda: rows, frame, lambda: markdown(frame()), text)
+    _print(as_json, lambda: rows, lambda: flat_frame(rows), lambda: markdown(flat_frame(rows)), text)
 
 
 def _print(

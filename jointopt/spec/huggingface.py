@@ -120,8 +120,8 @@ def _gpt_oss(section: Section, shape: Fields) -> Fields:
     """Heads of their own width, a sink for each, biases everywhere; blank fields take its class's figures."""
     top = "num_experts_per_tok" if not section.has("experts_per_token") else "experts_per_token"
     return _routed(section, "num_local_experts", shape["ffn_hidden_size"], top) | {
-        "head_dim": size(section, "head_dim", 64), "num_query_groups": size(section, "num_key_value_heads", 8, of="num_query_groups"),
-        "linear_bias": section.flag("attention_bias", True),
+        "head_dim": size(section, "head_dim", 64), "linear_bias": section.flag("attention_bias", True),
+        "num_query_groups": size(section, "num_key_value_heads", 8, of="num_query_groups"),
     }  # fmt: skip
 
 

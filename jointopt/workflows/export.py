@@ -9,7 +9,7 @@ from typing import Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.measure.exports.intent import BENCHMARK
-from jointopt.measure.exports.megatron import checkout_version
+from jointopt.measure.exports.targets import version_in
 from jointopt.report.exported import Exported, exported
 from jointopt.spec.job import Job
 
@@ -26,7 +26,7 @@ def export(
     of the program before those of the plan; ExportError names what the target has no words for.
     """
     if checkout is not None:
-        version = checkout_version(checkout)
+        version = version_in(checkout)
     found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
     for note in found.export.notes:
         _log.warning("%s", note)

@@ -6,7 +6,7 @@ A figure beyond is refused with the largest that is known of its kind: it is nea
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jointopt.core.errors import JobError
 from jointopt.spec.catalog.gpus import cite, read_yaml
@@ -54,17 +54,14 @@ def number(section: Section, name: str, key: str, *, zero: bool = False, default
 
 def _why(section: Section, name: str, limit: Limit) -> str:
     """What a refusal adds, which other flaws than the size do without."""
-    value = section.values.get(name)
+    value: Any = section.values.get(name)
     return limit.why if is_number(value) and value > limit.most else ""
 
 
 def check_batch(sequences: int, seq_length: int, where: str = "training.global_batch_size") -> None:
     """JobError for a batch beyond any known one, in sequences or in tokens: it may be a number of tokens."""
-    tokens, of_tokens, counted = (
-        sequences * seq_length,
-        limits()["training.tokens"],
-        limits()["training.global_batch_size"],
-    )
+    tokens = sequences * seq_length
+    of_tokens, counted = limits()["training.tokens"], limits()["training.global_batch_size"]
     if tokens <= of_tokens.most and sequences <= counted.most:
         return
     expected = f"expected at most {counted.most:,} sequences{counted.why}"

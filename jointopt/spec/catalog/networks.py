@@ -79,13 +79,18 @@ def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
     """JobError for a bandwidth that a job states as a bare number beyond what its GPU is known to have."""
     for key in LINKS:
-        value = stated.get(key)
-        if is_number(value) and value > (most := most_gbytes_per_s(cluster.gpu, key)):
-            raise JobError(
-                f"{where}.{key} is in GB/s of one GPU in one direction, and {value:,.15g} is more than the {most:g} "
-                f"that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); {_meant(value, key, most, cluster)}"
-                f"{value:g}GB/s if it is really {value:g} GB/s."
-            )
+        if not _is_beyond(cluster.gpu, key, stated.get(key)):
+            continue
+        value, most = float(stated[key]), most_gbytes_per_s(cluster.gpu, key)
+        raise JobError(
+            f"{where}.{key} is in GB/s of one GPU in one direction, and {value:,.15g} is more than the {most:g} that "
+            f"{cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); {_meant(value, key, most, cluster)}"
+            f"{value:g}GB/s if it is really {value:g} GB/s."
+        )
+
+
+def _is_beyond(gpu: Gpu, key: str, value: Any) -> bool:
+    return key in LINKS and is_number(value) and float(value) > most_gbytes_per_s(gpu, key)
 
 
 def _usual(gpu: Gpu, key: str) -> str:
@@ -107,5 +112,4 @@ def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
 
 def written(cluster: Cluster, key: str, value: Any) -> Any:
     """A bandwidth as a job file has it: with its unit where the bare number would be refused; others as they are."""
-    beyond = key in LINKS and is_number(value) and value > most_gbytes_per_s(cluster.gpu, key)
-    return f"{value:.15g}GB/s" if beyond else value
+    return f"{value:.15g}GB/s" if _is_beyond(cluster.gpu, key, value) else value
