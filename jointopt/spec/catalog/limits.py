@@ -68,8 +68,8 @@ def check_batch(sequences: int, seq_length: int, where: str = "training.global_b
     if tokens > of_tokens.most:
         expected = f"expected at most {of_tokens.most:,} tokens{of_tokens.why}"
     raise JobError(
-        f"{where} counts sequences, and {sequences:,} of {seq_length:,} tokens are {tokens:,} tokens per iteration; "
-        f"{expected}{_as_tokens(sequences, seq_length)}."
+        f"{where} counts sequences, and {sequences:,} of seq_length {seq_length:,} are {tokens:,} tokens per "
+        f"iteration; {expected}{_as_tokens(sequences, seq_length)}."
     )
 
 
