@@ -79,7 +79,7 @@ def host_bytes_per_s(gpu: Gpu) -> float:
 
 
 def slot_gbytes_per_s(gpu: Gpu) -> float | None:
-    """What a slot of PCIe x16 of the GPU's architecture carries, one direction; None where that is not known."""
+    """GB/s that a slot of PCIe x16 of the GPU's architecture carries in one direction; None where that is not known."""
     known = _table().get(gpu.architecture.lower())
     return float(known["host_gbytes_per_s"]) if known else None
 

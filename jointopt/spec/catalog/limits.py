@@ -53,7 +53,7 @@ def number(section: Section, name: str, key: str, *, zero: bool = False, default
 
 
 def _why(section: Section, name: str, limit: Limit) -> str:
-    """What a refusal adds, which other flaws than the size do without."""
+    """The largest known, which a refusal adds for a figure beyond it; blank for other flaws."""
     value: Any = section.values.get(name)
     return limit.why if is_number(value) and value > limit.most else ""
 

@@ -44,8 +44,12 @@ FULL: dict[str, dict[str, Any]] = {
 FIELDS = [(section, key) for section, keys in FULL.items() for key in keys if key != "gpu"]
 
 
-def parse(mapping: dict[str, Any]) -> Job:
-    return parse_job(mapping, "job", Path())
+def parsed(mapping: dict[str, Any]) -> tuple[Job | None, str]:
+    """The job, or the sentence by which it is refused."""
+    try:
+        return parse_job(mapping, "job", Path()), ""
+    except UsageError as error:
+        return None, str(error)
 
 
 @settings(deadline=None, max_examples=150)
@@ -55,14 +59,13 @@ def test_a_figure_in_another_unit_is_refused_by_its_name_or_within_the_stated_ra
 ) -> None:
     mapping, (section, key) = copy.deepcopy(FULL), field
     mapping[section][key] *= factor
-    try:
-        job = parse(mapping)
-    except UsageError as error:
-        assert key in str(error)
-    else:
-        assert mapping[section][key] <= limits()[f"{section}.{key}"].most
-        assert job.training.global_batch_size * job.training.seq_length <= most("training.tokens")
-        assert all(getattr(job.cluster, link) <= most_gbytes_per_s(job.cluster.gpu, link) for link in LINKS)
+    job, refusal = parsed(mapping)
+    if job is None:
+        assert key in refusal
+        return
+    assert mapping[section][key] <= limits()[f"{section}.{key}"].most
+    assert job.training.global_batch_size * job.training.seq_length <= most("training.tokens")
+    assert all(getattr(job.cluster, link) <= most_gbytes_per_s(job.cluster.gpu, link) for link in LINKS)
 
 
 def test_every_figure_of_a_job_has_a_limit_with_a_source() -> None:
@@ -102,9 +105,9 @@ def test_the_largest_known_batch_is_taken() -> None:
 
 def test_a_batch_that_grows_with_the_gpus_is_questioned_too() -> None:
     assert len(load_jobs("llama-3-8b-1x8-h100", (8, 64), weak=True)) == 2
-    with pytest.raises(JobError, match=r"--weak: the batch of 1,000,000 GPUs counts sequences, .*100,000,000 tokens"):
-        load_jobs("llama-3-8b-1x8-h100", (8, 1_000_000), weak=True)
-    with pytest.raises(UsageError, match=r"up to 1,000,000; got '8,2000000'"):
+    with pytest.raises(JobError, match=r"--weak: the batch of 1,048,576 GPUs counts sequences, .*100,000,000 tokens"):
+        load_jobs("llama-3-8b-1x8-h100", (8, 1_048_576), weak=True)
+    with pytest.raises(UsageError, match=r"up to 1,048,576; got '8,2000000'"):
         sizes_in("8,2000000")
 
 
@@ -113,5 +116,7 @@ def test_a_configuration_passes_the_same_limits_under_its_own_names(tmp_path: Pa
               "num_attention_heads": 32, "vocab_size": 32000}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "job.yaml").write_text(json.dumps(FULL | {"model": "config.json"}))
-    with pytest.raises(JobError, match=r"num_hidden_layers must be a whole number from 1 to 1,000 \(the largest known: "):
+    with pytest.raises(
+        JobError, match=r"num_hidden_layers must be a whole number from 1 to 1,000 \(the largest known: "
+    ):
         load_job(tmp_path / "job.yaml")
