@@ -196,7 +196,7 @@ def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, Assumption | None]:
         raise JobError(
             f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
             f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
-            f"(without a job file: --inter-node-gbytes-per-s)."
+            f"(without a job file: --network 400G, or --inter-node-gbytes-per-s)."
         )
     text = f"{usual:g} GB/s per GPU"
     return usual, Assumption.not_given(key, usual, text, f"{text} are assumed, as in the reference system of {gpu.id}")

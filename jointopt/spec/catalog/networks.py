@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +16,7 @@ from jointopt.spec.catalog.limits import limits
 from jointopt.spec.check import Section, is_number
 from jointopt.spec.cluster import Cluster, Gpu
 
+_log = logging.getLogger(__name__)
 LINKS = ("intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
 _FORM = re.compile(
     r"(?:(?P<ports>\d{1,4})\s*[x*]\s*)?(?P<one>.+?)(?:\s*(?:per\s+|/\s*)(?P<of>gpu|node))?", re.IGNORECASE | re.ASCII
@@ -77,9 +80,13 @@ def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
 
 
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
-    """JobError for a bandwidth that a job states as a bare number beyond what its GPU is known to have."""
+    """JobError for a bandwidth that a job states as a bare number beyond what its GPU is known to have.
+
+    One beyond what it usually has is remarked on.
+    """
     for key in LINKS:
         if not _is_beyond(cluster.gpu, key, stated.get(key)):
+            _remark_on(cluster.gpu, key, stated.get(key))
             continue
         value, most = float(stated[key]), most_gbytes_per_s(cluster.gpu, key)
         raise JobError(
@@ -93,8 +100,26 @@ def _is_beyond(gpu: Gpu, key: str, value: Any) -> bool:
     return key in LINKS and is_number(value) and float(value) > most_gbytes_per_s(gpu, key)
 
 
+def _remark_on(gpu: Gpu, key: str, value: Any) -> None:
+    usual = _usual_gbytes_per_s(gpu, key)
+    if is_number(value) and usual and not gpu.is_cpu and value > usual:
+        _warn_once(
+            f"{key} is {float(value):g} GB/s of one GPU in one direction, and {gpu.id} usually has {usual:g}; "
+            f"{float(value):g} Gb/s would be {float(value) / BITS_PER_BYTE:g}."
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
+def _usual_gbytes_per_s(gpu: Gpu, key: str) -> float | None:
+    return gpu.intra_node_gbytes_per_s if key == "intra_node_gbytes_per_s" else gpu.usual_inter_node_gbytes_per_s
+
+
 def _usual(gpu: Gpu, key: str) -> str:
-    usual = gpu.intra_node_gbytes_per_s if key == "intra_node_gbytes_per_s" else gpu.usual_inter_node_gbytes_per_s
+    usual = _usual_gbytes_per_s(gpu, key)
     return f"usually {usual:g}" if usual else "its slot"
 
 
