@@ -78,10 +78,9 @@ def host_bytes_per_s(gpu: Gpu) -> float:
     return GB * float(gpu.host_gbytes_per_s or _row(gpu)["host_gbytes_per_s"])
 
 
-def slot_gbytes_per_s(gpu: Gpu) -> float | None:
-    """GB/s that a slot of PCIe x16 of the GPU's architecture carries in one direction; None where that is not known."""
-    known = _table().get(gpu.architecture.lower())
-    return float(known["host_gbytes_per_s"]) if known else None
+def slot_gbytes_per_s(gpu: Gpu) -> float:
+    """GB/s that a slot of PCIe x16 of the GPU's architecture carries in one direction."""
+    return float(_row(gpu)["host_gbytes_per_s"])
 
 
 def fp32_time_factor(gpu: Gpu) -> float | None:

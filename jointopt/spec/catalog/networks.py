@@ -17,7 +17,12 @@ from jointopt.spec.check import Section, is_number
 from jointopt.spec.cluster import Cluster, Gpu
 
 _log = logging.getLogger(__name__)
-LINKS = ("intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
+# keys of a cluster, and of its GPU the figure of the same link
+_FIGURES = {
+    "intra_node_gbytes_per_s": "intra_node_gbytes_per_s",
+    "inter_node_gbytes_per_s": "usual_inter_node_gbytes_per_s",
+}
+LINKS = tuple(_FIGURES)
 _FORM = re.compile(
     r"(?:(?P<ports>\d{1,4})\s*[x*]\s*)?(?P<one>.+?)(?:\s*(?:per\s+|/\s*)(?P<of>gpu|node))?", re.IGNORECASE | re.ASCII
 )
@@ -68,15 +73,19 @@ def link_of(gpu: Gpu) -> str:
 
 def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
     """The most GB/s of a link of that GPU that is taken as a bare number."""
-    table, own = read_yaml("limits.yaml"), limits()[f"cluster.{key}"].most
-    if gpu.is_cpu:
-        return own
+    table, rated = read_yaml("limits.yaml"), _rated_gbytes_per_s(gpu, key)
+    if gpu.is_cpu or (gpu.written and not rated):
+        return limits()[f"gpu.{_FIGURES[key]}"].most
     if key == "intra_node_gbytes_per_s":
         bridge = float(table["pcie_link_gbytes_per_s"][0]) if link_of(gpu) == "pcie" else 0.0
-        rated = gpu.intra_node_gbytes_per_s
-        return max(float(table["link_factor"][0]) * rated, bridge) if rated else own
-    usual, slot = gpu.usual_inter_node_gbytes_per_s or 0.0, slot_gbytes_per_s(gpu)
-    return max(float(table["network_factor"][0]) * usual, slot or 0.0) or limits()[f"gpu.usual_{key}"].most
+        return max(float(table["link_factor"][0]) * rated, bridge) if rated else limits()[f"cluster.{key}"].most
+    return max(float(table["network_factor"][0]) * rated, slot_gbytes_per_s(gpu))
+
+
+def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
+    """What the GPU has by its sheet, or usually; 0 where that is not known, or is another's that it is like."""
+    name = _FIGURES[key]
+    return 0.0 if gpu.written and name not in gpu.written else float(getattr(gpu, name) or 0.0)
 
 
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
@@ -101,8 +110,8 @@ def _is_beyond(gpu: Gpu, key: str, value: Any) -> bool:
 
 
 def _remark_on(gpu: Gpu, key: str, value: Any) -> None:
-    usual = _usual_gbytes_per_s(gpu, key)
-    if is_number(value) and usual and not gpu.is_cpu and value > usual:
+    usual = _rated_gbytes_per_s(gpu, key)
+    if is_number(value) and not gpu.is_cpu and 0.0 < usual < float(value):
         _warn_once(
             f"{key} is {float(value):g} GB/s of one GPU in one direction, and {gpu.id} usually has {usual:g}; "
             f"{float(value):g} Gb/s would be {float(value) / BITS_PER_BYTE:g}."
@@ -114,13 +123,9 @@ def _warn_once(text: str) -> None:
     _log.warning("%s", text)
 
 
-def _usual_gbytes_per_s(gpu: Gpu, key: str) -> float | None:
-    return gpu.intra_node_gbytes_per_s if key == "intra_node_gbytes_per_s" else gpu.usual_inter_node_gbytes_per_s
-
-
 def _usual(gpu: Gpu, key: str) -> str:
-    usual = _usual_gbytes_per_s(gpu, key)
-    return f"usually {usual:g}" if usual else "its slot"
+    usual = _rated_gbytes_per_s(gpu, key)
+    return f"usually {usual:g}" if usual else "no source states more"
 
 
 def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:

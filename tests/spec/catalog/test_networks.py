@@ -83,7 +83,7 @@ def test_tables_are_data_and_keep_what_they_state() -> None:
 def test_the_options_of_a_job_take_bandwidths_with_their_unit() -> None:
     job = job_from_options("llama-3-8b", "l40s", 8, 512, 8192, 4, inter_node_gbytes_per_s="200G")
     assert job.cluster.inter_node_gbytes_per_s == 25
-    with pytest.raises(JobError, match=r"400 is more than the 25 that l40s may have \(its slot\)"):
+    with pytest.raises(JobError, match=r"400 is more than the 25 that l40s may have \(no source states more\)"):
         job_from_options("llama-3-8b", "l40s", 8, 512, 8192, 4, inter_node_gbytes_per_s=400)
 
 
@@ -94,3 +94,12 @@ def test_a_number_beyond_the_usual_network_is_taken_and_remarked_on_once(caplog:
     assert said.endswith(
         "99 GB/s of one GPU in one direction, and h100-sxm5-80gb usually has 50; 99 Gb/s would be 12.375."
     )
+
+
+def test_links_of_a_gpu_of_one_s_own_are_questioned_by_what_it_states_itself() -> None:
+    own = {"name": "mine", "like": "h100-sxm5-80gb"}
+    assert cluster(gpu=own, intra_node_gbytes_per_s=900).intra_node_gbytes_per_s == 900
+    with pytest.raises(JobError, match="900 is more than the 150 that mine may have"):
+        cluster(gpu=own | {"intra_node_gbytes_per_s": 100}, intra_node_gbytes_per_s=900)
+    with pytest.raises(JobError, match="400 is more than the 250 that mine may have"):
+        cluster(gpu=own, inter_node_gbytes_per_s=400)
