@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jointopt.core.errors import JobError, nearest
 from jointopt.core.units import BITS_PER_BYTE
@@ -32,37 +32,47 @@ _FIGURE = re.compile(
 _GIGA = {"M": 1e-3, "G": 1.0, "T": 1e3}
 
 
+class Figure(NamedTuple):
+    """A bandwidth as text states it: GB/s, of a ``gpu`` or ``node`` where it says so, and whether it is in bytes."""
+
+    gbytes_per_s: float
+    of: str
+    in_bytes: bool
+
+
+def figure_in(text: str) -> Figure | None:
+    """The bandwidth that a text states; None where it may mean several, or none.
+
+    ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither; several ports must
+    say of what.
+    """
+    form = _FORM.fullmatch(text.strip())
+    if form is None or (form["ports"] and not form["of"]):
+        return None
+    ports: Mapping[str, list[Any]] = read_yaml("links.yaml")["ports"]
+    name, figure = form["one"].lower(), _FIGURE.fullmatch(form["one"])
+    if name not in ports and figure is None:
+        return None
+    in_bytes = figure is not None and (figure["unit"] or "b") in ("B", "byte", "Byte")
+    giga = float(ports[name][0]) if figure is None else float(figure["number"]) * _GIGA[figure["prefix"]]
+    each = giga / (1.0 if in_bytes else BITS_PER_BYTE)
+    return Figure(each * int(form["ports"] or 1), (form["of"] or "").lower(), in_bytes)
+
+
 def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
-    """GB/s per GPU of a text under a key: ``400Gb/s``, ``50GB/s``, ``3.2Tb/s per node``; of ports, ``8x400G per node``.
+    """GB/s per GPU of a text under a key: ``400Gb/s``, ``50GB/s``, ``3.2Tb/s per node``, ``ndr``, ``8x400G per node``.
 
     JobError for other text.
     """
-    text = str(section.values[key]).strip()
-    form = _FORM.fullmatch(text)
-    gbytes = None if form is None else _of_one(form["one"])
-    if form is None or not gbytes:
-        names = read_yaml("links.yaml")["ports"]
+    found = figure_in(str(section.values[key]))
+    if found is None or not found.gbytes_per_s:
+        names, text = read_yaml("links.yaml")["ports"], str(section.values[key])
         raise section.refuse(
             key, "a number in GB/s of one GPU in one direction, a figure with its unit (400Gb/s, 50GB/s, 3.2Tb/s per "
-            f"node), or a port: 400G, {', '.join(names)}{nearest(text, names) if text[:1].isalpha() else ''}",
+            f"node), or a port of each GPU (400G, {', '.join(names)}) or node (8x400G per node)"
+            f"{nearest(text, names) if text[:1].isalpha() else ''}",
         )  # fmt: skip
-    of_node = (form["of"] or "").lower() == "node"
-    return gbytes * int(form["ports"] or 1) / (gpus_per_node if of_node else 1)
-
-
-def _of_one(text: str) -> float | None:
-    """GB/s of a figure with its unit, or of one port by its name; None for neither.
-
-    ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither.
-    """
-    ports: Mapping[str, list[Any]] = read_yaml("links.yaml")["ports"]
-    if text.lower() in ports:
-        return float(ports[text.lower()][0]) / BITS_PER_BYTE
-    figure = _FIGURE.fullmatch(text)
-    if figure is None:
-        return None
-    in_bytes = (figure["unit"] or "b")[0] == "B" or figure["unit"] == "byte"
-    return float(figure["number"]) * _GIGA[figure["prefix"]] / (1.0 if in_bytes else BITS_PER_BYTE)
+    return found.gbytes_per_s / (gpus_per_node if found.of == "node" else 1)
 
 
 def link_of(gpu: Gpu) -> str:
@@ -83,25 +93,42 @@ def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
 
 
 def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
-    """What the GPU has by its sheet, or usually; 0 where that is not known, or is another's that it is like."""
+    """GB/s that the GPU has by its sheet, or usually; 0 where that is not known, or is another's that it is like."""
     name = _FIGURES[key]
     return 0.0 if gpu.written and name not in gpu.written else float(getattr(gpu, name) or 0.0)
 
 
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
-    """JobError for a bandwidth that a job states as a bare number beyond what its GPU is known to have.
+    """JobError for a bandwidth of a job beyond what its GPU is known to have, where it may have been meant otherwise.
 
-    One beyond what it usually has is remarked on.
+    That is a bare number, or bits per second of which it is not said whether a GPU or a node has them. A bare number
+    beyond what the GPU usually has is remarked on.
     """
     for key in LINKS:
-        if not _is_beyond(cluster.gpu, key, stated.get(key)):
-            _remark_on(cluster.gpu, key, stated.get(key))
-            continue
-        value, most = float(stated[key]), most_gbytes_per_s(cluster.gpu, key)
+        value: Any = stated.get(key)
+        most = most_gbytes_per_s(cluster.gpu, key)
+        if isinstance(value, str):
+            _check_text(cluster, key, value, where)
+        elif _is_beyond(cluster.gpu, key, value):
+            number = float(value)
+            raise JobError(
+                f"{where}.{key} is in GB/s of one GPU in one direction, and {number:,.15g} is more than the {most:g} "
+                f"that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); {_meant(number, key, most, cluster)}"
+                f"{number:g}GB/s if it is really {number:g} GB/s."
+            )
+        else:
+            _remark_on(cluster.gpu, key, value)
+
+
+def _check_text(cluster: Cluster, key: str, text: str, where: str) -> None:
+    """JobError for bits per second beyond what a GPU may have, which those of a node usually are."""
+    found = figure_in(text)
+    if found and not (found.of or found.in_bytes) and _is_beyond(cluster.gpu, key, found.gbytes_per_s):
         raise JobError(
-            f"{where}.{key} is in GB/s of one GPU in one direction, and {value:,.15g} is more than the {most:g} that "
-            f"{cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); {_meant(value, key, most, cluster)}"
-            f"{value:g}GB/s if it is really {value:g} GB/s."
+            f"{where}.{key} {text!r} is {found.gbytes_per_s:g} GB/s, more than the "
+            f"{most_gbytes_per_s(cluster.gpu, key):g} that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); "
+            f"write '{text.strip()} per node' ({found.gbytes_per_s / cluster.gpus_per_node:g} GB/s of each GPU), or "
+            f"'{text.strip()} per GPU' if each has as much."
         )
 
 

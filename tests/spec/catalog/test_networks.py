@@ -39,7 +39,9 @@ def test_a_bandwidth_has_its_unit_or_the_name_of_a_port(text: str, gbytes_per_s:
     assert cluster(inter_node_gbytes_per_s=text).inter_node_gbytes_per_s == gbytes_per_s
 
 
-@pytest.mark.parametrize("text", ["400gb/s", "400gbps", "400", "fast", "", "400G/s per rack", "-400G", "nan", "0G"])
+@pytest.mark.parametrize(
+    "text", ["400gb/s", "400gbps", "400", "fast", "", "400G/s per rack", "-400G", "nan", "0G", "8x400G"]
+)
 def test_text_that_may_mean_bits_or_bytes_or_nothing_is_refused(text: str) -> None:
     with pytest.raises(JobError, match=r"^cluster\.inter_node_gbytes_per_s must be a number in GB/s .*400Gb/s, 50GB/s"):
         cluster(inter_node_gbytes_per_s=text)
@@ -59,6 +61,16 @@ def test_a_bare_number_beyond_what_a_gpu_has_is_a_question(key: str, value: floa
         cluster(**{key: value})
     insisted = cluster(**{key: f"{value}GB/s"})
     assert getattr(insisted, key) == value
+
+
+def test_bits_beyond_what_a_gpu_has_say_whether_a_node_has_them() -> None:
+    sentence = (
+        r"'3\.2Tb/s' is 400 GB/s, more than the 100 that .*; write '3\.2Tb/s per node' \(50 GB/s of each GPU\), or "
+    )
+    with pytest.raises(JobError, match=sentence):
+        cluster(inter_node_gbytes_per_s="3.2Tb/s")
+    assert cluster(inter_node_gbytes_per_s="3.2Tb/s per GPU").inter_node_gbytes_per_s == 400
+    assert cluster(inter_node_gbytes_per_s="3.2Tb/s per node").inter_node_gbytes_per_s == 50
 
 
 @pytest.mark.parametrize("name", cluster_names())

@@ -23,18 +23,18 @@ def deep() -> Job:
 
 
 def test_a_plan_over_more_stages_than_any_pipeline_is_refused(deep: Job) -> None:
-    with pytest.raises(PlanError, match=r"The pp of a plan must be a whole number 1 to 256; got '512'"):
+    with pytest.raises(PlanError, match=r"The pp of a plan must be a whole number 1 to 128; got '512'"):
         parse_plan("pp=512", deep)
-    assert parse_plan("pp=256 dp=2", deep).layouts["pp"].tolist() == [256]
+    assert parse_plan("pp=128 dp=4", deep).layouts["pp"].tolist() == [128]
 
 
 def test_a_search_leaves_such_plans_out_and_counts_them(deep: Job) -> None:
     space = enumerate_layouts(deep)
-    assert space.layouts["pp"].max() == 256
-    assert space.dropped["pp is larger than 256, deeper than any pipeline"] > 0
+    assert space.layouts["pp"].max() == 128
+    assert space.dropped["pp is larger than 128, deeper than any pipeline"] > 0
 
 
 def test_a_plan_of_more_passes_than_can_be_ordered_is_not_polished(deep: Job) -> None:
-    sentence = r"49,152 micro-batches over 256 chunks are 25,165,824 passes, and at most 250,000 are polished; choose"
+    sentence = r"24,576 micro-batches over 128 chunks are 6,291,456 passes, and at most 250,000 are polished; choose"
     with pytest.raises(InfeasibleError, match=sentence):
-        polish(deep, "pp=256 dp=2 micro_batch_size=1", surrogate="none")
+        polish(deep, "pp=128 dp=4 micro_batch_size=1", surrogate="none")
