@@ -102,8 +102,8 @@ def test_the_options_of_a_job_take_bandwidths_with_their_unit() -> None:
 def test_a_number_beyond_the_usual_network_is_taken_and_remarked_on_once(caplog: pytest.LogCaptureFixture) -> None:
     for number in (50, 99, 99):
         assert cluster(inter_node_gbytes_per_s=number).inter_node_gbytes_per_s == number
-    (said,) = caplog.messages
-    assert said.endswith(
+    (remark,) = caplog.messages
+    assert remark.endswith(
         "99 GB/s of one GPU in one direction, and h100-sxm5-80gb usually has 50; 99 Gb/s would be 12.375."
     )
 
