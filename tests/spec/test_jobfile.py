@@ -285,7 +285,7 @@ ANY_JOB = st.fixed_dictionaries(
         "search": ANY_SEARCH,
     },
     optional={
-        "constraints": st.dictionaries(st.sampled_from(["energy_j", "avg_power_w"]), st.floats(1e-3, 1e9)),
+        "constraints": st.dictionaries(st.sampled_from(["energy_j", "avg_power_w"]), st.floats(1e-3, 2e4)),
         "objectives": st.sampled_from([["energy_j"], ["facility_energy_j"], ["energy_j", "iteration_time_s"]]),
     },
 )
