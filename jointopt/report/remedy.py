@@ -91,6 +91,10 @@ def _ladder(physics: CostModel) -> Columns:
 
 def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
     """Changes after which at least one layout fits, the cheapest first."""
+    framework = job.training.framework
+    narrow = replace(framework, frozen_dtype="bf16")
+    if job.training.frozen and narrow != framework and _fits(job, "training", framework=narrow):
+        yield f"It would fit with frozen weights in bf16, which {framework.name} holds in {framework.frozen_dtype}."
     fixed = [name for name in LAYOUT_COLUMNS if getattr(job.search, name) is not None]
     for names in [*([name] for name in fixed), fixed]:
         if names and _fits(job, "search", **dict.fromkeys(names)):
