@@ -164,7 +164,7 @@ class Training:
     @property
     def frozen_bytes(self) -> float:
         """Bytes of a stored weight beside adapters: no optimizer reads it, so that most stacks hold no fp32 of it."""
-        return max(STATE_BYTES[self.framework.frozen_dtype], self._weight_bytes)
+        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes
 
     @property
     def _weight_bytes(self) -> float:

@@ -11,6 +11,7 @@ from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISP
 from jointopt.spec.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.spec.framework import Framework
 from jointopt.spec.job import STATE_BYTES, Training
+from jointopt.spec.scaling import ScalingRecipe
 
 
 @pytest.mark.parametrize("name", framework_names())
@@ -40,8 +41,9 @@ def test_frozen_weights_take_no_more_than_16_bit_or_those_of_the_training_unless
     training = Training(1, 1, dtype, framework=profile, lora_dim=8)
     if training.frozen_bytes > max(2.0, STATE_BYTES[dtype]):
         assert "frozen weights" in profile.source
-    trained = Training(1, 1, dtype, framework=profile)
-    assert training.frozen_bytes <= max(trained.weight_bytes, 2.0)
+    for gather in (None, False, True):  # in 8 bit
+        stated = replace(training, fp8_param_gather=gather, fp8_recipe=ScalingRecipe("delayed", dtype, 1.0, copies=1.0))
+        assert stated.frozen_bytes <= stated.weight_bytes
 
 
 @pytest.mark.parametrize("name", framework_names())
