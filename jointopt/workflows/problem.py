@@ -29,6 +29,7 @@ from jointopt.workflows.free_splits import free_splits
 from jointopt.workflows.search_steps import Stopwatch, times
 
 NO_MEMORY = "does not fit in the GPU's memory"
+RAN_OUT = "ran out of memory in a measured run, or holds as much"
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
@@ -63,7 +64,7 @@ def feasible_layouts(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns,
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)
             layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
-            for reason in {NO_MEMORY, NEEDLESS} & without.keys():
+            for reason in {RAN_OUT, NO_MEMORY, NEEDLESS} & without.keys():
                 dropped[reason] = dropped.get(reason, 0) + without[reason]
     return space, layouts, peak_bytes, dropped
 
@@ -75,14 +76,19 @@ def _fitting(model: JobModel, space: Space) -> tuple[Space, Columns, Floats, dic
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
-        return _fit_probability(model, peaks[-1])
+        return np.where(model.surely_out(some), 0.0, _fit_probability(model, peaks[-1]))
 
     layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit = dict(space.dropped), fitting >= CERTAIN
     needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
-    for reason, count in ((NO_MEMORY, (~fit).sum()), (NEEDLESS, (fit & ~needed).sum())):
+    measured = model.surely_out(layouts)
+    for reason, count in (
+        (RAN_OUT, measured.sum()),
+        (NO_MEMORY, (~fit & ~measured).sum()),
+        (NEEDLESS, (fit & ~needed).sum()),
+    ):
         if count:
             dropped[reason] = int(count)
     kept = fit & needed

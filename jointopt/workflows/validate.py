@@ -27,11 +27,12 @@ from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.out_of_memory import OUT, holding_as_much
 from jointopt.workflows.campaign.campaign import Campaign
 from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.record import Queued
-from jointopt.workflows.campaign.verdict import why_none
+from jointopt.workflows.campaign.verdict import OUT_ALREADY, why_none
 from jointopt.workflows.given import from_files
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
@@ -70,7 +71,7 @@ def validate(
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
         found = listed(listing, job, calibration, machine)
-        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), job, top)
+        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), model, top)
     elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
         plans = _of_front(model, top, seed, storage)
     else:
@@ -95,6 +96,7 @@ class _Bench(Campaign):
         super().__init__(model, launcher, storage, measured, "validate", "--again")
         self.plans = plans
         self._runs: dict[int, ValidatedRun] = {}
+        self._out = np.zeros(len(plans.rows), bool)  # that run out of memory, as a run did
 
     @property
     def runs(self) -> tuple[ValidatedRun, ...]:
@@ -106,6 +108,7 @@ class _Bench(Campaign):
         self.record.open_study(self.plans.columns, self._objectives())
         self._go_on()
         earlier = Earlier() if again else self.earlier(self.plans.rows)
+        self._out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
         known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
             _log.info("run %d of %d: measured before, not run again", index + 1, len(self.plans.rows))
@@ -136,6 +139,9 @@ class _Bench(Campaign):
         def queue() -> Iterator[Queued]:
             for index in indices:
                 plan = self._plan(index)
+                if self._out[index]:
+                    self.note(f"run {index + 1} is left out: {OUT_ALREADY}.")
+                    continue
                 if not self.record.reserve(plan, again):
                     self.note(f"run {index + 1} is left out: another process runs this plan, or has just run it.")
                     continue
@@ -164,6 +170,11 @@ class _Bench(Campaign):
             plan=self._plan(index), row=row, predicted=self._predicted(index), broken=self.broken_by(row),
             reference=index == self.plans.reference, earlier=earlier, **self._supported(index),
         )  # fmt: skip
+
+        if row["status"] == OUT:
+            columns, one = self.plans.columns, slice(index, index + 1)
+            peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
+            self._out |= holding_as_much(columns, peak, of, peak[one])
 
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns
@@ -231,13 +242,13 @@ def _of_two(job: Job) -> tuple[str, ...]:
     return tuple(name for name in job.measured_objectives if name not in FURTHER)
 
 
-def _of_list(candidates: Candidates, answers: pd.DataFrame, job: Job, top: int) -> _Chosen:
+def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top: int) -> _Chosen:
     """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     columns["in_domain"] = answers["in_domain"].to_numpy(bool)
     columns["doubts"] = answers["doubts"].to_numpy(object)
-    fits = np.flatnonzero(answers["predicted_fits"].to_numpy(bool))
-    return _best(candidates, columns, fits, job, top)
+    fits = np.flatnonzero(answers["predicted_fits"].to_numpy(bool) & ~model.surely_out(candidates.plans))
+    return _best(candidates, columns, fits, model.job, top)
 
 
 def _best(candidates: Candidates, columns: Columns, fits: Ints, job: Job, top: int) -> _Chosen:

@@ -192,6 +192,11 @@ class Outlook:
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
 
 
+def of_candidate(columns: Columns, index: int) -> dict[str, float]:
+    """What is expected of one candidate, its fit in memory aside."""
+    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
+
+
 def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Floats]:
     """For each bound that the job states, memory's aside, how probably every candidate keeps it, (n,).
 
