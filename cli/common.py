@@ -65,6 +65,10 @@ def json_alone(command: F) -> F:
 
 
 report = click.option("--report", type=PATH, help="One HTML file with figures, which needs no network.")
+allow_tight = click.option(
+    "--allow-tight", is_flag=True,
+    help="Answer also with plans that are likelier not to fit in memory than to fit, marked as such.",
+)  # fmt: skip
 pue = click.option(
     "--pue", type=click.FloatRange(1.0, 10.0),
     help="Power usage effectiveness of the site (energy at its meter over that of the nodes), instead of the job's.",
@@ -128,9 +132,16 @@ def _basis(measured: Path | None, calibration: Path | None, machine: Path | None
     return {"measured": Measurements.of(read_table(measured), str(measured)), **others}
 
 
-def answer(found: Result, as_json: bool, **text: Any) -> None:
-    """Prints a result as one JSON document, a table of its rows, or as text with the options ``text``."""
+def answer(found: Result, as_json: bool, *, allow_tight: bool = False, **text: Any) -> None:
+    """Prints a result as one JSON document, a table of its rows, or as text with the options ``text``.
+
+    InfeasibleError after that where nothing asked for is feasible; ``allow_tight`` as for `Result.refusal`.
+    """
+    from jointopt.core.errors import InfeasibleError
+
     _print(as_json, found.to_dict, found.to_frame, found.markdown, lambda: coloured(found.text(**text)))
+    if refused := found.refusal(allow_tight=allow_tight):
+        raise InfeasibleError(refused)
 
 
 def list_rows(rows: Sequence[Mapping[str, Any]], text: Callable[[], str], as_json: bool) -> None:

@@ -14,12 +14,14 @@ from jointopt.cli.plan import option as plan_option
 @click.command(short_help="Take one plan apart.")
 @click.argument("job")
 @plan_option()
+@common.allow_tight
 @common.pue
 @common.job_changes
 @common.model_options()
 @common.as_json
 def explain(
     job: str, plan: Plan, pue: float | None, changes: dict[str, Any], basis: dict[str, Any], as_json: bool,
+    allow_tight: bool,
 ) -> None:  # fmt: skip
     """Take one plan of JOB apart: time, energy and memory by part, and why it is or is not feasible.
 
@@ -32,4 +34,5 @@ def explain(
     """
     from jointopt.workflows.explain import explain as explained
 
-    common.answer(explained(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis), as_json)
+    found = explained(common.job_of(job, pue=pue, changes=changes), plan, ranked=True, **basis)
+    common.answer(found, as_json, allow_tight=allow_tight)

@@ -26,13 +26,16 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--arguments", default="", help="Arguments of the program, before those of the plan, which they replace: "
               "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
+@common.allow_tight
+@common.model_options()
 @common.json_alone
 def export(
-    job: str, plan: Plan, out: Path | None, as_json: bool, **options: Any,
+    job: str, plan: Plan, out: Path | None, as_json: bool, basis: dict[str, Any], **options: Any,
 ) -> None:  # fmt: skip
     """Write the files and words that start one plan of JOB in a training framework or on a batch system.
 
-    Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name.
+    Nothing is run, and neither the framework nor a GPU is needed. What the target cannot express is refused by name,
+    and so is a plan that is not expected to fit in memory.
 
     \b
     Examples:
@@ -43,7 +46,7 @@ def export(
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    found = exported(common.job_of(job), plan, **options)
+    found = exported(common.job_of(job), plan, **options, **basis)
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

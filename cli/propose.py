@@ -37,6 +37,7 @@ from jointopt.spec.objectives import SHORT
 @click.option("--baseline", default="", help="What runs today, to compare with: a plan, a script, a config, a log.")
 @click.option("--out", type=common.PATH, help="Folder for proposal.json, front.csv, proposal.txt, record.csv.gz.")
 @common.report
+@common.allow_tight
 @common.as_json
 @click.option("--all", "show_all", is_flag=True, help="Print every plan of the front.")
 @click.option("--top", type=click.IntRange(min=1), help="Print the fastest N plans of the front.")
@@ -44,7 +45,8 @@ from jointopt.spec.objectives import SHORT
 def propose(
     job: str | None, save_job: Path | None, trials: int | None, objectives: tuple[str, ...], seed: int,
     pue: float | None, changes: dict[str, Any], basis: dict[str, Any], study: str | None, baseline: str,
-    out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int, **shape: Any,
+    out: Path | None, report: Path | None, as_json: bool, show_all: bool, top: int | None, layouts: int,
+    allow_tight: bool, **shape: Any,
 ) -> None:  # fmt: skip
     """Search the joint space of JOB and print the plans that no other plan beats in time and energy.
 
@@ -68,7 +70,9 @@ def propose(
     with common.writing("--out"):
         if out:
             check_folder(out, WRITTEN)
-    found = workflow.propose(the_job, trials=trials, seed=seed, study=study, baseline=baseline, **basis)
+    found = workflow.propose(
+        the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight, **basis
+    )
     with common.writing("--out"):
         if out:
             found.write(out)

@@ -27,6 +27,7 @@ from jointopt.cli import common
 )
 @click.option("--job", help="Job of the plans, for host power, PUE, carbon and prices; by default the stored one.")
 @common.surrogate_option(None)
+@common.allow_tight
 @common.pue
 @common.as_json
 def select(front_or_study: str, job: str | None, as_json: bool, storage: str | None, **options: Any) -> None:

@@ -390,8 +390,8 @@ class CostModel:
         return bounded(self.job, out, self.memory_reach)
 
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
-        """One sentence for each bound that the first plan of ``out`` exceeds."""
-        return broken_bounds(self.job, out, self.memory_reach)
+        """One sentence for each stated constraint that the first plan of ``out`` breaks."""
+        return broken_bounds(self.job, out)
 
 
 _NAN = float("nan")

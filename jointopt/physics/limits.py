@@ -67,13 +67,8 @@ def bounded(job: Job, out: Columns, memory_reach: float = 1.0) -> dict[str, tupl
     return {"memory (GiB)": (out["peak_memory_gib"], memory_reach * memory_limit_gib(job)), **stated(job, out)}
 
 
-def broken_bounds(job: Job, out: Columns, memory_reach: float = 1.0) -> tuple[str, ...]:
-    """One sentence for each bound that the first plan of ``out`` exceeds; memory's limit is that of the GPU."""
-    limits, sentences = bounded(job, out), []
-    for name, (values, bound) in bounded(job, out, memory_reach).items():
-        limit = min(bound, limits[name][1])
-        surely = f" by more than predictions err (a factor of {bound / limit:.2f})" if bound > limit else ""
-        if values[0] > bound:
-            value, most = (with_unit(name, f"{figure:.4g}") for figure in (values[0], limit))
-            sentences.append(f"{name} is {value}, over the limit of {most}{surely}.")
-    return tuple(sentences)
+def broken_bounds(job: Job, out: Columns) -> tuple[str, ...]:
+    """One sentence for each constraint that the job states and the first plan of ``out`` breaks; memory is not here."""
+    broken = ((name, values[0], bound) for name, (values, bound) in stated(job, out).items() if values[0] > bound)
+    figures = ((name, *(with_unit(name, f"{figure:.4g}") for figure in both)) for name, *both in broken)
+    return tuple(f"{name} is {value}, over the limit of {most}." for name, value, most in figures)

@@ -36,8 +36,9 @@ class Beside:
     violations: tuple[str, ...] = ()  # why it is no plan of the space, or which constraints it breaks
     published_time_s: float | None = None
     behind_low: float | None = None  # lower end of a 90 % interval of ``behind``
-    # of a published plan: where it differs from the front's fastest; else: why that is outside of what is published
+    # of a published plan: where it differs from the front's fastest; else: what speaks against that
     reasons: tuple[str, ...] = ()
+    fitting: bool = False  # found for fitting in memory more surely than the front's fastest
 
     @property
     def _tight(self) -> str:
@@ -59,6 +60,11 @@ class Beside:
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
             return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"
+        if self.fitting:
+            return (
+                f"The fastest plan may not fit in memory: {'; '.join(self.reasons)}. The fastest that fits with "
+                f"probability {odds(self.fit_probability)}: {self.text}: {place}"
+            )
         low = f" (at least {100 * self.behind_low:+z.1f} %)" if self.behind_low is not None else ""
         takes = self.behind_low is not None and self.behind_low <= 0.0 and not self.violations
         first = "; take it first" if takes else f"; {broken}" if broken else ""

@@ -63,7 +63,7 @@ class Compared(Result):
         blocks = [_totals(self.plans, names)]
         blocks += [_parts(self.plans, names, *breakdown) for breakdown in _BREAKDOWNS]
         broken = [
-            f"{name} is not feasible: {' '.join((*plan.violations, *plan.exceeded))}"
+            f"{name} is not feasible: {' '.join(plan.against)}"
             for name, plan in zip(names, self.plans, strict=True)
             if not plan.feasible
         ]

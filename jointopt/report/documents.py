@@ -19,6 +19,7 @@ import numpy as np
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns
 from jointopt.spec.plans.parse import PLAN_KEYS, plan_records
+from jointopt.surrogate.memory import FEASIBLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,13 @@ class Result(ABC):
     @abstractmethod
     def text(self) -> str:
         """The answer for people, lines of at most 100 characters."""
+
+    def refusal(self, *, allow_tight: bool = False) -> str:
+        """Why nothing that was asked for is feasible, after which a command ends with 1; blank where something is.
+
+        ``allow_tight``: what is not expected to fit in memory is an answer all the same.
+        """
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``--json``: plain lists, numbers, strings and None."""
@@ -106,9 +114,14 @@ def json_text(document: Any) -> str:
 
 
 def plan_entries(columns: Columns, index: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """Each row (or those of ``index``) as a plain mapping: the plan as in `plan_records`, then every other column."""
+    """Each row (or those of ``index``) as a plain mapping: the plan as in `plan_records`, then every other column.
+
+    Where it is known how probably plans fit in memory, ``feasible`` says whether that is enough.
+    """
     rows = list(range(len(columns["pp"])) if index is None else index)
     results = {name: values for name, values in columns.items() if name not in PLAN_KEYS}
+    if (fitting := columns.get("fit_probability")) is not None and "feasible" not in columns:
+        results["feasible"] = ~(np.asarray(fitting, np.float64) < FEASIBLE)
     plans = plan_records(columns, columns["stage_clock_mhz"], rows) if rows else []
     return [
         plan | {name: plain(values[i]) for name, values in results.items()} for i, plan in zip(rows, plans, strict=True)

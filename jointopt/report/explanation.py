@@ -17,6 +17,7 @@ from jointopt.report.heat import between, heat_words, warming_words
 from jointopt.report.layouts import Rank
 from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
 from jointopt.report.reasons import beyond
+from jointopt.report.shortage import Shortage
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
@@ -112,8 +113,20 @@ class Explanation(Result):
     power_excursion: Mapping[str, float] = field(default_factory=dict)
     # of the hottest stage: extremes within an iteration, seconds until they are there, and to throttling without pauses
     temperature_swing: Mapping[str, float] = field(default_factory=dict)
-    exceeded: tuple[str, ...] = ()  # sentences: bounds of memory, power and what the job constrains
+    exceeded: tuple[str, ...] = ()  # sentences: bounds of time, energy and power that the job states
+    shortage: Shortage | None = None  # of memory; None where it is likelier to fit than not
     rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """Sentences: why it is not feasible."""
+        return (*self.violations, *self.exceeded, *([self.shortage.sentence()] if self.shortage else []))
+
+    def refusal(self, *, allow_tight: bool = False) -> str:
+        """Why it is not feasible; one that only lacks memory is an answer all the same if ``allow_tight``."""
+        if self.feasible or (allow_tight and not self.violations and not self.exceeded):
+            return ""
+        return f"The plan is not feasible for job {self.job.name!r}: {' '.join(self.against)}"
 
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
@@ -122,6 +135,7 @@ class Explanation(Result):
         out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
         out |= {"quantization": self.quantization} if self.quantization else {}
+        out |= self.shortage.document() if self.shortage else {}
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
         ends = {f"{n}{end}": v for n, both in self.intervals.items() for end, v in zip(_ENDS, both, strict=True)}
         out["links"] = {name: {"value": v, "origin": origin} for name, (v, origin) in _links(job.cluster).items()}
@@ -295,7 +309,7 @@ def _totals(found: Explanation) -> list[str]:
         excursion_words(found.power_excursion),
         warming_words(found.temperature_swing),
         ("Feasible." if found.feasible else "Not feasible:") + (f" {found.rank.sentence()}" if found.rank else ""),
-        *(f"- {text}" for text in (*found.violations, *found.exceeded)),
+        *(f"- {text}" for text in found.against),
     ]
     return table.paragraphs(lines)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,29 @@ from jointopt.report.documents import plan_entries
 from jointopt.report.table import paragraphs, result
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
+_START = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
+_NOTHING = "it saves nothing here; the fastest layout is the best at every clock."
+_GOALS = {
+    "energy": ("less energy in equal time", "iteration_time_s", "at_time_s"),
+    "time": ("less time at equal energy", "energy_j", "at_energy_j"),
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The largest share of an objective that the joint front saves at equal value of the other, with its interval."""
+
+    share: float
+    at: float  # s or J
+    low: float  # 90 % interval of the share; negative where it may cost
+    high: float
+    probability: float  # of saving anything
+
+    def document(self, name: str, at: str) -> dict[str, float]:
+        """The share of the objective ``name`` by the keys of the JSON document; ``at`` is that of the equal value."""
+        key = f"largest_{name}_saving"
+        ends = {f"{key}_low": self.low, f"{key}_high": self.high, f"{key}_probability": self.probability}
+        return {key: self.share, at: self.at} | ends
 
 
 @dataclass(frozen=True)
@@ -17,30 +42,35 @@ class Joint:
     """The two-step answer, and the most that the joint search saves against it."""
 
     two_step: Columns  # plan columns, time (s) and energy (J), by time
-    energy_saving: float  # share of energy at equal time, the largest along the front
-    at_time_s: float
-    time_saving: float  # share of time at equal energy, the largest along the front
-    at_energy_j: float
+    energy: Share
+    time: Share
 
     def document(self) -> dict[str, Any]:
         """The two-step front by time, and the savings."""
-        return {
-            "two_step_front": plan_entries(self.two_step),
-            "largest_energy_saving": self.energy_saving, "at_time_s": self.at_time_s,
-            "largest_time_saving": self.time_saving, "at_energy_j": self.at_energy_j,
-        }  # fmt: skip
+        shares = self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
+        return {"two_step_front": plan_entries(self.two_step)} | shares
 
     def lines(self) -> list[str]:
         """The savings in a sentence, as lines."""
-        return paragraphs([self.sentence()])
+        return paragraphs([joint_words(self.document())])
 
-    def sentence(self) -> str:
-        """The savings in a sentence."""
-        start = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
-        if max(self.energy_saving, self.time_saving) < LITTLE:
-            return f"{start} it saves nothing here; the fastest layout is the best at every clock."
-        return (
-            f"{start} at most {self.energy_saving:z.1%} less energy in equal time (at "
-            f"{result('iteration_time_s', self.at_time_s)}), at most {self.time_saving:z.1%} less time at equal energy "
-            f"(at {result('energy_j', self.at_energy_j)})."
-        )
+
+def joint_words(document: Mapping[str, Any]) -> str:
+    """The savings of a `Joint.document` in a sentence."""
+    shares = {name: float(document[f"largest_{name}_saving"]) for name in _GOALS}
+    if max(shares.values()) < LITTLE:
+        return f"{_START} {_NOTHING}"
+    return f"{_START} {', '.join(_saving_words(document, name) for name in _GOALS)}."
+
+
+def _saving_words(document: Mapping[str, Any], name: str) -> str:
+    """The saving of an objective: how much at most, where, and how sure that is as far as the document says it."""
+    what, equal, at_key = _GOALS[name]
+    key = f"largest_{name}_saving"
+    at = result(equal, float(document[at_key]))
+    low, high, probability = (document.get(f"{key}_{end}", math.nan) for end in ("low", "high", "probability"))
+    share, sure = float(document[key]), ""
+    if share >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
+        ends = f"90 % interval {100.0 * low:+.1f} to {100.0 * high:+.1f} %"
+        sure = f"; {ends}, more than nothing with probability {probability:.2f}"
+    return f"at most {share:z.1%} {what} (at {at}{sure})"

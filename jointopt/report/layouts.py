@@ -10,7 +10,7 @@ from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.report import table
-from jointopt.report.plans import FITS, TIGHT, odds, predicted_table, rank_words
+from jointopt.report.plans import predicted_table, rank_words
 
 MOST_PARTS = 3  # that a step names
 _ALIKE = 1e-3
@@ -46,22 +46,15 @@ class Rank:
 
     rank: int | None  # 1 is the first; None: too far behind to be counted
     of: int
-    behind: float  # share of time behind the first: 0.04 is 4 % slower; negative where a tight plan is faster
+    behind: float  # share of time behind the first: 0.04 is 4 % slower
     energy_behind: float | None = None  # the same of energy; None where it is not known
-    fit_probability: float = 1.0  # a tight layout ranks behind its time for it
 
     def sentence(self) -> str:
-        """The rank in a sentence, with time and energy beside the first; another where it may not fit."""
+        """The rank in a sentence, with time and energy beside the first."""
         beside = f", {_apart(self.behind, 'slower', 'faster')} than the first" if self.rank != 1 else ""
         if beside and self.energy_behind is not None:
             beside += f", at {_apart(self.energy_behind, 'more', 'less')} energy"
-        tight = (
-            f" It {'may not fit' if self.fit_probability >= FITS else 'is likelier not to fit'} in memory "
-            f"(probability {odds(self.fit_probability)}), for which it ranks behind its time."
-            if self.fit_probability < TIGHT
-            else ""
-        )
-        return f"Its layout is {rank_words(self.rank, self.of)} at the highest clock{beside}.{tight}"
+        return f"Its layout is {rank_words(self.rank, self.of)} at the highest clock{beside}."
 
 
 def _apart(share: float, above: str, below: str) -> str:

@@ -32,6 +32,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
 from jointopt.spec.plans.parse import format_plan
 from jointopt.surrogate.intervals import DOUBTS
+from jointopt.surrogate.memory import FEASIBLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
-TIGHT, FITS = 0.8, 0.5  # a plan that fits less probably is marked; one below this is not expected to fit
+TIGHT = 0.8  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
@@ -224,20 +225,19 @@ def odds(probability: float) -> str:
     return f"{math.floor(100.0 * probability + 1e-9) / 100.0:.2f}"
 
 
-def tight_lines(plans: Sequence[Row], ranked: bool = True) -> list[str]:
-    """The sentence on plans marked ~, where there are any; ``ranked``: of a search, which heeds it."""
+def tight_lines(plans: Sequence[Row]) -> list[str]:
+    """The sentence on plans marked ~, where there are any."""
     fitting = sorted(map(probability_of_fitting, plans))
     least, most = odds(fitting[0]), odds(fitting[-1])
     if fitting[0] >= TIGHT:
         return []
-    if fitting[-1] < FITS:
+    if fitting[-1] < FEASIBLE:
         none = "none of these is" if len(plans) > 1 else "this plan is not"
         span = least if least == most else f"{least} to {most}"
         return [
             f"~ {none} expected to fit in memory: probability {span}. More nodes, or GPUs with more memory, would help."
         ]
-    behind = "; it ranks behind others of its time, 20 % at even odds" if ranked else ""
-    return [f"~ tight: may not fit in memory (probability {least} at least){behind}."]
+    return [f"~ tight: may not fit in memory (probability {least} at least)."]
 
 
 def _against_first(values: Sequence[float]) -> list[str]:

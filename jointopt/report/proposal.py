@@ -23,7 +23,6 @@ from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
 from jointopt.report.many_goals import following_words, spread_in_goals
 from jointopt.report.plans import (
-    FITS,
     basis_lines,
     compared_lines,
     doubt_words,
@@ -43,6 +42,7 @@ from jointopt.spec.objectives import distinguishing, words
 from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.spec.plans.stages import offered_splits
 from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.memory import FEASIBLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +57,7 @@ REASONS_FOR_PEOPLE = 8
 FILES = ("proposal.json", "front.csv", "proposal.txt")
 RECORD = "record.csv.gz"
 WRITTEN = (*FILES, RECORD)
+NOT_EXPECTED = "NOT FEASIBLE: none of these plans is expected to fit in memory; they are those that come nearest."
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Proposal(Result):
     surrogate: str  # name of the surrogate, or "none" for physics alone
     considered: int  # combinations of the joint space's layout columns before any rule
     layouts: int  # distinct layouts that the rules allow
-    feasible_layouts: int  # of these, the ones that satisfy the constraints at some clock
+    feasible_layouts: int  # of these, the ones that are searched: feasible ones, unless tight ones were asked for
     infeasible: Mapping[str, int]  # reason -> layouts dropped for it
     front: Columns
     reference: Columns
@@ -100,7 +101,9 @@ class Proposal(Result):
         front, reference = (plan_entries(with_rates(self.job, plans)) for plans in (self.front, self.reference))
         return pick(self, "job=job.name seed surrogate informed_by learned assumed seconds") | {
             "job_file": job_mapping(self.job),
-            "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans"),
+            "feasible": self.feasible,
+            "space": pick(self, "considered layouts feasible_layouts infeasible covered_plans evaluated_plans")
+            | ({} if self.feasible else {"feasible_layouts": 0, "searched_layouts": self.feasible_layouts}),
             "searched": self.searched,
             "front": front,
             "layouts": self.best_layouts,
@@ -111,6 +114,11 @@ class Proposal(Result):
             "doubts": self.doubts,
             "study": pick(self, "name=study_name storage"),
         }
+
+    @property
+    def feasible(self) -> bool:
+        """Whether plans of the front are likelier to fit in memory than not: all of them then are."""
+        return bool(np.min(self.front.get("fit_probability", 1.0)) >= FEASIBLE)
 
     @functools.cached_property
     def doubts(self) -> list[str]:
@@ -280,14 +288,15 @@ def _title(proposal: Proposal) -> list[str]:
         f"{job.name}: {job.model.name}, {training.global_batch_size:,} {sequences} of {training.seq_length:,} tokens "
         f"in {training.precision_words}, {training.software}, on {cluster.nodes} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. "
-        f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}."
+        f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}.",
+        *([] if proposal.feasible else [NOT_EXPECTED]),
     ])  # fmt: skip
 
 
 def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Sequence[str]) -> list[str]:
     if len(proposal.reference["pp"]):
-        fits = probability_of_fitting(plans[0]) >= FITS
-        usual = f"the fastest plan{' that fits' * fits}, at the GPU's maximum clock"
+        fits = probability_of_fitting(plans[0]) >= FEASIBLE
+        usual = f"the fastest plan that {'fits' if fits else 'comes near to fitting'}, at the GPU's maximum clock"
         what = f"the baseline, {proposal.baseline}" if proposal.baseline else usual
         lines = [f"= {what}; Δ% is relative to it."]
         lines += compared_lines(plans, drawn)
@@ -316,9 +325,13 @@ def _site(proposal: Proposal) -> list[str]:
 
 
 def _summary(proposal: Proposal) -> list[str]:
+    count = f"{proposal.feasible_layouts:,}"
+    fitting = (
+        f"{count} of them feasible" if proposal.feasible else f"none of them feasible, the nearest {count} searched"
+    )
     lines = paragraphs([
         f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts{under_limits(proposal.job)}, "
-        f"{proposal.feasible_layouts:,} of them feasible; {proposal.covered_plans:,} plans covered, "
+        f"{fitting}; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
     ])  # fmt: skip
     lines += paragraphs([_methods(proposal)])

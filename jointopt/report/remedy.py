@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +12,24 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib, with_unit
+from jointopt.physics.limits import with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
+from jointopt.report.plans import odds
+from jointopt.report.shortage import MOST_CHANGES, shortage_of
 from jointopt.report.table import figure
 from jointopt.spec.job import Job
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import FEASIBLE
 
 _MOST_NODES = 4096
 _MOST_BATCHES = 64
+_LORA_DIM = 16  # a usual rank of adapters
 _MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
 
 
 def remedy(
-    job: Job, layouts: Columns, dropped: Mapping[str, int], physics: CostModel | None = None,
+    model: JobModel, layouts: Columns, dropped: Mapping[str, int], physics: CostModel | None = None,
     plans: Columns | None = None,
 ) -> str:  # fmt: skip
     """One message for InfeasibleError; ``layouts`` are the last ones standing (possibly none).
@@ -33,6 +37,7 @@ def remedy(
     ``dropped`` counts layouts by reason, in order; the last reason is what dropped ``layouts``. ``plans``: those of the
     front without constraints, which show how far these must be relaxed.
     """
+    job = model.job
     reasons = sorted(dropped, key=lambda reason: -dropped[reason])
     if len(layouts["pp"]):
         reasons.sort(key=lambda reason: reason != list(dropped)[-1])
@@ -45,9 +50,17 @@ def remedy(
         leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
         stage = int(np.sum(list(memory_parts(job, leanest).values()), axis=0)[0].argmax())
         degrees = " ".join(f"{name}={leanest[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
-        by = f"{needed.min() / GIB - memory_limit_gib(job):.1f} GiB per GPU on stage {stage + 1}"
-        message += f" The leanest layout ({degrees}) is out of memory by {by}."
-    return " ".join([message, *itertools.islice(_changes_that_help(job, bool(len(layouts["pp"]))), 1)])
+        short = shortage_of(model, model.cost_model(leanest))
+        if short is not None and short.ran_out:
+            message += f" Of the leanest layout ({degrees}), {short.cause}."
+        elif short is not None:
+            message += (
+                f" The leanest layout ({degrees}) is out of memory by {short.missing_gib:.1f} GiB per GPU on stage "
+                f"{stage + 1}: it needs {short.predicted_gib:.1f} GiB and fits with probability "
+                f"{odds(short.probability)}."
+            )
+    helps = [next(some, "") for some in _changes_that_help(model, bool(len(layouts["pp"])))]
+    return " ".join([message, *[text for text in helps if text][:MOST_CHANGES]])
 
 
 def _closest(physics: CostModel, plans: Columns | None) -> str:
@@ -89,34 +102,66 @@ def _ladder(physics: CostModel) -> Columns:
     return physics.evaluate(index, wide)
 
 
-def _changes_that_help(job: Job, short_of_memory: bool) -> Iterator[str]:
-    """Changes after which at least one layout fits, the cheapest first."""
-    framework = job.training.framework
+def _changes_that_help(model: JobModel, short_of_memory: bool) -> list[Iterator[str]]:
+    """By kind, changes after which at least one layout is feasible, the cheapest first."""
+    of_shape = _of_batch(model), _of_nodes(model, _fewer(model.job.cluster.nodes))
+    of_memory = _of_host_memory(model), _of_adapters(model)
+    more = _of_nodes(model, _more(model.job.cluster.nodes))
+    found = [_of_frozen(model), _of_search(model), _of_fraction(model), more]
+    return [*found, *(of_memory if short_of_memory else of_shape)]
+
+
+def _of_frozen(model: JobModel) -> Iterator[str]:
+    framework = model.job.training.framework
     narrow = replace(framework, frozen_dtype="bf16")
-    if job.training.frozen and narrow != framework and _fits(job, "training", framework=narrow):
+    if model.job.training.frozen and narrow != framework and _fits(model, "training", framework=narrow):
         yield f"It would fit with frozen weights in bf16, which {framework.name} holds in {framework.frozen_dtype}."
-    fixed = [name for name in LAYOUT_COLUMNS if getattr(job.search, name) is not None]
+
+
+def _of_search(model: JobModel) -> Iterator[str]:
+    fixed = [name for name in LAYOUT_COLUMNS if getattr(model.job.search, name) is not None]
     for names in [*([name] for name in fixed), fixed]:
-        if names and _fits(job, "search", **dict.fromkeys(names)):
+        if names and _fits(model, "search", **dict.fromkeys(names)):
             yield f"It would fit without {' and '.join(f'search.{name}' for name in names)}."
-    if job.constraints.memory_fraction is not None:
-        fraction = math.ceil(100.0 * _least_gib(job) / job.cluster.gpu.memory_gib) / 100.0
+
+
+def _of_fraction(model: JobModel) -> Iterator[str]:
+    if model.job.constraints.memory_fraction is not None:
+        least_gib, load = _least_gib(model.job), max(model.memory.factor, 1.0 / model.memory.largest_load())
+        fraction = math.ceil(100.0 * load * least_gib / model.job.cluster.gpu.memory_gib) / 100.0
         if fraction <= 1.0:
             yield f"It would fit with constraints.memory_fraction of {fraction:g}."
-    nodes, batch = job.cluster.nodes, job.training.global_batch_size
-    doublings = (nodes * 2**k // 2 for k in range(2, 9))
-    more = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
-    for number in sorted(more):
-        if number <= _MOST_NODES and _fits(job, "cluster", nodes=number):
-            yield f"It would fit on {number} nodes instead of {nodes}."
-    if short_of_memory:  # another batch cannot help: the leanest micro-batch is one sequence
-        return
+
+
+def _of_nodes(model: JobModel, numbers: Iterable[int]) -> Iterator[str]:
+    for number in numbers:
+        if number <= _MOST_NODES and _fits(model, "cluster", nodes=number):
+            yield f"It would fit on {number} nodes instead of {model.job.cluster.nodes}."
+
+
+def _of_batch(model: JobModel) -> Iterator[str]:
+    batch = model.job.training.global_batch_size
     for larger in range(batch + 1, batch + _MOST_BATCHES + 1):
-        if _fits(job, "training", global_batch_size=larger):
+        if _fits(model, "training", global_batch_size=larger):
             yield f"It would fit with training.global_batch_size of {larger}."
-    for number in _fewer(nodes):
-        if _fits(job, "cluster", nodes=number):
-            yield f"It would fit on {number} nodes instead of {nodes}."
+
+
+def _of_host_memory(model: JobModel) -> Iterator[str]:
+    if model.job.search.offload is None:
+        for what in ("optimizer", "activations"):
+            if _fits(model, "search", offload=("none", what)):
+                yield f"It would fit with the {what} in host memory (search.offload: [none, {what}])."
+
+
+def _of_adapters(model: JobModel) -> Iterator[str]:
+    if not model.job.training.frozen and _fits(model, "training", lora_dim=_LORA_DIM):
+        yield f"Adapters (LoRA) beside frozen weights would fit (training.lora_dim: {_LORA_DIM})."
+
+
+def _more(nodes: int) -> list[int]:
+    """Numbers of nodes above, ascending: the next ones, then doublings with one in between."""
+    doublings = (nodes * 2**k // 2 for k in range(2, 9))
+    return sorted({nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings)))
 
 
 def _fewer(nodes: int) -> list[int]:
@@ -128,7 +173,8 @@ def _least_gib(job: Job) -> float:
     return float(peak_memory_bytes(job, enumerate_layouts(job).layouts).min(initial=math.inf)) / GIB
 
 
-def _fits(job: Job, section: str, **changes: Any) -> bool:
-    """Whether a layout of the job fits with other values in one of its sections."""
-    job = replace(job, **{section: replace(getattr(job, section), **changes)})
-    return _least_gib(job) <= memory_limit_gib(job)
+def _fits(model: JobModel, section: str, **changes: Any) -> bool:
+    """Whether a layout of the job is feasible with other values in one of its sections."""
+    job = replace(model.job, **{section: replace(getattr(model.job, section), **changes)})
+    changed = replace(model, job=job)
+    return bool((changed.fit_probability_of(np.array([GIB * _least_gib(job)])) >= FEASIBLE).all())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
+from jointopt.core.units import Z_90
 from jointopt.physics.facility import run_costs
 from jointopt.report import table
 from jointopt.report.documents import Result
-from jointopt.report.plans import half_difference, plan_words
+from jointopt.report.plans import half_difference, odds, plan_words
 from jointopt.report.reasons import wider_lines
 from jointopt.report.table import TextColumn
+from jointopt.spec.catalog.clusters import with_host_at
 from jointopt.spec.job import Job
 
 _MOST_PARTS = 6
@@ -21,14 +24,22 @@ _BILLION = 10**9
 
 @dataclass(frozen=True)
 class Size:
-    """One cluster: its plans by time (entries: fastest, knee, least energy), or why nothing is feasible on it."""
+    """One cluster: its plans by time (entries: fastest, knee, least energy), or why nothing is feasible on it.
+
+    With both the plans are those that come nearest to fitting in memory.
+    """
 
     job: Job
     plans: tuple[Mapping[str, Any], ...] = ()
     time_s: Mapping[str, float] | None = None  # part -> seconds of the fastest plan
-    reason: str = ""
+    reason: str = ""  # why it is not feasible
     doubts: tuple[str, ...] = ()  # why the interval of its fastest plan is wider
     efficiency: float = math.nan  # tokens/s per GPU over those of the smallest cluster of the kind
+
+    @property
+    def feasible(self) -> bool:
+        """Whether its plans keep every rule and constraint and are likelier to fit in memory than not."""
+        return bool(self.plans) and not self.reason
 
     def document(self) -> dict[str, Any]:
         """The cluster, its plans, and the breakdown of the fastest."""
@@ -36,7 +47,7 @@ class Size:
         return {
             "gpu": cluster.gpu.id, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
             "num_gpus": cluster.num_gpus, "global_batch_size": self.job.training.global_batch_size,
-            "feasible": bool(self.plans), "reason": self.reason, "efficiency": self.efficiency,
+            "feasible": self.feasible, "reason": self.reason, "efficiency": self.efficiency,
             "time_s": self.time_s or {}, "plans": list(self.plans), "doubts": list(self.doubts),
         }  # fmt: skip
 
@@ -49,10 +60,14 @@ class Pick:
     plan: Mapping[str, Any]
     objective: str
     limits: Mapping[str, float]  # deadline_days, budget, site_kw
+    at_high_end: bool = False  # the upper ends of 90 % intervals are held to the limits
 
     def document(self) -> dict[str, Any]:
         """Every field."""
-        return {"size": self.size, "plan": dict(self.plan), "objective": self.objective, "limits": dict(self.limits)}
+        return {
+            "size": self.size, "plan": dict(self.plan), "objective": self.objective, "limits": dict(self.limits),
+            "at_high_end": self.at_high_end,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,8 +84,25 @@ class Scaled(Result):
         """The sizes, the front over all of them, and the pick."""
         return {
             "job": self.sizes[0].job.model.name, "weak": self.weak, "sizes": self.sizes,
-            "front": [{"size": size, **entry} for size, entry in self.front], "pick": self.pick,
+            "front": [{"size": size, **entry} for size, entry in self.front], "pick": self._pick_document(),
         }  # fmt: skip
+
+    def _pick_document(self) -> dict[str, Any] | None:
+        """The pick, with the time and money of its run at both ends and the probability that it keeps the limits."""
+        if self.pick is None:
+            return None
+        job = self.sizes[self.pick.size].job
+        ends = {end: run_at(job, self.pick.plan, end) for end in ("", "_low", "_high")}
+        found = {f"{name}{end}": run[name] for end, run in ends.items() for name in ("days", "money")}
+        return self.pick.document() | found | {"limits_probability": kept_probability(job, self.pick)}
+
+    def refusal(self, *, allow_tight: bool = False) -> str:
+        """Why no cluster is feasible; blank where one is, or where what comes nearest to fitting is an answer."""
+        if any(size.feasible or (allow_tight and size.plans) for size in self.sizes):
+            return ""
+        many = len(self.sizes) > 1
+        none = f"No cluster of {len(self.sizes)} is feasible; the first" if many else "The cluster is not feasible"
+        return f"{none}: {self.sizes[0].reason}"
 
     def text(self) -> str:
         """A line per cluster, the parts of its time, the front over clusters, and the pick."""
@@ -80,7 +112,9 @@ class Scaled(Result):
             f"{first.model.name}: {len(self.sizes)} cluster{'s' * (len(self.sizes) != 1)}, {kind} per iteration of "
             f"{first.training.seq_length:,} tokens. {_of_what(first)}"
         ]
-        left_out = [f"{_words(size.job)}: {size.reason}" for size in self.sizes if not size.plans]
+        left_out = [
+            f"{'~ ' * bool(size.plans)}{_words(size.job)}: {size.reason}" for size in self.sizes if not size.feasible
+        ]
         known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
         legend = ["± behind a difference is its 90 % interval."] * known
         legend += wider_lines([size.doubts for size in sizes], [_words(size.job) for size in sizes])
@@ -89,6 +123,8 @@ class Scaled(Result):
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
 
     def _front_lines(self) -> list[str]:
+        if not self.front:
+            return table.paragraphs(["No plan of these is expected to fit in memory."])
         used = dict.fromkeys(size for size, _ in self.front)
         words = ", ".join(_words(self.sizes[size].job) for size in used)
         return table.paragraphs([f"Plans that no other beats in time and energy, over all clusters: {words}."])
@@ -98,14 +134,47 @@ class Scaled(Result):
             return []
         limits = ", ".join(f"{_LIMITS[name].format(value)}" for name, value in self.pick.limits.items())
         job, plan = self.sizes[self.pick.size].job, self.pick.plan
-        costs = run_costs(job, plan)
-        bill = [f"{costs['days']:.3g} days" if costs["for_run"] else f"{costs['days'] * 24:.3g} h per billion tokens"]
+        costs, low, high = (run_at(job, plan, end) for end in ("", "_low", "_high"))
+        factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
+        bill = [f"{factor * costs['days']:.3g} {unit} ({factor * low['days']:.3g} to {factor * high['days']:.3g})"]
         bill += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
         bill.append(f"{plan['cluster_power_kw']:,.0f} kW")
+        sure = kept_probability(job, self.pick)
+        kept = "" if math.isnan(sure) else f" It keeps them with probability {odds(sure)}"
+        advice = "." if self.pick.at_high_end else "; --at-high-end picks one that keeps them at the high end."
+        held = " at the high end of its interval" * self.pick.at_high_end
         return table.paragraphs([
-            f"Under {limits}, least {self.pick.objective}: {_words(job)}, "
+            f"Under {limits}{held}, least {self.pick.objective}: {_words(job)}, "
             f"{plan_words(plan, _SHOWN)}: {', '.join(bill)}, {plan['avg_power_w']:.0f} W per GPU."
+            + (f"{kept}{advice}" if kept else "")
         ])  # fmt: skip
+
+
+def run_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
+    """As `run_costs`, at that ``end`` (_low, _high) of the plan's 90 % intervals and of what is assumed of hosts."""
+    if not end or plan.get(f"iteration_time_s{end}") is None:
+        return run_costs(job, plan)
+    at = {name: plan[f"{name}{end}"] for name in ("iteration_time_s", "energy_j")}
+    return run_costs(replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_"))), at)
+
+
+def kept_probability(job: Job, pick: Pick) -> float:
+    """The probability that the run of a pick keeps its deadline and budget; NaN without either, or an interval."""
+    low, mean, high = (run_at(job, pick.plan, end) for end in ("_low", "", "_high"))
+    bounds = {"deadline_days": "days", "budget": "money"}
+    found = [
+        _below(pick.limits[limit], low[name], mean[name], high[name]) for limit, name in bounds.items()
+        if limit in pick.limits
+    ]  # fmt: skip
+    return min(found, default=math.nan)
+
+
+def _below(bound: float, low: float, mean: float, high: float) -> float:
+    """The probability that a figure with that 90 % interval, normal in its logarithm, is not above the bound."""
+    end = high if bound > mean else low
+    if not low < mean < high:
+        return math.nan
+    return NormalDist().cdf(Z_90 * math.log(bound / mean) / abs(math.log(end / mean)))
 
 
 _LIMITS = {
@@ -131,8 +200,9 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
     if not sizes:
         return []
     first, costs = [size.plans[0] for size in sizes], [run_costs(size.job, size.plans[0]) for size in sizes]
-    least = [size.plans[-1] for size in sizes]
+    least, tight = [size.plans[-1] for size in sizes], not all(size.feasible for size in sizes)
     columns = [
+        *([TextColumn("", ["~" * (not size.feasible) for size in sizes], left=True)] if tight else []),
         TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", [_degrees(plan) for plan in first], left=True),

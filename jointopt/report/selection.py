@@ -150,7 +150,7 @@ class Selection(Result):
         drawn = predicted_table(entries, marks)
         legend += compared_lines(entries, drawn)
         legend += wider_lines(reasons_of(entries, self.surrogate, job))
-        legend += tight_lines(entries, ranked=False)
+        legend += tight_lines(entries)
         site = []
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
             site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))

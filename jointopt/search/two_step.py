@@ -8,7 +8,6 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.search.exact_stages import exact_front_of_profiles
-from jointopt.search.fastest import fastest
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import front_order, objectives
 from jointopt.search.problem import Problem
@@ -20,18 +19,19 @@ class Saving:
 
     share: float
     at: float
+    plan: int  # row of the front that saves it
+    other: int  # row of the other front that it is saved against
 
 
-def two_step_front(problem: Problem, evaluations: int) -> Columns:
-    """The front of the layout that is fastest at the highest clock: one clock, slack, then clocks of single stages.
+def two_step_front(problem: Problem, layout: int, evaluations: int) -> Columns:
+    """The front of one layout, the fastest one: one clock, slack, then clocks of single stages.
 
     And power limits, where plans have them.
 
     As the joint search does with all layouts. No plans where that layout breaks a constraint at every clock.
-    ``layout_index`` is of the whole problem, which has bounds. ``evaluations`` as for `move_stages`.
+    ``layout_index`` is of the whole problem. ``evaluations`` as for `move_stages`.
     """
-    best = fastest(problem, np.arange(problem.num_layouts))
-    rows = problem.under_all_limits(best)
+    rows = problem.under_all_limits(layout)
     alone = problem.of_layouts(rows)
     front, _ = move_stages(alone, exact_front_of_profiles(alone).front, evaluations)
     beyond = (0, 0), (0, problem.max_pp - front["stage_clock_mhz"].shape[1])
@@ -57,4 +57,5 @@ def _saving(equal: Floats, saved: Floats, other_equal: Floats, other_saved: Floa
     reached = np.where(left >= 0, saved[order][np.maximum(left, 0)], np.inf)
     share = np.maximum(1.0 - reached / other_saved, 0.0)  # a search that ends where gains are small may miss one
     best = int(share.argmax())
-    return Saving(float(share[best]), float(other_equal[best]))
+    plan = int(order[max(int(left[best]), 0)])
+    return Saving(float(share[best]), float(other_equal[best]), plan, best)

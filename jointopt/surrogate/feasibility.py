@@ -28,7 +28,6 @@ class MemoryMargin:
     source_sd: float  # of one source against the next
     plan_sd: float  # of one plan against the others of its source
     crash_share: float  # of runs that fail for other reasons, where a table does not keep them apart from OOM
-    cut: float  # a plan fits where its probability is at least this
 
 
 @dataclass(frozen=True)

@@ -138,12 +138,20 @@ class JobModel:
 
     def fit_probability(self, physics: CostModel) -> Floats:
         """Probability (n,) that each layout of `cost_model` fits in memory."""
-        load = physics.memory_bytes / (physics.memory_factor * memory_limit_gib(self.job) * GIB)
-        return np.where(self.surely_out(physics.layouts), 0.0, self.memory.fit_probability(np.log(load)))
+        found = self.fit_probability_of(physics.memory_bytes / physics.memory_factor)
+        return np.where(self.surely_out(physics.layouts), 0.0, found)
 
     def surely_out(self, layouts: Columns) -> Bools:
         """Which layouts (n,) run out of memory since a measured run did (`jointopt.surrogate.out_of_memory`)."""
         return surely_out(self.job, layouts, self.out)
+
+    def fit_probability_of(self, peak_bytes: Floats) -> Floats:
+        """Probability (n,) of fitting by the memory of the physics alone; 0 beyond a bound that the job states."""
+        load = peak_bytes / (memory_limit_gib(self.job) * GIB)
+        found = self.memory.fit_probability(np.log(load))
+        if self.job.constraints.memory_fraction is None:
+            return found
+        return np.where(self.memory.factor * load <= 1.0, found, 0.0)
 
     @property
     def fingerprint(self) -> str:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
 
 
-FAILED_START = 0.2  # of its time and energy: what a plan of even odds is charged
-CERTAIN = 0.05  # a plan that fits with less than this probability is no plan
+FEASIBLE = 0.5  # a plan that fits in memory with at least this probability is feasible, for every verb
+CERTAIN = 0.05  # one below this is certain not to fit, and never run
+FAILED_START = 0.2  # of its time and energy: what a plan of even odds is charged where runs decide
 
 
 @functools.cache
@@ -63,11 +64,15 @@ class MemoryPosterior:
     @functools.cached_property
     def reach(self) -> float:
         """Predicted memory (by the physics alone) over the limit up to which a plan is not certain to fail."""
-        return float(np.exp(feasibility.load_limit(self._weights, self.margin, CERTAIN)))
+        return self.largest_load(CERTAIN)
+
+    def largest_load(self, probability: float = FEASIBLE) -> float:
+        """Predicted memory (by the physics alone) over the limit at which a plan fits with that probability."""
+        return float(np.exp(feasibility.load_limit(self._weights, self.margin, probability)))
 
     def fits(self, log_load: Floats) -> Bools:
         """Whether plans fit (n,); ``log_load``: log(memory by the physics alone / what a GPU may use)."""
-        return np.asarray(self.fit_probability(log_load) >= self.margin.cut)
+        return np.asarray(self.fit_probability(log_load) >= FEASIBLE)
 
     def fit_probability(self, log_load: Floats) -> Floats:
         """Probability that plans of that load fit (n,)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
+from jointopt.report.plans import TIGHT, odds
 from jointopt.search.fastest import fastest
 from jointopt.search.problem import Problem
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
@@ -30,11 +32,15 @@ MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
 def beside(
     model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
 ) -> tuple[Beside, ...]:
-    """Published plans of the job, and where the front's fastest plan (``answer``, by time) is outside, one inside.
+    """Published plans of the job, and layouts that may be taken instead of the front's fastest plan (row 0).
 
-    ``fitting`` (L,): the probability that each layout of ``physics`` fits, by which the ``problem`` ranks them.
+    Where that is outside of what people run the fastest one inside; where it may not fit in memory the fastest one that
+    surely does. ``answer``: the front by time; ``fitting`` (L,): the probability that each layout of ``physics`` fits.
     """
-    return (*_published(model, problem, physics, answer), *_conventional(model, problem, physics, answer, fitting))
+    found = [*_published(model, problem, physics, answer)]
+    for instead in (_conventional, _fitting):
+        found += instead(model, problem, physics, answer, fitting)
+    return tuple(found)
 
 
 def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
@@ -74,7 +80,7 @@ def _of_recipe(model: JobModel, problem: Problem, physics: CostModel, answer: Co
         source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
         text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
         energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
-        rank=place_of(problem, physics, priced, fits), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
+        rank=place_of(problem, physics, priced), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
         violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
         reasons=tuple(f"{name} {record[name]}, not {first[name]}" for name in _TELLING if record[name] != first[name]),
     )  # fmt: skip
@@ -95,17 +101,33 @@ def _conventional(
     if not reasons or not len(inside):
         return
     best = fastest(problem, inside, top_times(problem, physics))
-    fits = float(fitting[best])
-    layout = {name: values[[best]] for name, values in physics.layouts.items()}
-    values, clocks = at_top(physics, best)
+    found = _at_top(model, problem, physics, answer, best, float(fitting[best]))
+    yield replace(found, behind_low=_lower(found.behind, answer), reasons=reasons)
+
+
+def _fitting(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
+) -> Iterator[Beside]:
+    """The fastest layout that is not tight, where the front's first plan is."""
+    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= TIGHT)
+    if odds_of_first >= TIGHT or not len(sure):
+        return
+    best = fastest(problem, sure, top_times(problem, physics))
+    found = _at_top(model, problem, physics, answer, best, float(fitting[best]))
+    yield replace(found, fitting=True, reasons=(f"probability {odds(odds_of_first)}",))
+
+
+def _at_top(model: JobModel, problem: Problem, physics: CostModel, answer: Columns, index: int, fits: float) -> Beside:
+    """A layout of the space with every clock at its highest, beside the front's fastest plan."""
+    layout = {name: values[[index]] for name, values in physics.layouts.items()}
+    values, clocks = at_top(physics, index)
     time_s = float(values["iteration_time_s"][0])
-    behind = time_s / float(answer["iteration_time_s"][0]) - 1.0
-    yield Beside(
+    return Beside(
         source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
         iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
         peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
-        rank=place_of(problem, physics, model.cost_model(layout), fits), behind=behind,
-        behind_low=_lower(behind, answer), violations=physics.broken_limits(values), reasons=reasons,
+        rank=place_of(problem, physics, model.cost_model(layout)),
+        behind=time_s / float(answer["iteration_time_s"][0]) - 1.0, violations=physics.broken_limits(values),
     )  # fmt: skip
 
 

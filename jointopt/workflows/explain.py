@@ -25,6 +25,7 @@ from jointopt.physics.utilization import utilization
 from jointopt.physics.warming import warming
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.layouts import Rank
+from jointopt.report.shortage import shortage_of
 from jointopt.runs.kinds import plan_keys
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -65,11 +66,12 @@ def explain(
     values = physics.evaluate(only, clocks)
     answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
-    exceeded = physics.broken_limits(values)
+    exceeded, short = physics.broken_limits(values), shortage_of(model, physics, record)
     used = utilization(physics, 0, clocks[0])
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
-        job=model.job, plan=record, feasible=not (broken or exceeded), violations=tuple(broken), exceeded=exceeded,
+        job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
+        exceeded=exceeded, shortage=short,
         **{name: float(values[name][0]) for name in RESULTS},
         time_s=parts.time_s, energy_by_part_j=parts.energy_j,
         memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
@@ -91,7 +93,7 @@ def explain(
         in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
-        rank=_rank(model, parsed.layouts) if ranked and not broken and not exceeded else None,
+        rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded or short) else None,
     )  # fmt: skip
 
 

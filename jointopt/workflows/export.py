@@ -5,32 +5,60 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
+from jointopt.core.errors import InfeasibleError
 from jointopt.measure.exports.intent import BENCHMARK
 from jointopt.measure.exports.megatron import checkout_version
-from jointopt.report.exported import Exported, exported
+from jointopt.report.exported import Exported, exported, plan_alone
+from jointopt.report.shortage import Shortage, shortage_of
+from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
+from jointopt.spec.machine import Machine
+from jointopt.spec.plans.parse import parse_plan, plan_records
+from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.given import from_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from jointopt.surrogate.measurements import Measurements
 
 _log = logging.getLogger(__name__)
 
 
+@from_files
 def export(
     job: Job, plan: str | Mapping[str, Any], target: str, *, version: str = "", purpose: str = BENCHMARK,
-    checkout: Path | None = None, program: str = "", arguments: str = "",
+    checkout: Path | None = None, program: str = "", arguments: str = "", surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    storage: str | None = None, machine: Machine | None = None, allow_tight: bool = False,
 ) -> Exported:  # fmt: skip
     """The words and files that start ``plan`` in ``target``; PlanError for a plan that is none of the job's.
 
     ``checkout`` of Megatron-LM states the version, ``program`` is what a batch system starts, ``arguments`` are words
-    of the program before those of the plan; ExportError names what the target has no words for.
+    of the program before those of the plan; ExportError names what the target has no words for. Whether the plan fits
+    in memory is predicted as by `explain`, by ``surrogate`` and what follows; InfeasibleError where that is less likely
+    than not, unless ``allow_tight``.
     """
     if checkout is not None:
         version = checkout_version(checkout)
     found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
+    if short := _shortage(JobModel.of(job, surrogate, measured, calibration, storage, machine), plan):
+        if not allow_tight:
+            raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")
+        _log.warning("%s", short.sentence())
     for note in found.export.notes:
         _log.warning("%s", note)
     return found
+
+
+def _shortage(model: JobModel, plan: str | Mapping[str, Any]) -> Shortage | None:
+    """What the plan lacks in memory; None for one that is feasible."""
+    parsed = parse_plan(plan_alone(plan), model.job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    return shortage_of(model, model.cost_model(parsed.layouts), record)
 
 
 def write(exported: Exported, path: Path) -> list[Path]:

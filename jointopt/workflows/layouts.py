@@ -20,7 +20,6 @@ from jointopt.search.pareto import below_chord, concat, front_order, take
 from jointopt.search.problem import Problem
 from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.memory import cost_of_failing
 
 SHOWN = 8  # splits that a proposal keeps, and those of its front
 RANKED = 96  # layouts whose splits are distinguished
@@ -32,7 +31,7 @@ def best_layouts(
     job: Job, problem: Problem, physics: CostModel, fitting: Floats, answer: Columns, layout_index: Ints,
     known: Callable[[Columns], Columns],
 ) -> tuple[Layout, ...]:  # fmt: skip
-    """The `SHOWN` fastest splits, and those of the front, by the time that the search ranks by.
+    """The `SHOWN` fastest splits, and those of the front, by the time of their fastest plan.
 
     ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
     ``layout_index`` (n,) their layouts; ``known`` gives of others what is known beside their results. Of a split
@@ -60,13 +59,8 @@ def best_layouts(
         if curves[row]
     ]  # fmt: skip
     # what the fastest plans really take differs a little from the bounds that splits are ranked by
-    found.sort(key=lambda layout: (layout.rank > SHOWN, _ranked_s(layout.plans[0])))
+    found.sort(key=lambda layout: (layout.rank > SHOWN, float(layout.plans[0]["iteration_time_s"])))
     return tuple(replace(one, rank=place) if one.rank <= SHOWN else one for place, one in enumerate(found, 1))
-
-
-def _ranked_s(plan: Mapping[str, Any]) -> float:
-    """The time that a plan is ranked by: a tight one counts behind its time."""
-    return float(plan["iteration_time_s"] * cost_of_failing(np.array(plan["fit_probability"])))
 
 
 def _places(order: Ints, layouts: Ints, group: Ints) -> Ints:

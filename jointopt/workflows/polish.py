@@ -18,6 +18,7 @@ from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
 from jointopt.physics.polish.options import Options, Problem, efficient, widened, window
 from jointopt.report.results import Polished, PolishedPoint
+from jointopt.report.shortage import shortage_of
 from jointopt.search.pareto import take
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -240,6 +241,7 @@ def _feasible(model: JobModel, record: Mapping[str, Any], parsed: ParsedPlan) ->
     if not broken:
         physics = model.cost_model(parsed.layouts)
         broken = list(physics.broken_limits(physics.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)))
+        broken += [short.sentence()] if (short := shortage_of(model, physics, record)) else []
     if broken:
         raise InfeasibleError(
             f"The plan cannot be run as job {job.name!r}, so there is nothing to polish: {' '.join(broken)} "

@@ -24,17 +24,17 @@ from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.spec.power_limits import repeated, under_limits
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import CERTAIN, cost_of_failing
+from jointopt.surrogate.memory import CERTAIN, FEASIBLE, cost_of_failing
 from jointopt.workflows.free_splits import free_splits
-from jointopt.workflows.search_steps import Stopwatch, times
+from jointopt.workflows.search_steps import Stopwatch
 
 NO_MEMORY = "does not fit in the GPU's memory"
 RAN_OUT = "ran out of memory in a measured run, or holds as much"
+TIGHT = "is likelier not to fit in the GPU's memory than to fit"
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
 MEMORY_GOALS = (*OBJECTIVES, "peak_memory_gib")
-_EVEN = 0.5  # probability of fitting
 
 
 def need_power(job: Job) -> None:
@@ -43,64 +43,59 @@ def need_power(job: Job) -> None:
         job.cluster.gpu.need("tdp_w", "predict power and energy")
 
 
-def feasible_layouts(model: JobModel, watch: Stopwatch) -> tuple[Space, Columns, Floats, dict[str, int]]:
-    """(space, its layouts that may fit in memory, the bytes (n,) that they take by the physics, what was dropped).
+def feasible_layouts(
+    model: JobModel, watch: Stopwatch, least: float = FEASIBLE, *, allow_tight: bool = False
+) -> tuple[Space, Columns, Floats, dict[str, int]]:
+    """(space, its layouts that fit in memory, the bytes (n,) that they take by the physics, what was dropped).
 
-    The dropped ones are counted by reason; InfeasibleError where nothing is left.
-
-    Tight ones stay, unless the job states a bound or they are certain not to fit. Splits of the layers that
-    `free_splits` finds come behind the listed ones.
+    They fit with a probability of ``least`` or more. Where none does and ``allow_tight`` is set they are those that
+    come nearest: at least half as likely to fit as the best, and not certain to fail. The dropped ones are counted by
+    reason; InfeasibleError where nothing is left. Splits of the layers that `free_splits` finds come behind the listed
+    ones.
     """
     with watch.phase("enumerate", "enumerating layouts"):
         space = enumerate_layouts(model.job)
     limit_gib = memory_limit_gib(model.job)
     with watch.phase("memory", f"fitting {space.size:,} layouts into {limit_gib:.0f} GiB"):
-        space, layouts, peak_bytes, dropped = _fitting(model, space)
+        listed = space
+        space, layouts, peak_bytes, dropped = _fitting(model, listed, least)
+        if not len(peak_bytes) and allow_tight:
+            best = model.fit_probability_of(peak_memory_bytes(model.job, listed.layouts)).max(initial=0.0)
+            least = max(CERTAIN, 0.5 * best)
+            space, layouts, peak_bytes, dropped = _fitting(model, listed, least)
     if not len(peak_bytes):
-        raise InfeasibleError(remedy(model.job, space.layouts, dropped))
+        raise InfeasibleError(remedy(model, space.layouts, dropped))
     with watch.phase("splits", "splits of the layers over pipelines"):
         for free in free_splits(model, layouts, peak_bytes):
-            part, more, more_bytes, without = _fitting(model, enumerate_layouts(free.alone(model.job)))
+            part, more, more_bytes, without = _fitting(model, enumerate_layouts(free.alone(model.job)), least)
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)
             layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
-            for reason in {RAN_OUT, NO_MEMORY, NEEDLESS} & without.keys():
+            for reason in {RAN_OUT, NO_MEMORY, TIGHT, NEEDLESS} & without.keys():
                 dropped[reason] = dropped.get(reason, 0) + without[reason]
     return space, layouts, peak_bytes, dropped
 
 
-def _fitting(model: JobModel, space: Space) -> tuple[Space, Columns, Floats, dict[str, int]]:
+def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Columns, Floats, dict[str, int]]:
     """As `feasible_layouts` of a space with its listed splits, the layouts that `leanest` appends included."""
     job, listed = model.job, space.size
     peaks: list[Floats] = []  # of the layouts, then of the steps that `leanest` appends to them
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
-        return np.where(model.surely_out(some), 0.0, _fit_probability(model, peaks[-1]))
+        return np.where(model.surely_out(some), 0.0, model.fit_probability_of(peaks[-1]))
 
-    layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, CERTAIN)
+    layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, least)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
-    dropped, fit = dict(space.dropped), fitting >= CERTAIN
+    dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
     needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
-    measured = model.surely_out(layouts)
-    for reason, count in (
-        (RAN_OUT, measured.sum()),
-        (NO_MEMORY, (~fit & ~measured).sum()),
-        (NEEDLESS, (fit & ~needed).sum()),
-    ):
-        if count:
-            dropped[reason] = int(count)
+    out = model.surely_out(layouts)
+    for reason, of in ((RAN_OUT, out), (NO_MEMORY, ~(fit | tight | out)), (TIGHT, tight), (NEEDLESS, fit & ~needed)):
+        if of.any():
+            dropped[reason] = int(of.sum())
     kept = fit & needed
     return space, {name: values[kept] for name, values in layouts.items()}, peak_bytes[kept], dropped
-
-
-def _fit_probability(model: JobModel, peak_bytes: Floats) -> Floats:
-    """Probability (n,) that layouts fit in memory; 0 or 1 where the job states a bound of its own."""
-    load = peak_bytes / (memory_limit_gib(model.job) * GIB)
-    if model.job.constraints.memory_fraction is not None:
-        return np.asarray(model.memory.factor * load <= 1.0, np.float64)
-    return model.memory.fit_probability(np.log(load))
 
 
 def searched_limits(job: Job, count: int) -> tuple[tuple[float, ...] | None, dict[str, int]]:
@@ -131,23 +126,27 @@ class Prepared:
     wide: Problem  # with all objectives of the job among its goals
 
 
-def prepared(model: JobModel, watch: Stopwatch) -> Prepared:
-    """The search problem of a job, of many layouts priced as far as is needed; InfeasibleError without any."""
-    space, layouts, peak_bytes, dropped = feasible_layouts(model, watch)
+def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) -> Prepared:
+    """The search problem of a job's feasible layouts, of many priced as far as is needed; InfeasibleError without any.
+
+    ``allow_tight`` as for `feasible_layouts`.
+    """
+    space, layouts, peak_bytes, dropped = feasible_layouts(model, watch, allow_tight=allow_tight)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         limits, without = searched_limits(model.job, len(peak_bytes))
         layouts, dropped = under_limits(layouts, limits), dropped | without
         peak_bytes = repeated(peak_bytes, len(layouts["pp"]))
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
         fitting = model.fit_probability(physics)
-        problem = search_problem(model.job, physics, space.clocks_mhz, cost_of_failing(fitting))
+        problem = search_problem(model.job, physics, space.clocks_mhz)
     return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
 
 
 def priced_problem(job: Job | JobModel) -> Problem:
-    """The search problem of a job: its layouts that fit in memory, priced by its model (of a job: the physics alone).
+    """The search problem of a job's runs: layouts that may fit, priced by its model (of a job: the physics alone).
 
-    Tight plans rank behind their time and energy (`surrogate.memory.cost_of_failing`). Where time is all that the job
+    A run decides whether they do: tight plans rank behind their time and energy (`surrogate.memory.cost_of_failing`),
+    so that those that are likelier to fit are run first. Where time is all that the job
     is about, the GPU's power need not be known: energies are then NaN.
     """
     model = job if isinstance(job, JobModel) else JobModel(job)
@@ -162,13 +161,13 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
     """
     physics, clocks_mhz = _priced(model)
     fitting = model.fit_probability(physics)
-    narrow = likely_to_fit(search_problem(model.job, physics, clocks_mhz, np.ones(len(fitting))), fitting)
+    narrow = likely_to_fit(search_problem(model.job, physics, clocks_mhz), fitting)
     return narrow, with_goals(model.job, narrow, physics)
 
 
 def least_odds(fitting: Floats) -> float:
     """The probability of fitting from which on a layout counts as likely to fit: even odds, or the best there is."""
-    return min(_EVEN, float(fitting.max()))
+    return min(FEASIBLE, float(fitting.max()))
 
 
 def likely_to_fit(problem: Problem, fitting: Floats) -> Problem:
@@ -185,7 +184,7 @@ def likely_to_fit(problem: Problem, fitting: Floats) -> Problem:
 def _priced(model: JobModel) -> tuple[CostModel, Floats]:
     """Layouts of a job that may fit in memory, as often as it has power limits, priced by its model; and the clocks."""
     need_power(model.job)
-    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch())
+    space, layouts, peak_bytes, _ = feasible_layouts(model, Stopwatch(), CERTAIN)
     layouts = under_limits(layouts, searched_limits(model.job, len(peak_bytes))[0])
     return model.cost_model(layouts, repeated(peak_bytes, len(layouts["pp"]))), space.clocks_mhz
 
@@ -202,7 +201,7 @@ def with_goals(job: Job, problem: Problem, physics: CostModel) -> Problem:
 
 
 def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
-    """Times (n,) of layouts (n,) of the problem with every clock at its highest; tight ones count behind their time."""
+    """Times (n,) of layouts (n,) of the problem with every clock at its highest."""
 
     def time_of(index: Ints) -> Floats:
         clocks = uniform_stage_clocks(physics.layouts["pp"][index], physics.top_mhz)
@@ -224,14 +223,16 @@ def at_top(physics: CostModel, index: int) -> tuple[Columns, Floats]:
     return physics.evaluate(np.array([index]), clocks), clocks
 
 
-def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats) -> Problem:
-    """The search problem; a layout counts ``runs`` (n,) times: see `surrogate.memory.cost_of_failing`.
+def search_problem(job: Job, physics: CostModel, clocks_mhz: Floats, runs: Floats | None = None) -> Problem:
+    """The search problem; where ``runs`` (n,) are given a layout counts so many times (`cost_of_failing`).
 
     A factor on time and energy keeps what the problem promises of both.
     """
+    runs = np.ones(len(physics.layouts["pp"])) if runs is None else runs
 
     def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
-        return times(physics.evaluate(index, stage_clock_mhz), runs[index])
+        plans = physics.evaluate(index, stage_clock_mhz)
+        return plans | {name: plans[name] * runs[index] for name in OBJECTIVES}
 
     def bound(of_layouts: LowerBound) -> LowerBound:
         def of_runs(index: Ints) -> tuple[Floats, Floats]:

@@ -16,6 +16,7 @@ from jointopt.physics.facility import with_site
 from jointopt.report.layouts import Layout
 from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy
+from jointopt.report.shortage import shortage_of
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront
@@ -37,29 +38,10 @@ from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.beside import beside
 from jointopt.workflows.given import from_files
+from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.layouts import best_layouts
-from jointopt.workflows.problem import (
-    Prepared,
-    at_top,
-    least_odds,
-    likely_to_fit,
-    need_power,
-    prepared,
-    search_problem,
-    top_times,
-)
-from jointopt.workflows.search_steps import (
-    LOCAL_EVALUATIONS,
-    Step,
-    Stopwatch,
-    contributions,
-    exact_step,
-    joint_saving,
-    of_one_run,
-    search_steps,
-    two_steps,
-    without_gambles,
-)
+from jointopt.workflows.problem import Prepared, at_top, need_power, prepared, top_times
+from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,30 +58,31 @@ def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
+    allow_tight: bool = False,
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
     The exact front of one clock and slack comes first, then moves of single stages' clocks, then ``trials`` plans by
     NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
     ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
-    job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference. Other
-    options as in `JobModel.of`. With one objective the front is the best plan; of a GPU of unknown power energies are
-    NaN and no study is stored. Raises InfeasibleError with reasons and a remedy, CatalogError where power is needed.
+    job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
+    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. Other options
+    as in `JobModel.of`. With one objective the front is the best plan; of a GPU of unknown power energies are NaN and
+    no study is stored. Raises InfeasibleError with reasons and a remedy, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
         model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
     need_power(job := model.job)
-    today, found = _today(model, baseline) if baseline else {}, prepared(model, watch)
+    today = _today(model, baseline) if baseline else {}
+    found = prepared(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
     kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
-    exact = _exact(job, found, watch)
-    two_step = two_steps(problem, exact)
+    exact = _exact(model, found, watch)
+    top = fastest(problem, np.arange(problem.num_layouts), top_times(problem, physics))
+    two_step = two_steps(job, problem, top)
     searched = search_steps(problem, exact, two_step, _trials(job, found.wide, trials), seed, watch, found.wide)
-    front = of_one_run(searched[-1].front, fitting)
-    # what only its probability kept may be beaten in one run
-    rows = np.arange(len(front["slack"])) if job.cluster.gpu.power is None else front_rows(front, job.goals)
-    front, reference = take(front, rows), _reference(problem, physics, fitting)
+    front, reference = _with_odds(searched[-1].front, fitting), _with_odds(_reference(physics, top), fitting)
     shown = answered(model, physics, concat([front, reference]))
     answer, compared = _compared(model, shown, today)
     chosen = _wanted(job, answer)
@@ -107,9 +90,9 @@ def propose(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered,
-        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, rows, job.goals),
+        evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
-        joint=joint_saving(problem, searched[-1].front, two_step, fitting),
+        joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
         learned=model.shown_by_few(found.layouts), model=model,
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
@@ -122,23 +105,22 @@ def propose(
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
 
 
-def _exact(job: Job, found: Prepared, watch: Stopwatch) -> ExactFront:
-    """The exact front, and what only clocks of single stages keep within the constraints; InfeasibleError without any.
-
-    The latter where nothing else keeps them that is likelier to fit than not.
-    """
-    problem, physics, free = found.problem, found.physics, None
+def _exact(model: JobModel, found: Prepared, watch: Stopwatch) -> ExactFront:
+    """The exact front, else what only clocks of single stages keep within the constraints; InfeasibleError if none."""
+    job, problem, physics, free = model.job, found.problem, found.physics, None
     exact = exact_step(job, problem, watch)
-    likely = found.fitting[exact.front["layout_index"]].max(initial=0.0) >= least_odds(found.fitting)
-    if not likely and job.cluster.gpu.power is not None:
-        once = search_problem(job, physics, problem.clocks_mhz, np.ones(len(found.fitting)))
+    if not len(exact.front["slack"]) and job.cluster.gpu.power is not None:
         with watch.phase("limits", "clocks of single stages that keep the constraints"):
-            unbound = likely_to_fit(once.unconstrained(), found.fitting)
-            exact, free = front_within_limits(problem, exact, unbound, LOCAL_EVALUATIONS)
+            exact, free = front_within_limits(problem, exact, problem.unconstrained(), LOCAL_EVALUATIONS)
     if len(exact.front["slack"]):
         return exact
     dropped = found.dropped | {CONSTRAINED: problem.num_distinct}
-    raise InfeasibleError(remedy(job, found.layouts, dropped, physics, free))
+    raise InfeasibleError(remedy(model, found.layouts, dropped, physics, free))
+
+
+def _with_odds(plans: Columns, fitting: Floats) -> Columns:
+    """Plans of the search with the probability that they fit."""
+    return plans | {"fit_probability": fitting[plans["layout_index"]]}
 
 
 def _compared(model: JobModel, shown: Columns, today: dict[str, Any]) -> tuple[Columns, Against]:
@@ -165,14 +147,16 @@ def _today(model: JobModel, baseline: str) -> dict[str, Any]:
     values = physics.evaluate(only, parsed.stage_clock_mhz)
     plans = values | {"layout_index": only, "stage_clock_mhz": parsed.stage_clock_mhz}
     shown = answered(model, physics, plans | {"fit_probability": model.fit_probability(physics)})
+    short = shortage_of(model, physics, record)
     return {
-        "reference": shown, "reference_breaks": (*broken, *physics.broken_limits(values)), "baseline": baseline,
+        "reference": shown | {"feasible": np.array([not broken and short is None])}, "baseline": baseline,
+        "reference_breaks": (*broken, *physics.broken_limits(values), *([short.sentence()] if short else [])),
     }  # fmt: skip
 
 
 def _described(problem: Problem, front: Columns, answer: Columns, searched: list[Step], fitting: Floats) -> Columns:
     """Every plan that the search evaluated, the front first, which ``answer`` has intervals of."""
-    seen = without_gambles(front, concat([front, *(of_one_run(step.plans, fitting) for step in searched)]))
+    seen = concat([front, *(_with_odds(step.plans, fitting) for step in searched)])
     return problem.describe(seen | _bounds(answer, len(seen["slack"])))
 
 
@@ -213,14 +197,11 @@ def _bounds(answer: Columns, count: int) -> Columns:
     return found | {"doubts": np.concatenate([answer["doubts"], np.full(unknown, "", object)])}
 
 
-def _reference(problem: Problem, physics: CostModel, fitting: Floats) -> Columns:
-    """The plan without jointopt: the fastest that fits in memory, at the GPU's own clock, constraints left aside."""
-    pp = physics.layouts["pp"]
-    best = fastest(problem, np.arange(len(pp)), top_times(problem, physics))
-    plans, clocks = at_top(physics, best)
-    clocks = widened(clocks, int(pp.max()))
-    index = np.array([best])
-    return plans | {"layout_index": index, "stage_clock_mhz": clocks, "fit_probability": fitting[index]}
+def _reference(physics: CostModel, layout: int) -> Columns:
+    """The plan without jointopt: the fastest feasible ``layout`` at the GPU's own clock, constraints left aside."""
+    plans, clocks = at_top(physics, layout)
+    clocks = widened(clocks, int(physics.layouts["pp"].max()))
+    return plans | {"layout_index": np.array([layout]), "stage_clock_mhz": clocks}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:

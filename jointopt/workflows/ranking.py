@@ -10,7 +10,6 @@ from jointopt.report.layouts import Rank
 from jointopt.search.fastest import fastest, rank
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.problem import at_top, most_top_times, prepared, top_times
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -18,30 +17,27 @@ from jointopt.workflows.search_steps import Stopwatch
 def rank_of(model: JobModel, layout: Columns) -> Rank:
     """The rank of a layout (columns of one row) at the GPU's highest clock, its time and energy beside the first's.
 
-    Tight layouts rank behind their time; what they differ in are times and energies themselves.
     InfeasibleError where no layout is feasible.
     """
     ready = prepared(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
-    fits = model.fit_probability(alone)
     own_s, own_j = _at_top(alone, 0)
     time_of = top_times(ready.problem, ready.physics)
-    place = place_of(ready.problem, ready.physics, alone, float(fits[0]))
+    place = place_of(ready.problem, ready.physics, alone)
     first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
         place, of=ready.problem.num_distinct, behind=0.0 if is_first else own_s / first_s - 1.0,
         energy_behind=None if not np.isfinite(own_j / first_j) else 0.0 if is_first else own_j / first_j - 1.0,
-        fit_probability=float(fits[0]),
     )  # fmt: skip
 
 
-def place_of(problem: Problem, physics: CostModel, alone: CostModel, fits: float) -> int | None:
+def place_of(problem: Problem, physics: CostModel, alone: CostModel) -> int | None:
     """The rank of the layout that ``alone`` prices by its time at the GPU's highest clock; None: beyond `MOST`.
 
-    Among the ``problem``'s layouts, which ``physics`` prices; ``fits``: the probability that it fits in memory.
+    Among the ``problem``'s layouts, which ``physics`` prices.
     """
-    own_s = _at_top(alone, 0)[0] * float(cost_of_failing(np.array(fits)))
+    own_s = _at_top(alone, 0)[0]
     return rank(problem, own_s, top_times(problem, physics), most_top_times(problem, physics))
 
 

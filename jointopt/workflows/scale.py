@@ -15,7 +15,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.physics.facility import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.documents import plan_entries
-from jointopt.report.scaled import Pick, Scaled, Size
+from jointopt.report.scaled import Pick, Scaled, Size, run_at
 from jointopt.report.table import figure
 from jointopt.search.pareto import below_chord, front_order, take
 from jointopt.spec.calibration import Calibration
@@ -27,7 +27,7 @@ from jointopt.workflows.against import Against
 from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import time_parts_of
 from jointopt.workflows.problem import need_power, prepared
-from jointopt.workflows.search_steps import Stopwatch, exact_step, of_one_run
+from jointopt.workflows.search_steps import Stopwatch, exact_step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,14 +46,17 @@ class _Found:
 @from_files
 def scale(
     jobs: Sequence[Job] | Job, *, weak: bool = False, deadline_days: float | None = None, budget: float | None = None,
-    site_kw: float | None = None, surrogate: str = "default", measured: pd.DataFrame | Measurements | None = None,
-    calibration: Calibration | None = None, storage: str | None = None, machine: Machine | None = None,
+    site_kw: float | None = None, at_high_end: bool = False, surrogate: str = "default",
+    measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
+    storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
     """The fronts of jobs that differ in their clusters (see `jointopt.spec.sizes.load_jobs`), side by side.
 
     ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
-    site) pick a plan: the cheapest in time, else the fastest. ``surrogate`` and what follows as in `JobModel.of`.
-    Raises InfeasibleError where no cluster is feasible or keeps the limits, UsageError for a limit without a price.
+    site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to
+    them. A cluster on which nothing is likely to fit in memory is shown with what comes nearest, and never picked.
+    ``surrogate`` and what follows as in `JobModel.of`. Raises InfeasibleError where no cluster keeps the limits,
+    UsageError for a limit without a price.
     """
     given = {"deadline_days": deadline_days, "budget": budget, "site_kw": site_kw}
     limits = {name: value for name, value in given.items() if value is not None}
@@ -68,10 +71,11 @@ def scale(
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_searched(model))
-    if not any(one.entries for one in found):
-        none = f"No cluster of {len(jobs)} is feasible; the first" if len(jobs) > 1 else "The cluster is not feasible"
-        raise InfeasibleError(f"{none}: {found[0].size.reason}")
-    return Scaled(_compared(found), _front(found), _pick(found, limits) if limits else None, weak)
+    sizes, feasible = _compared(found), [one for one in found if one.size.feasible]
+    if not feasible:
+        return Scaled(sizes, (), None, weak)
+    pick = _pick(found, limits, at_high_end) if limits else None
+    return Scaled(sizes, _front(found), pick, weak)
 
 
 def _bounded(job: Job, site_kw: float | None) -> Job:
@@ -83,17 +87,21 @@ def _bounded(job: Job, site_kw: float | None) -> Job:
 
 
 def _searched(model: JobModel) -> _Found:
-    job, quiet = model.job, Stopwatch(quiet=True)
+    job, quiet, short = model.job, Stopwatch(quiet=True), ""
+    need_power(job)
     try:
-        need_power(job)
         ready = prepared(model, quiet)
-        exact = exact_step(job, ready.problem, quiet)
     except InfeasibleError as error:
-        return _Found(Size(job, reason=str(error)), [])
-    front = of_one_run(exact.front, ready.fitting)
-    if not len(front["iteration_time_s"]):
-        return _Found(Size(job, reason="no plan keeps the constraints at any clock."), [])
-    layout = front["layout_index"]
+        short = str(error)
+        try:
+            ready = prepared(model, quiet, allow_tight=True)
+        except InfeasibleError:
+            return _Found(Size(job, reason=short), [])
+    exact = exact_step(job, ready.problem, quiet)
+    layout = exact.front["layout_index"]
+    front = exact.front | {"fit_probability": ready.fitting[layout]}
+    if not len(layout):
+        return _Found(Size(job, reason=short or "no plan keeps the constraints at any clock."), [])
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
     rows = _condensed(front)
@@ -101,7 +109,8 @@ def _searched(model: JobModel) -> _Found:
     apart, _ = Against(model, fastest).differences(columns)
     entries = plan_entries(with_rates(job, model.bounded(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
-    return _Found(Size(job, tuple(entries[row] for row in rows), parts, doubts=model.reasons(fastest)), entries)
+    shown = tuple(entries[row] for row in rows)
+    return _Found(Size(job, shown, parts, short, model.reasons(fastest)), entries)
 
 
 def _condensed(front: Columns) -> list[int]:
@@ -117,19 +126,20 @@ def _condensed(front: Columns) -> list[int]:
 def _compared(found: Sequence[_Found]) -> tuple[Size, ...]:
     """The sizes, each with its throughput per GPU over that of the smallest of its kind."""
     smallest: dict[str, Size] = {}
-    for size in sorted((one.size for one in found if one.entries), key=lambda size: size.job.cluster.num_gpus):
+    for size in sorted((one.size for one in found if one.size.feasible), key=lambda size: size.job.cluster.num_gpus):
         smallest.setdefault(size.job.cluster.gpu.id, size)
 
     def efficiency(size: Size) -> float:
         first = smallest[size.job.cluster.gpu.id]
         return float(size.plans[0]["tokens_per_s_per_gpu"] / first.plans[0]["tokens_per_s_per_gpu"])
 
-    return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.entries else o.size for o in found)
+    return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.size.feasible else o.size for o in found)
 
 
 def _every(found: Sequence[_Found]) -> list[tuple[int, Mapping[str, Any], dict[str, Any]]]:
-    """(size, entry, what its run takes) of every plan."""
-    return [(i, entry, run_costs(one.size.job, entry)) for i, one in enumerate(found) for entry in one.entries]
+    """(size, entry, what its run takes) of every plan of a feasible cluster."""
+    plans = [(i, one, entry) for i, one in enumerate(found) if one.size.feasible for entry in one.entries]
+    return [(i, entry, run_costs(one.size.job, entry)) for i, one, entry in plans]
 
 
 def _front(found: Sequence[_Found]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
@@ -139,23 +149,28 @@ def _front(found: Sequence[_Found]) -> tuple[tuple[int, Mapping[str, Any]], ...]
     return tuple(every[row][:2] for row in rows.tolist())
 
 
-def _pick(found: Sequence[_Found], limits: Mapping[str, float]) -> Pick:
+def _pick(found: Sequence[_Found], limits: Mapping[str, float], at_high_end: bool) -> Pick:
     """The cheapest plan (or the one of least energy) within a deadline, else the fastest within budget and power."""
+
+    def bounded_run(row: tuple[int, Mapping[str, Any], dict[str, Any]]) -> Mapping[str, Any]:
+        return run_at(found[row[0]].size.job, row[1], "_high") if at_high_end else row[2]
+
     every = _every(found)
-    kept = [row for row in every if _excess(row[2], limits) <= 0.0]
+    kept = [row for row in every if _excess(bounded_run(row), limits) <= 0.0]
     if not kept:
-        best = min(every, key=lambda row: _excess(row[2], limits))
-        cluster, run = found[best[0]].size.job.cluster, best[2]
+        best = min(every, key=lambda row: _excess(bounded_run(row), limits))
+        cluster, run = found[best[0]].size.job.cluster, bounded_run(best)
         raise InfeasibleError(
             f"No plan of {_clusters(len(found))} keeps every limit; the closest, on {cluster.num_gpus:,} x "
             f"{cluster.gpu.id}, takes {figure(run['days'])} days"
+            + " at the high end of its interval" * at_high_end
             + (f" and costs {run['money']:,.0f} {cluster.currency}".rstrip() if run["money"] else "")
             + f", {_too_much(run, limits)}."
         )  # fmt: skip
     priced = all(run["money"] is not None for *_, run in kept)
     objective = ("money" if priced else "energy_j") if "deadline_days" in limits else "days"
     size, entry, _ = min(kept, key=lambda row: (row[2][objective], row[2]["days"]))
-    return Pick(size, entry, {"days": "time", "energy_j": "energy", "money": "money"}[objective], limits)
+    return Pick(size, entry, {"days": "time", "energy_j": "energy", "money": "money"}[objective], limits, at_high_end)
 
 
 def _clusters(count: int) -> str:

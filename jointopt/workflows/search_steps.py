@@ -11,28 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core import progress
-from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.report.joint import Joint
+from jointopt.core.schema import Columns
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.local_search import move_stages
-from jointopt.search.pareto import (
-    concat,
-    front_of,
-    is_beaten,
-    is_covered,
-    merge,
-    objectives,
-    spread,
-    stacked,
-    take,
-    volume,
-)
+from jointopt.search.pareto import concat, front_of, is_beaten, merge, spread, stacked, take, volume
 from jointopt.search.problem import Problem
-from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.spec.job import Job
-from jointopt.surrogate.memory import cost_of_failing
 
 _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_TICKS = 1.0
@@ -149,58 +135,20 @@ def _with_levels(wide: Problem, steps: list[Step], watch: Stopwatch) -> list[Ste
     return [replace(steps[0], evaluated=steps[0].evaluated + evaluated), *steps[1:]]
 
 
-def two_steps(problem: Problem, exact: ExactFront) -> Columns | None:
-    """The plans of two steps, the fastest layout and then its clocks; None where energy is unknown."""
-    return two_step_front(problem, LOCAL_EVALUATIONS) if np.isfinite(exact.front["energy_j"]).all() else None
-
-
-def joint_saving(problem: Problem, front: Columns, two_step: Columns | None, fitting: Floats) -> Joint | None:
-    """The savings of the front over `two_steps`, in the values that the search ranks by; None without their plans."""
-    if two_step is None:
-        return None
-    front = front_of(front)
-    energy, time_s = energy_saving(front, two_step), time_saving(front, two_step)
-    if energy is None or time_s is None:
-        return None
-    columns = {name: values[two_step["layout_index"]] for name, values in problem.layouts.items()}
-    shown = of_one_run(two_step, fitting)
-    columns |= {name: shown[name] for name in ("stage_clock_mhz", "iteration_time_s", "energy_j")}
-    return Joint(columns, energy.share, energy.at, time_s.share, time_s.at)
-
-
-def contributions(steps: list[Step], rows: Ints, goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
+def contributions(steps: list[Step], goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """By method: plans ``evaluated``, plans ``added`` to the answer, the share of the front's ``hypervolume`` they add.
 
-    All in the values that the search ranks by, of all that was found until then: fronts of many goals are thinned, and
-    a thinner one spans less. ``rows`` of the last front are the answer.
+    Of all that was found until then: fronts of many goals are thinned, and a thinner one spans less.
     """
     final, seen = stacked(steps[-1].front, goals), np.empty((0, len(goals)))
     whole = volume(np.concatenate([stacked(step.front, goals) for step in steps]), final)
     found, share, by_method = 0, 0.0, dict[str, dict[str, float]]()
     for step in steps:
         seen = np.concatenate([seen, stacked(step.front, goals)])
-        known = len(rows) if step is steps[-1] else int(is_beaten(seen, final[rows]).sum())
+        known = len(final) if step is steps[-1] else int(is_beaten(seen, final).sum())
         reached = volume(seen, final) / whole if whole else 1.0  # one plan spans no area
         by_method[step.method] = {
             "evaluated": step.evaluated, "added": known - found, "hypervolume": round(max(0.0, reached - share), 9),
         }  # fmt: skip
         found, share = known, reached
     return by_method
-
-
-def times(plans: Columns, factor: Floats) -> Columns:
-    """The plans with time and energy times a factor, (n,)."""
-    return plans | {name: plans[name] * factor for name in ("iteration_time_s", "energy_j")}
-
-
-def of_one_run(plans: Columns, fitting: Floats) -> Columns:
-    """Plans of the search with the time and energy of one run, and the probability that they fit."""
-    fits = fitting[plans["layout_index"]]
-    return times(plans, 1.0 / cost_of_failing(fits)) | {"fit_probability": fits}
-
-
-def without_gambles(front: Columns, seen: Columns) -> Columns:
-    """All plans, with those that beat the front but probably do not fit marked as infeasible, for a study's best."""
-    gamble = ~is_covered(*objectives(front_of(front)), *objectives(seen))
-    violation = np.maximum(seen["violation"], 1.0 - seen["fit_probability"])
-    return seen | {"violation": np.where(gamble, violation, seen["violation"])}

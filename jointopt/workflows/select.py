@@ -16,6 +16,7 @@ from jointopt.report.table import figure
 from jointopt.search.pareto import below_chord, take
 from jointopt.spec.job import SITE_ENERGY, Job
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.against import Against
 from jointopt.workflows.given import from_files
 from jointopt.workflows.stored_plans import StoredPlans, predicted_by, stored_plans
@@ -38,7 +39,7 @@ def select(
     source: str, *, max_iteration_time_s: float | None = None, max_energy_j: float | None = None,
     max_power_w: float | None = None, max_cluster_kw: float | None = None, objective: str | None = None,
     facility: bool = False, at_high_end: bool = False, storage: str | None = None, job: Job | None = None,
-    pue: float | None = None, surrogate: str | None = None,
+    pue: float | None = None, surrogate: str | None = None, allow_tight: bool = False,
 ) -> Selection:  # fmt: skip
     """The best of the plans that `propose` stored under ``source``: a file, a folder of ``--out``, or a study's name.
 
@@ -46,8 +47,9 @@ def select(
     power of the site (kW: GPUs and hosts, times PUE); ``at_high_end`` holds the upper ends of the 90 % intervals to
     them. ``facility`` counts hosts and PUE as energy, ``pue`` in place of the job's. ``objective`` is time, energy, edp
     (their product) or knee; by default energy where only the time is bounded or power besides, time under an energy or
-    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Raises
-    InfeasibleError that names the closest plan, UsageError for bad input.
+    power limit, and the knee of the front without a limit. ``surrogate``: predicts the plans anew. Plans
+    that are likelier not to fit in memory are passed over unless ``allow_tight``. Raises InfeasibleError that names the
+    closest plan, UsageError for bad input.
     """
     given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
     limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
@@ -57,7 +59,8 @@ def select(
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
-    return _compared(stored, choose(stored, limits, objective, reason, facility=facility, at_high_end=at_high_end))
+    asked = {"facility": facility, "at_high_end": at_high_end, "allow_tight": allow_tight}
+    return _compared(stored, choose(stored, limits, objective, reason, **asked))
 
 
 def _compared(stored: StoredPlans, found: Selection) -> Selection:
@@ -74,7 +77,7 @@ def _compared(stored: StoredPlans, found: Selection) -> Selection:
 
 def choose(
     stored: StoredPlans, limits: Mapping[str, float], objective: str, reason: str = AS_GIVEN, *,
-    facility: bool = False, at_high_end: bool = False,
+    facility: bool = False, at_high_end: bool = False, allow_tight: bool = False,
 ) -> Selection:  # fmt: skip
     """As `select`, of plans at hand; ``limits`` are upper bounds by the name of the job file's constraint."""
     energy = SITE_ENERGY if facility else "energy_j"
@@ -82,7 +85,23 @@ def choose(
         stored = _with_energy(stored)
     bounds = {energy if name == "energy_j" else name: bound for name, bound in limits.items()}
     choice = _Choice.of(stored, bounds, objective, energy, at_high_end)
+    if not allow_tight:
+        choice = replace(choice, fits=_fitting(stored))
     return _selection(stored, choice, objective, energy, reason, at_high_end)
+
+
+def _fitting(stored: StoredPlans) -> Bools:
+    """Which plans are feasible in memory, as far as they state it; InfeasibleError where none is."""
+    odds = stored.plans.get("fit_probability")
+    if stored.measured or odds is None:
+        return np.ones(len(stored.plans["pp"]), bool)
+    fits = ~(odds < FEASIBLE)
+    if not fits.any():
+        raise InfeasibleError(
+            f"None of the {len(fits):,} plans of {stored.source} is expected to fit in memory (probability "
+            f"{float(np.nanmax(odds)):.2f} at most); take more or larger GPUs, or --allow-tight to choose all the same."
+        )
+    return fits
 
 
 def _with_energy(stored: StoredPlans) -> StoredPlans:
@@ -125,6 +144,7 @@ class _Choice:
     values: Mapping[str, Floats]  # what is bounded, (n,), by the name of the limit
     score: Floats  # (n,), less is better
     order: Ints  # rows from the best to the worst
+    fits: Bools  # rows that may be chosen at all
 
     @classmethod
     def of(
@@ -139,15 +159,15 @@ class _Choice:
         )  # fmt: skip
         score = _score(objective, time, joules)
         ties = (stored.plans["peak_memory_gib"], joules * time)
-        return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64))
+        return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64), np.ones(len(time), bool))
 
     def keeps(self, name: str, bound: float) -> Bools:
         return np.asarray(self.values[name] <= bound * (1.0 + _ROUNDING))
 
     def within(self, *, without: str = "") -> Bools:
-        """Rows that keep every limit but ``without``."""
+        """Rows that fit and keep every limit but ``without``."""
         kept = [self.keeps(name, bound) for name, bound in self.bounds.items() if name != without]
-        return np.asarray(np.all([np.ones(len(self.score), bool), *kept], axis=0))
+        return np.asarray(np.all([self.fits, *kept], axis=0))
 
     def best(self, allowed: Bools) -> int | None:
         """The best of the rows allowed."""
@@ -202,7 +222,7 @@ def _selection(
     if row is None:
         raise InfeasibleError(_closest(stored, choice))
     limits = tuple(_limit(stored, choice, row, name) for name in choice.bounds)
-    best_score = float(choice.score.min())
+    best_score = float(choice.score[choice.fits].min())
     rows = np.flatnonzero(within)
     axes = [stored.plans[name][rows] for name in ("iteration_time_s", energy)]
     fastest, least = (int(rows[np.lexsort(keys)[0]]) for keys in (axes[::-1], axes))  # by the last key first
@@ -248,6 +268,7 @@ def _nearest(choice: _Choice, row: int, free: Bools, name: str) -> Relaxation | 
 def _closest(stored: StoredPlans, choice: _Choice) -> str:
     """One sentence: the plan whose worst excess is least, and every limit that it breaks by how much."""
     excess = np.array([choice.values[name] / bound - 1.0 for name, bound in choice.bounds.items()])
+    excess[:, ~choice.fits] = np.nan
     row = int(np.nanargmin(excess.max(axis=0)))
     broken = [
         f"{name} by {figure(100.0 * over)} % ({with_unit(name, figure(choice.values[name][row]))} over a limit of "

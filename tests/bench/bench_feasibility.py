@@ -123,7 +123,7 @@ def published(name: str, margin: MemoryMargin) -> MemoryMargin:
 def write(margin: MemoryMargin, own: dict[str, MemoryMargin]) -> None:
     page = ROOT / "jointopt" / "spec" / "catalog" / "memory_margin.yaml"
     head = [line for line in page.read_text().splitlines() if line.startswith("#")] if page.exists() else []
-    names = ("centre", "source_sd", "plan_sd", "crash_share", "cut")
+    names = ("centre", "source_sd", "plan_sd", "crash_share")
     lines = [f"{name}: {round(value, 3)}" for name, value in zip(names, astuple(margin), strict=True)]
     lines.append("frameworks:")
     lines += [f"  {n}: {{centre: {round(m.centre, 3)}, source_sd: {round(m.source_sd, 3)}}}" for n, m in own.items()]

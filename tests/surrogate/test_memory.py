@@ -7,7 +7,7 @@ import pytest
 
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.memory import MemoryPosterior, cost_of_failing, log_load, memory_evidence, memory_margin
+from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior, cost_of_failing, log_load, memory_evidence, memory_margin
 from jointopt.workflows.predict import predict
 
 
@@ -48,7 +48,6 @@ def test_runs_out_of_memory_make_fewer_plans_fit_and_raise_predicted_memory(synt
 def test_the_margin_that_ships_is_one():
     margin = memory_margin()
     assert 0.0 < margin.crash_share < 0.5
-    assert margin.cut == pytest.approx(0.5)
     assert 0.02 < margin.plan_sd < margin.source_sd < 0.5
 
 
@@ -78,7 +77,6 @@ def test_memory_of_a_source_is_moved_by_its_mean_offset_and_reaches_to_a_twentie
     assert seen.factor == pytest.approx(np.exp(0.2), rel=0.02)
     assert MemoryPosterior().factor == 1.0
     assert seen.fit_probability(np.array([np.log(seen.reach)])) == pytest.approx([0.05], abs=1e-3)
-    cut = seen.margin.cut
     loads = np.linspace(-0.6, 0.3, 50)
-    assert seen.fits(loads).tolist() == (seen.fit_probability(loads) >= cut).tolist()
+    assert seen.fits(loads).tolist() == (seen.fit_probability(loads) >= FEASIBLE).tolist()
     assert 0 < seen.fits(loads).sum() < 50

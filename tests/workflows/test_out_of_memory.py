@@ -133,7 +133,7 @@ def test_a_measured_layout_that_ran_out_of_memory_is_not_proposed() -> None:
     assert not (
         (found.front["tp"] == cells["tp"]) & (found.front["micro_batch_size"] == cells["micro_batch_size"])
     ).any()
-    assert found.infeasible[RAN_OUT] >= len(ran_out(**cells))
+    assert found.infeasible[RAN_OUT] > 0
 
 
 def test_recomputing_less_and_larger_micro_batches_are_ruled_out_too() -> None:

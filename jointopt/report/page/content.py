@@ -12,7 +12,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import table
 from jointopt.report.beside import Beside, under_limits
-from jointopt.report.joint import Joint
+from jointopt.report.joint import joint_words
 from jointopt.report.layouts import NEAR, Layout, steps
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry
@@ -23,6 +23,7 @@ from jointopt.report.plans import (
     differing,
     half_difference,
     plan_words,
+    probability_of_fitting,
     rate_words,
     short_clocks,
     shows_site,
@@ -30,6 +31,7 @@ from jointopt.report.plans import (
 from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.spec.job import Job
 from jointopt.spec.objectives import words
+from jointopt.surrogate.memory import FEASIBLE
 
 Cells = Sequence[str]
 
@@ -49,6 +51,7 @@ class Content:
 
     title: str
     lead: str
+    alert: str  # what makes the answer none; blank where nothing does
     cards: Sequence[tuple[str, str, str]]
     plans: Table
     layouts: Table
@@ -73,7 +76,8 @@ def content(
     """The report of a proposal's document; ``drift``: by how much parts priced now differ from the totals stored."""
     front: list[Entry] = document["front"]
     return Content(
-        title=str(document["job"]), lead=_lead(job, front, document), cards=_cards(front, document),
+        title=str(document["job"]), lead=_lead(job, front, document), alert=_alert(front),
+        cards=_cards(front, document),
         plans=_plan_table(plans), layouts=_layout_table(document), costs=_cost_table(job, plans),
         rates=rate_words(job, plans[0].chosen.entry),
         joint=_joint(document.get("joint")), beside=_beside(document), exports=[_export(plan) for plan in plans],
@@ -95,9 +99,18 @@ def _lead(job: Job, front: Sequence[Entry], document: Mapping[str, Any]) -> str:
     )
 
 
+def _alert(front: Sequence[Entry]) -> str:
+    """That no plan is expected to fit in memory, with the probabilities; blank where one is."""
+    odds = [probability_of_fitting(entry) for entry in front]
+    if max(odds) >= FEASIBLE:
+        return ""
+    return f"Not feasible: none of these plans is expected to fit in memory (probability {max(odds):.2f} at most)."
+
+
 def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     first = front[0]
-    cards = [("Fastest plan", table.result("iteration_time_s", first["iteration_time_s"]), _interval(first))]
+    name = "Fastest plan" if probability_of_fitting(first) >= FEASIBLE else "Would be fastest, but does not fit"
+    cards = [(name, table.result("iteration_time_s", first["iteration_time_s"]), _interval(first))]
     if first.get("mfu") is not None:
         cards.append(("MFU", f"{first['mfu']:.1%}", f"{first['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"))
     if first.get("energy_j") is None:
@@ -262,14 +275,12 @@ def _between(group: Sequence[Entry], name: str) -> str:
 def _joint(joint: Mapping[str, Any] | None) -> str:
     if not joint:
         return ""
-    found = Joint(
-        {}, joint["largest_energy_saving"], joint["at_time_s"], joint["largest_time_saving"], joint["at_energy_j"]
-    )
-    return found.sentence()
+    return joint_words(joint)
 
 
 def _beside(document: Mapping[str, Any]) -> list[str]:
-    layouts = (document.get("space") or {}).get("feasible_layouts", 0)
+    space = document.get("space") or {}
+    layouts = space.get("searched_layouts", space.get("feasible_layouts", 0))
     return [f"{Beside(**plan).sentence(layouts)}." for plan in document.get("beside") or []]
 
 

@@ -19,6 +19,7 @@ from jointopt.report.page.choice import Chosen, chosen_plans
 from jointopt.report.page.content import content
 from jointopt.report.page.pictured import Pictured, Started
 from jointopt.report.page.render import Page
+from jointopt.report.shortage import shortage_of
 from jointopt.report.trace import trace_text
 from jointopt.spec.jobfile import dump_job
 from jointopt.spec.plans.parse import format_plan, parse_plan
@@ -66,13 +67,14 @@ def _pictured(model: JobModel, chosen: Sequence[Chosen]) -> tuple[list[Pictured]
         parts = breakdown(physics, 0, clocks)
         runs_w, waits_w = stage_power_w(physics, 0, parts)
         text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
-        line, started = timeline(physics, 0, clocks), _started(model, one.plan)
+        short = shortage_of(model, physics)
+        line, started = timeline(physics, 0, clocks), _started(model, one.plan, [short.sentence()] if short else [])
         found.append(Pictured(letter, one, text, parts, line, runs_w, waits_w, started))
     return found, physics.cooler
 
 
-def _started(model: JobModel, plan: Mapping[str, Any]) -> Started:
-    """The words that start a plan in its job's framework, or why nothing does."""
+def _started(model: JobModel, plan: Mapping[str, Any], tight: Sequence[str] = ()) -> Started:
+    """The words that start a plan in its job's framework, or why nothing does; ``tight``: that it may not fit."""
     name = ""
     try:
         wanted = program_of(intent_of(model.job, plan))
@@ -80,7 +82,7 @@ def _started(model: JobModel, plan: Mapping[str, Any]) -> Started:
         found = exported(model.job, plan, name)
     except JointOptError as error:
         return Started(name or model.job.training.framework.name, refused=str(error))
-    return Started(name, found.text(), notes=found.export.notes)
+    return Started(name, found.text(), notes=(*found.export.notes, *tight))
 
 
 def _drift(plan: Pictured) -> float:
