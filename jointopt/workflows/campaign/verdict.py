@@ -116,6 +116,13 @@ def is_curable(row: Mapping[str, Any]) -> bool:
     return row["status"] in _CURABLE and not is_bounded(row)
 
 
+def unlikely(plans: int, of: int, when: str) -> str:
+    """A sentence on so many ``of`` the plans ``when`` (to be run, left) that are likelier not to fit than to fit."""
+    verb = "are" if 1 < plans < of else "is"
+    some = f"Each of the {of}" if plans == of else f"{plans} of the {of}"
+    return f"{some} plans {when} {verb} likelier to run out of memory than to fit: a run decides."
+
+
 def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier, out: int = 0) -> list[str]:
     """Sentences on what is known before a tune begins: ``runs`` of the job, ``failed`` among them, and other jobs.
 
