@@ -224,7 +224,7 @@ class _Loop(Campaign):
         if self._count:
             best = float(measured[objectives[0]].min())
             plans = int(left.sum())
-            gain = gain_words(self.gain_left, len(objectives), f"the {count(plans, 'plan')} left")
+            gain = gain_words(self.gain_left, objectives, f"the {count(plans, 'plan')} left")
             gain = gain if plans else "no plan is left"
             _log.info("best so far %s; %s", result(objectives[0], best), gain)
 

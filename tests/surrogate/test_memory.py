@@ -7,7 +7,14 @@ import pytest
 
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior, cost_of_failing, log_load, memory_evidence, memory_margin
+from jointopt.surrogate.memory import (
+    FEASIBLE,
+    MemoryPosterior,
+    cost_of_failing,
+    log_load,
+    memory_evidence,
+    memory_margin,
+)
 from jointopt.workflows.predict import predict
 
 
