@@ -216,7 +216,7 @@ class Tuned(MeasuredResult):
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
         first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans {self.how_run()}"
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
-        legend = f"* no other run is better; Δ% is the {first} against the best; predicted was before the run."
+        legend = f"* no other run is better; Δ%: {first} beyond the least of all runs; predicted was before the run."
         gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
         numbers = itertools.count(max(self.spent.runs - new, 0) + 1)
         numbered = [str(next(numbers)) if run.round > 0 else "-" for run in self.runs]
@@ -236,10 +236,11 @@ class Tuned(MeasuredResult):
 
     def grown(self) -> str:
         """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
-        known = [volume for run, volume in zip(self.runs, self.hypervolume, strict=True) if run.round > 0 and volume]
-        before = [volume for run, volume in zip(self.runs, self.hypervolume, strict=True) if run.round == 0 and volume]
-        if len(self.objectives) < 2 or not known:
+        if len(self.objectives) < 2 or len(sound(self.runs)) < 2:
             return ""
+        volumes = list(zip(self.runs, self.hypervolume, strict=True))
+        known = [volume for run, volume in volumes if run.round > 0 and volume] or [0.0]
+        before = [volume for run, volume in volumes if run.round == 0 and volume]
         return hypervolume_words((before[-1:] or known)[0], known[-1])
 
     def _start(self, good: Sequence[int]) -> tuple[int, str] | None:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from jointopt.report import table
+from jointopt.report.gains import LITTLE
 from jointopt.report.page.content import Table
 from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
 from jointopt.report.page.render import Page
@@ -110,11 +111,11 @@ def _gain_cards(result: MeasuredResult) -> list[tuple[str, str, str]]:
     if (gains := result.gains) is None:
         return []
     than = f"than run {gains.against + 1}, {gains.called}"
-    cards = [("Less time", f"{gains.less_time:z.1%}", f"run {gains.fastest + 1} {than}")]
-    if math.isfinite(gains.less_energy):
-        energy = f"run {gains.leanest + 1} {than}, in no more time"
-        cards.append(("Less energy", f"{gains.less_energy:z.1%}", energy))
-    return cards
+    shares = {
+        "Less time": (gains.less_time, f"run {gains.fastest + 1} {than}"),
+        "Less energy": (gains.less_energy, f"run {gains.leanest + 1} {than}, in no more time"),
+    }
+    return [(head, f"{share:.1%}", words) for head, (share, words) in shares.items() if share > LITTLE]
 
 
 def _volume_words(result: Tuned) -> str:
