@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Every test worker has a core of its own; threads of one would wait for those of another.
 test test-services: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-services test-all golden studies study check lint types layers wheel docs lock weekly audit clean
+.PHONY: demo test test-services test-all golden figures studies study check lint types layers wheel docs lock weekly audit clean
 
 demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
@@ -27,6 +27,11 @@ test-all: test test-services
 golden: .venv/.dev-installed
 	$(BIN)/python tests/golden/rewrite.py
 	PYTHONPATH=. $(BIN)/python tests/data/record_accuracy.py
+
+# Puts the figures of docs/figures.json into README and docs, and names those that are old, differ or have no source. The
+# command that makes an entry anew stands in the entry; it also does this.
+figures: .venv/.dev-installed
+	$(BIN)/python -m jointopt.studies.figures --write
 
 # Studies of figures of papers: `make study NAME=euromlsys26-figure-5` redraws one; `make studies` all of them, and writes
 # the table of studies/README.md.
@@ -53,7 +58,8 @@ layers: .venv/.dev-installed
 wheel: .venv/.dev-installed
 	.ci/wheel
 
-# The site, in build/site; a link that leads nowhere, or a page that loads anything from elsewhere, is an error.
+# The site, in build/site; a link that leads nowhere, a page that loads anything from elsewhere, or a figure that is old or
+# has no source, is an error.
 docs: .venv/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

@@ -1,4 +1,7 @@
-"""The site beyond what MkDocs does: pages from elsewhere in the repository, one of every command, no foreign assets."""
+"""The site beyond what MkDocs does: pages from elsewhere in the repository, one of every command, no foreign assets.
+
+And no figure that is old, differs from its record or has no source (``jointopt/studies/figures.py``).
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,15 @@ FOREIGN = re.compile(
 )
 
 
+def on_config(config: Any) -> Any:
+    """Refuses pages whose figures are not those of docs/figures.json, or of predictions that moved since."""
+    from jointopt.studies import figures
+
+    if faults := figures.faults():
+        raise PluginError("\n".join(faults))
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that lie outside of docs/."""
     for path, place in OUTSIDE.items():
@@ -39,7 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lets links to files of the repository lead to their places on the site."""
+    """Lets links to files of the repository lead to their places on the site, without the marks of figures."""
     at = {place: path for path, place in OUTSIDE.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def placed(found: re.Match[str]) -> str:
@@ -47,6 +59,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         place = OUTSIDE.get(path) or OUTSIDE.get(f"{path}/README.md") or path.removeprefix("docs/")
         return found[1] + posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") + (found[3] or "")
 
+    from jointopt.studies import figures
+
+    markdown = figures.unmarked(markdown)
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else LINK.sub(placed, part) for part in parts)
 

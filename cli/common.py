@@ -343,6 +343,15 @@ def writing(option: str) -> Iterator[None]:
         raise UsageError(f"{option}: {place}{unwritten(error)}.") from error
 
 
+def check_out(folder: Path | None, names: Sequence[str]) -> None:
+    """An error before the work where files of those names could not be written to the folder of ``--out``."""
+    from jointopt.core.atomic_write import check_folder
+
+    with writing("--out"):
+        if folder:
+            check_folder(folder, names)
+
+
 def write_report(made: Reported | Page, out: Path, option: str = "--report") -> None:
     """Writes a report; says where it is."""
     with writing(option):

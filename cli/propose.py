@@ -61,15 +61,12 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
-    from jointopt.core.atomic_write import check_folder
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
     named = {"objectives": [SHORT[name] for name in objectives]} if objectives else {}
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
-    with common.writing("--out"):
-        if out:
-            check_folder(out, WRITTEN)
+    common.check_out(out, WRITTEN)
     found = workflow.propose(
         the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight, **basis
     )

@@ -108,13 +108,13 @@ def test_no_module_lies_outside_the_rooms() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def test_no_module_is_longer_than_400_lines() -> None:
+def test_no_module_is_longer_than_800_lines() -> None:
     lines = {name: text.count("\n") for name, text in SOURCES.items()}
-    assert {name: count for name, count in lines.items() if count > 400} == {}
+    assert {name: count for name, count in lines.items() if count > 800} == {}
 
 
-def test_no_function_is_longer_than_50_lines() -> None:
-    assert {name: lines for name, lines in lengths().items() if lines > 50} == {}
+def test_no_function_is_longer_than_60_lines() -> None:
+    assert {name: lines for name, lines in lengths().items() if lines > 60} == {}
 
 
 def test_functions_are_short_in_the_median() -> None:

@@ -112,13 +112,3 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if f"- {page}\n" not in listed] == []
-
-
-def test_the_readme_states_the_runs_and_the_error_of_the_table_of_accuracy() -> None:
-    table = next(block for block in code(PAGES["accuracy"], "text") if "median error averaged over sources" in block)
-    rows = [int(found) for found in re.findall(r"^ *[a-z]\w+ +(\d+) +0\.\d+", table, re.MULTILINE)]
-    error = re.search(r"averaged over sources 0\.(\d+)", table)
-    assert error is not None
-    assert f"Against {sum(rows):,} recorded runs of {len(rows)} published sources" in PAGES["README"]
-    assert f"off by {int(error[1]) / 10:.1f} % (median, averaged" in PAGES["README"]
-    assert f"({sum(rows):,} timed runs" in PAGES["accuracy"]

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.report.plans import TIGHT, odds, rank_words
+from jointopt.report.plans import odds, rank_words
 from jointopt.report.table import paragraphs, result
 from jointopt.spec.job import Job
+from jointopt.surrogate.memory import SURE
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named
 
@@ -42,7 +43,7 @@ class Beside:
 
     @property
     def _tight(self) -> str:
-        if self.fit_probability >= TIGHT:
+        if self.fit_probability >= SURE:
             return ""
         return f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds(self.fit_probability)}"
 

@@ -15,12 +15,13 @@ from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.heat import between, heat_words, warming_words
 from jointopt.report.layouts import Rank
-from jointopt.report.plans import TIGHT, basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
+from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
 from jointopt.report.reasons import beyond
 from jointopt.report.shortage import Shortage
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
+from jointopt.surrogate.memory import SURE
 
 _ENDS = ("_low", "_high")
 _TIMES = ("compute", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "bubble", "optimizer")  # in every document
@@ -272,7 +273,7 @@ def _sent(one: Mapping[str, Any]) -> str:
 
 
 def _tight(found: Explanation) -> str:
-    return f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < TIGHT else ""
+    return f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < SURE else ""
 
 
 def _recipe(job: Job) -> str:
@@ -308,7 +309,7 @@ def _totals(found: Explanation) -> list[str]:
         swing_words(found.power_swing),
         excursion_words(found.power_excursion),
         warming_words(found.temperature_swing),
-        ("Feasible." if found.feasible else "Not feasible:") + (f" {found.rank.sentence()}" if found.rank else ""),
+        (f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"),
         *(f"- {text}" for text in found.against),
     ]
     return table.paragraphs(lines)

@@ -71,6 +71,6 @@ def _saving_words(document: Mapping[str, Any], name: str) -> str:
     low, high, probability = (document.get(f"{key}_{end}", math.nan) for end in ("low", "high", "probability"))
     share, sure = float(document[key]), ""
     if share >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
-        ends = f"90 % interval {100.0 * low:+.1f} to {100.0 * high:+.1f} %"
+        ends = f"90 % interval {100.0 * low:+z.1f} to {100.0 * high:+z.1f} %"
         sure = f"; {ends}, more than nothing with probability {probability:.2f}"
     return f"at most {share:z.1%} {what} (at {at}{sure})"

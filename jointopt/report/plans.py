@@ -32,7 +32,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
 from jointopt.spec.plans.parse import format_plan
 from jointopt.surrogate.intervals import DOUBTS
-from jointopt.surrogate.memory import FEASIBLE
+from jointopt.surrogate.memory import FEASIBLE, SURE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
-TIGHT = 0.8  # a plan that fits less probably is marked
 _SHORTEST_CLOCKS = 10  # "1200..1410"
 _CLOCKS_IN_WORDS = 40
 _HEADS = {name: COLUMNS[name].head for name in (*LAYOUT_COLUMNS, POWER_LIMIT)} | {
@@ -211,7 +210,7 @@ _RATE_WORDS: dict[str, Callable[[float], str]] = {
 
 def is_tight(plan: Row) -> bool:
     """Whether a predicted plan may well not fit in memory."""
-    return probability_of_fitting(plan) < TIGHT
+    return probability_of_fitting(plan) < SURE
 
 
 def probability_of_fitting(plan: Row) -> float:
@@ -229,7 +228,7 @@ def tight_lines(plans: Sequence[Row]) -> list[str]:
     """The sentence on plans marked ~, where there are any."""
     fitting = sorted(map(probability_of_fitting, plans))
     least, most = odds(fitting[0]), odds(fitting[-1])
-    if fitting[0] >= TIGHT:
+    if fitting[0] >= SURE:
         return []
     if fitting[-1] < FEASIBLE:
         none = "none of these is" if len(plans) > 1 else "this plan is not"

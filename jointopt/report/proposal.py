@@ -122,12 +122,16 @@ class Proposal(Result):
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """Why plans of the front are outside of what was checked, each reason with its number of plans."""
+        """An assumed range of clocks, then why plans of the front are outside of what was checked.
+
+        Each such reason with its number of plans.
+        """
         from jointopt.surrogate.job_model import JobModel  # it imports the physics
 
+        clocks = [self.job.assumed_clocks] if self.job.assumed_clocks else []
         if "in_domain" not in self.front:
-            return []
-        return doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
+            return clocks
+        return clocks + doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
 
     def to_frame(self) -> pd.DataFrame:
         """The front with throughput and what the site pays, columns as in a measurement table."""
@@ -290,6 +294,7 @@ def _title(proposal: Proposal) -> list[str]:
         f"{cluster.gpu.id}. "
         f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}.",
         *([] if proposal.feasible else [NOT_EXPECTED]),
+        *([f"Assumed {job.assumed_clocks}."] if job.assumed_clocks else []),
     ])  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def _of_fraction(model: JobModel) -> Iterator[str]:
 
 def _of_nodes(model: JobModel, numbers: Iterable[int]) -> Iterator[str]:
     for number in numbers:
-        if number <= _MOST_NODES and _fits(model, "cluster", nodes=number):
+        if _fits(model, "cluster", nodes=number):
             yield f"It would fit on {number} nodes instead of {model.job.cluster.nodes}."
 
 
@@ -161,7 +161,8 @@ def _of_adapters(model: JobModel) -> Iterator[str]:
 def _more(nodes: int) -> list[int]:
     """Numbers of nodes above, ascending: the next ones, then doublings with one in between."""
     doublings = (nodes * 2**k // 2 for k in range(2, 9))
-    return sorted({nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings)))
+    found = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
+    return sorted(number for number in found if number <= _MOST_NODES)
 
 
 def _fewer(nodes: int) -> list[int]:

@@ -12,7 +12,7 @@ from jointopt.core.units import Z_90
 from jointopt.physics.facility import run_costs
 from jointopt.report import table
 from jointopt.report.documents import Result
-from jointopt.report.plans import half_difference, odds, plan_words
+from jointopt.report.plans import half_difference, is_tight, odds, plan_words, tight_lines
 from jointopt.report.reasons import wider_lines
 from jointopt.report.table import TextColumn
 from jointopt.spec.catalog.clusters import with_host_at
@@ -117,7 +117,11 @@ class Scaled(Result):
         ]
         known = any("time_vs_first_percent" in plan for size in sizes for plan in size.plans)
         legend = ["± behind a difference is its 90 % interval."] * known
+        if any(size.feasible for size in sizes):
+            legend += tight_lines([size.plans[0] for size in sizes if size.feasible])
         legend += wider_lines([size.doubts for size in sizes], [_words(size.job) for size in sizes])
+        assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
+        legend += [f"Assumed {clocks}." for clocks in assumed if clocks]
         legend = table.paragraphs(legend)
         blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
@@ -140,8 +144,8 @@ class Scaled(Result):
         bill += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
         bill.append(f"{plan['cluster_power_kw']:,.0f} kW")
         sure = kept_probability(job, self.pick)
-        kept = "" if math.isnan(sure) else f" It keeps them with probability {odds(sure)}"
-        advice = "." if self.pick.at_high_end else "; --at-high-end picks one that keeps them at the high end."
+        kept = "" if math.isnan(sure) else f" It keeps that with probability {odds(sure)}"
+        advice = "; --at-high-end picks a plan that keeps it at the high end." if sure < 0.95 else "."
         held = " at the high end of its interval" * self.pick.at_high_end
         return table.paragraphs([
             f"Under {limits}{held}, least {self.pick.objective}: {_words(job)}, "
@@ -200,9 +204,9 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
     if not sizes:
         return []
     first, costs = [size.plans[0] for size in sizes], [run_costs(size.job, size.plans[0]) for size in sizes]
-    least, tight = [size.plans[-1] for size in sizes], not all(size.feasible for size in sizes)
+    least, tight = [size.plans[-1] for size in sizes], [is_tight(size.plans[0]) for size in sizes]
     columns = [
-        *([TextColumn("", ["~" * (not size.feasible) for size in sizes], left=True)] if tight else []),
+        *([TextColumn("", ["~" * one for one in tight], left=True)] if any(tight) else []),
         TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", [_degrees(plan) for plan in first], left=True),

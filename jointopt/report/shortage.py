@@ -1,4 +1,4 @@
-"""What a plan lacks in memory, and the changes of it after which it would fit."""
+"""The memory that a plan lacks, and the changes of it after which it would fit."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Shortage:
 
     @property
     def missing_gib(self) -> float:
-        """What is too much; NaN where runs alone say so."""
+        """GiB too many; NaN where runs alone say so."""
         missing = self.predicted_gib - self.allowed_gib
         return math.nan if self.ran_out and missing <= 0.0 else missing
 
     def document(self) -> dict[str, Any]:
-        """What is missing, and the changes that help."""
+        """The GiB that are missing, and the changes that help."""
         return {"missing_gib": self.missing_gib, "would_fit_with": list(self.changes)}
 
     def sentence(self) -> str:
@@ -67,7 +67,7 @@ def allowed_gib(model: JobModel) -> float:
 
 
 def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | None = None) -> Shortage | None:
-    """What the one layout of ``physics`` lacks; None where it is feasible. Of a ``plan`` also the changes that help."""
+    """The shortage of the one layout of ``physics``, of a ``plan`` with the changes that help; None if it fits."""
     probability = float(model.fit_probability(physics)[0])
     if probability >= FEASIBLE:
         return None
@@ -77,7 +77,7 @@ def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | N
 
 
 def _changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
-    """Changes of one or two columns, each after which the plan keeps every rule and is feasible."""
+    """Changes of one to three columns, each after which the plan keeps every rule and is feasible."""
     for change in _candidates(plan):
         try:
             parsed = parse_plan(_changed(plan, change), model.job)
@@ -108,3 +108,5 @@ def _candidates(plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"dp": dp // 2, "tp": 2 * tp}
         yield {"dp": dp // 2, "pp": 2 * pp}
     yield {"offload": "optimizer"}
+    for level in (plan["recompute"], "full"):
+        yield from ({"micro_batch_size": 1, "recompute": level, "zero_stage": stage} for stage in range(4))

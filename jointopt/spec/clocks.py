@@ -8,12 +8,14 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError
 from jointopt.core.facts import Assumption
+from jointopt.spec.catalog.gpus import gpu_sheet, read_yaml
 from jointopt.spec.check import Section, is_number, shown
 from jointopt.spec.cluster import Gpu
 
 _TOLERANCE_MHZ = 1.0  # V100 clocks alternate between steps of 7 and 8 MHz, and tools round them differently
 _ROUNDED_MHZ = 0.5  # of clocks in whole steps, which tools round alike
 _MOST_CLOCKS = 10_000
+CLOCK_RANGE = "clock_range"  # the key of the assumption that stands in for a range that no source states
 
 
 def clock_grid_mhz(gpu: Gpu) -> tuple[float, ...]:
@@ -40,7 +42,7 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Ass
     grid = clock_grid_mhz(gpu)
     given = search.values.get("clock_mhz")
     if given is None:
-        return (grid, ()) if grid else _only_maximum(gpu)
+        return (grid, ()) if grid else _assumed_range(gpu)
     clocks = _from_range(search, gpu) if isinstance(given, Mapping) else _from_list(search)
     for clock in clocks:
         _check(search.at("clock_mhz"), clock, gpu, grid)
@@ -48,15 +50,29 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Ass
     return clocks, () if grid else (Assumption("clock_mhz", clocks, reason),)
 
 
-def _only_maximum(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]:
+def _assumed_range(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]:
+    """The clocks of a GPU whose range no source states whole: the share of its highest that a relative's begins at.
+
+    The highest alone where its power is not known, so that there is nothing to choose a lower one by.
+    """
     if gpu.clock_max_mhz is None:
         raise CatalogError(
             f"No source states the clocks of GPU {gpu.id!r}, so there is nothing to search; "
             f"give search.clock_mhz as a list of its clocks in MHz."
         )
-    only = (float(gpu.clock_max_mhz),)
-    reason = f"no source states the lower clocks of {gpu.id}; only its maximum of {only[0]:g} MHz is searched"
-    return only, (Assumption("clock_mhz", only, f"clock_mhz: {reason}"),)
+    high, unstated = float(gpu.clock_max_mhz), f"no source states the lower clocks of {gpu.id}"
+    if gpu.power is None:
+        reason = f"clock range: {unstated}, nor its power; only its maximum of {high:g} MHz is searched"
+        return (high,), (Assumption(CLOCK_RANGE, (high,), reason),)
+    like = read_yaml("gpus.yaml")["clock_range_like"]
+    relative = gpu_sheet(str(like.get(gpu.architecture, like["other"])))
+    step = gpu.clock_step_mhz or relative.need("clock_step_mhz", "assume those of others")
+    lowest, highest = (relative.need(f"clock_{end}_mhz", "assume those of others") for end in ("min", "max"))
+    low = gpu.clock_min_mhz or high * lowest / highest
+    clocks = _range(high - math.floor((high - low) / step) * step, high, step)
+    text = f"{clocks[0]:g} to {high:g} MHz in steps of {step:g} are assumed, as the {relative.id} has them"
+    reason = f"clock range: {unstated}; {text} (search.clock_mhz or cluster.gpu states them)"
+    return clocks, (Assumption(CLOCK_RANGE, clocks, reason),)
 
 
 def _from_list(search: Section) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
 from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
+from jointopt.spec.clocks import CLOCK_RANGE
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
@@ -254,6 +255,11 @@ class Job:
     def on_site(self, pue: float | None) -> Job:
         """The job on a site of that PUE; itself for None."""
         return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
+
+    @property
+    def assumed_clocks(self) -> str:
+        """The sentence on a range of clocks that no source states; blank where one does."""
+        return next((one.reason for one in self.cluster.assumed if one.key == CLOCK_RANGE), "")
 
     @property
     def selective_is_none(self) -> bool:

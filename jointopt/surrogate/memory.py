@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 FEASIBLE = 0.5  # a plan that fits in memory with at least this probability is feasible, for every verb
+SURE = 0.8  # one that fits at least so probably is not marked as tight
 CERTAIN = 0.05  # one below this is certain not to fit, and never run
 FAILED_START = 0.2  # of its time and energy: what a plan of even odds is charged where runs decide
 

@@ -12,7 +12,7 @@ from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
-from jointopt.report.plans import TIGHT, odds
+from jointopt.report.plans import odds
 from jointopt.search.fastest import fastest
 from jointopt.search.problem import Problem
 from jointopt.spec.catalog.recipes import Recipe, recipes_for
@@ -20,6 +20,7 @@ from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import SURE
 from jointopt.workflows.problem import at_top, top_times
 from jointopt.workflows.ranking import place_of
 
@@ -109,8 +110,8 @@ def _fitting(
     model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
 ) -> Iterator[Beside]:
     """The fastest layout that is not tight, where the front's first plan is."""
-    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= TIGHT)
-    if odds_of_first >= TIGHT or not len(sure):
+    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= SURE)
+    if odds_of_first >= SURE or not len(sure):
         return
     best = fastest(problem, sure, top_times(problem, physics))
     found = _at_top(model, problem, physics, answer, best, float(fitting[best]))

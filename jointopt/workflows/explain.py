@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.physics.breakdown import Breakdown, breakdown
@@ -93,7 +94,7 @@ def explain(
         in_domain=bool(answer["in_domain"][0]), doubts=model.reasons(answer),
         fit_probability=float(model.fit_probability(physics)[0]),
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
-        rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded or short) else None,
+        rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded) else None,
     )  # fmt: skip
 
 
@@ -165,10 +166,13 @@ def _warming(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> d
     return known | ({"throttles_s": after} if np.isfinite(after) else {})
 
 
-def _rank(model: JobModel, layout: Columns) -> Rank:
+def _rank(model: JobModel, layout: Columns) -> Rank | None:
     from jointopt.workflows.ranking import rank_of  # imports the search
 
-    return rank_of(model, layout)
+    try:
+        return rank_of(model, layout)
+    except InfeasibleError:  # no layout is feasible that it could be compared with
+        return None
 
 
 def _stages(parts: Breakdown) -> tuple[Stage, ...]:

@@ -55,7 +55,7 @@ def export(
 
 
 def _shortage(model: JobModel, plan: str | Mapping[str, Any]) -> Shortage | None:
-    """What the plan lacks in memory; None for one that is feasible."""
+    """The memory that the plan lacks; None for one that is feasible."""
     parsed = parse_plan(plan_alone(plan), model.job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
     return shortage_of(model, model.cost_model(parsed.layouts), record)

@@ -59,8 +59,10 @@ def best_layouts(
         if curves[row]
     ]  # fmt: skip
     # what the fastest plans really take differs a little from the bounds that splits are ranked by
-    found.sort(key=lambda layout: (layout.rank > SHOWN, float(layout.plans[0]["iteration_time_s"])))
-    return tuple(replace(one, rank=place) if one.rank <= SHOWN else one for place, one in enumerate(found, 1))
+    found.sort(key=lambda layout: float(layout.plans[0]["iteration_time_s"]))
+    return tuple(
+        replace(one, rank=place if place <= SHOWN else max(place, one.rank)) for place, one in enumerate(found, 1)
+    )
 
 
 def _places(order: Ints, layouts: Ints, group: Ints) -> Ints:

@@ -20,6 +20,7 @@ from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_records
 from jointopt.spec.plans.rules import check_plan, violations
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.against import with_limits
 from jointopt.workflows.answers import answered, check_priceable
 from jointopt.workflows.given import from_files, listed
@@ -102,4 +103,4 @@ def _predicted(job: Job, columns: Columns) -> Columns:
     found = as_predicted(job, columns, RESULTS)
     found |= {name: columns[name] for name in ("fit_probability", "in_domain", "doubts")}
     found |= throughput(job, layouts, columns["iteration_time_s"], columns["energy_j"])
-    return found | {"predicted_fits": columns["fit_probability"] >= 0.5, "violations": violations(job, layouts)}
+    return found | {"predicted_fits": columns["fit_probability"] >= FEASIBLE, "violations": violations(job, layouts)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cooling import leave_power
 from jointopt.physics.cost_model import CostModel
@@ -16,21 +16,23 @@ from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import remedy
+from jointopt.search.fastest import fastest
 from jointopt.search.leanest import leanest
-from jointopt.search.pareto import concat
+from jointopt.search.pareto import concat, take
 from jointopt.search.problem import LowerBound, Problem
 from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import Space, enumerate_layouts
 from jointopt.spec.power_limits import repeated, under_limits
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import CERTAIN, FEASIBLE, cost_of_failing
+from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
 from jointopt.workflows.free_splits import free_splits
 from jointopt.workflows.search_steps import Stopwatch
 
 NO_MEMORY = "does not fit in the GPU's memory"
 RAN_OUT = "ran out of memory in a measured run, or holds as much"
 TIGHT = "is likelier not to fit in the GPU's memory than to fit"
+RISKY = "may not fit in the GPU's memory, and gains less than a failed start costs"
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
@@ -137,9 +139,35 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
         layouts, dropped = under_limits(layouts, limits), dropped | without
         peak_bytes = repeated(peak_bytes, len(layouts["pp"]))
         physics = model.cost_model(layouts, peak_bytes, lazily=len(peak_bytes) > PRICED_AT_ONCE)
-        fitting = model.fit_probability(physics)
-        problem = search_problem(model.job, physics, space.clocks_mhz)
+        problem, fitting = search_problem(model.job, physics, space.clocks_mhz), model.fit_probability(physics)
+        rows = np.flatnonzero(np.resize(worth_starting(problem, physics, fitting), len(fitting)))
+        if len(rows) < len(fitting):
+            dropped[RISKY] = problem.num_distinct * (len(fitting) - len(rows)) // len(fitting)
+            layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
+            physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
+            problem = search_problem(model.job, physics, space.clocks_mhz)
     return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
+
+
+def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:
+    """Which layouts (the distinct ones) are searched: all that surely fit, and what is faster by more than the risk.
+
+    A layout that may not fit counts where its time at the highest clock, times what failed starts cost
+    (`cost_of_failing`), is below that of every layout that surely fits. All where none surely does, or none may fit.
+    """
+    fits = fitting[: problem.num_distinct]
+    sure, tight = np.flatnonzero(fits >= SURE), np.flatnonzero((fits < SURE) & (fits >= FEASIBLE))
+    if not len(sure) or not len(tight):
+        return np.ones(len(fits), np.bool_)
+    time_of, cost = top_times(problem, physics), cost_of_failing(fits)
+    least_s = time_of(np.array([fastest(problem, sure, time_of)]))[0]
+    for bound in (problem.quick_bound, problem.lower_bound):
+        if bound is not None and len(tight):
+            tight = tight[bound(tight)[0] * cost[tight] < least_s]
+    tight = tight[time_of(tight) * cost[tight] < least_s] if len(tight) else tight
+    worth = fits >= SURE
+    worth[tight] = True
+    return worth
 
 
 def priced_problem(job: Job | JobModel) -> Problem:

@@ -59,8 +59,8 @@ def select(
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
-    asked = {"facility": facility, "at_high_end": at_high_end, "allow_tight": allow_tight}
-    return _compared(stored, choose(stored, limits, objective, reason, **asked))
+    options = {"facility": facility, "at_high_end": at_high_end, "allow_tight": allow_tight}
+    return _compared(stored, choose(stored, limits, objective, reason, **options))
 
 
 def _compared(stored: StoredPlans, found: Selection) -> Selection:

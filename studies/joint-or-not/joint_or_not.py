@@ -3,7 +3,9 @@
     python studies/joint-or-not/joint_or_not.py [--every N] [--out FOLDER]
 
 Writes ``results.csv`` (a row per job), ``table.csv`` (shares by property, and a row per cell) and ``savings.png`` into
-the folder, by default this file's own. ``--every N`` takes each N-th cell alone, ``--from results.csv`` runs no job.
+the folder. By default this is the file's own; then the tables of its README and the figures that pages quote
+(``docs/figures.json``) are written too. ``--every N`` takes each N-th cell alone into another folder, ``--from
+results.csv`` runs no job.
 """
 
 from __future__ import annotations
@@ -26,18 +28,27 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from jointopt.core.errors import InfeasibleError
+from jointopt.core.schema import Columns
 from jointopt.report.proposal import Proposal
 from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.models import load_model
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
+from jointopt.studies import figures
+from jointopt.studies.marked import replace_between
 from jointopt.workflows.propose import propose
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+COMMAND = "python studies/joint-or-not/joint_or_not.py"
+RESTS_ON = [figures.GOLDEN.format(table) for table in ("fronts", "plans", "spaces")]
 WORKERS = 2
-PAYS = 0.01  # share of energy from which a saving counts
+PAYS, PAYS_MUCH = 0.01, 0.05  # shares of energy from which a saving counts
+LITTLE = 0.0005  # a saving that prints as 0.0 %
+LATER = 0.05  # more time than the fastest plan, within which clocks may fall
 CELL = ("model", "seq_length", "gpu", "nodes", "gpus_per_node", "inter_node_gbytes_per_s")
 VARIED = ("link_share", "sequences_per_gpu")
-FACTS = ("dp", "tp", "pp", "cp", "ep", "recompute", "micro_batch_size")
+DEGREES = ("dp", "tp", "pp", "cp", "ep")
+FACTS = (*DEGREES, "recompute", "micro_batch_size")
 
 
 def cases(every: int = 1) -> Iterator[dict[str, Any]]:
@@ -93,8 +104,16 @@ def _facts(found: Proposal) -> dict[str, Any]:
     late = joint["at_time_s"] / two_step["iteration_time_s"].min() - 1.0
     return {
         "energy_saving": joint["largest_energy_saving"], "time_saving": joint["largest_time_saving"], "slower_by": late,
+        "two_step_later": _saved_later(found, two_step), "joint_later": _saved_later(found, front),
         "feasible_layouts": found.feasible_layouts, **shape, **other,
     }  # fmt: skip
+
+
+def _saved_later(found: Proposal, plans: Columns) -> float:
+    """Share of the energy of the fastest plan at the top clock that plans save within `LATER` more time."""
+    time_s, energy_j = (float(found.reference[name][0]) for name in ("iteration_time_s", "energy_j"))
+    within = plans["iteration_time_s"] <= time_s * (1.0 + LATER) * (1.0 + 1e-9)
+    return 1.0 - float(plans["energy_j"][within].min(initial=energy_j)) / energy_j
 
 
 def savings(every: int = 1) -> pd.DataFrame:
@@ -134,15 +153,50 @@ def by_property(found: pd.DataFrame) -> pd.DataFrame:
 
 def _properties(found: pd.DataFrame) -> dict[str, pd.Series]:
     vendor = found["gpu"].map(lambda gpu: load_gpu(gpu).vendor)
+    billions = found["model"].map(lambda name: round(load_model(name).parameters / 1e9))
+    experts = found["model"].str.startswith("mixtral")
     return {
         "deadline": found["deadline"].map(lambda factor: "none" if pd.isna(factor) else f"+{factor - 1:.0%}"),
         "sequences per GPU": found["sequences_per_gpu"],
         "link": found["link_share"].map(lambda share: "fast" if share == 1.0 else "slow"),
         "stages of the fastest layout": pd.cut(found["two_step_pp"], [0, 1, 4, np.inf], labels=["1", "2-4", "5-"]),
         "fastest layout recomputes": found["two_step_recompute"] > 0,
-        "experts": found["model"].str.startswith("mixtral"),
+        "experts": experts,
+        "billion parameters": pd.cut(
+            billions.where(~experts), [0, 30, 80, np.inf], labels=["below 32", "32-70", "above 70"]
+        ),
         "vendor": vendor,
     }
+
+
+def summary(found: pd.DataFrame) -> dict[str, float]:
+    """The figures that pages quote, by name: of all jobs, and shares, medians and extremes by property."""
+    saved = found["energy_saving"].dropna()
+    free = found[found["deadline"].isna()]
+    shown = {
+        "jobs": len(saved), "paying jobs": (saved >= PAYS).sum(), "paying percent": 100.0 * (saved >= PAYS).mean(),
+        "paying much jobs": (saved >= PAYS_MUCH).sum(), "paying much percent": 100.0 * (saved >= PAYS_MUCH).mean(),
+        "saving nothing jobs": (saved < LITTLE).sum(), "median percent": 100.0 * saved.median(),
+        "largest percent": 100.0 * saved.max(),
+        "two steps later percent": 100.0 * free["two_step_later"].median(),
+        "joint later percent": 100.0 * free["joint_later"].median(),
+        "slower percent": 100.0 * free["slower_by"][free["energy_saving"] >= PAYS].median(),
+    }  # fmt: skip
+    paying, others = (free[free["energy_saving"].ge(PAYS) == pays] for pays in (True, False))
+    same = np.all([paying[f"joint_{name}"] == paying[f"two_step_{name}"] for name in DEGREES], axis=0)
+    shown |= {
+        "free paying jobs": len(paying), "free paying deeper jobs": _deeper(paying), "free other jobs": len(others),
+        "free paying of the same degrees jobs": same.sum(), "free other deeper jobs": _deeper(others),
+    }  # fmt: skip
+    for row in by_property(found).itertuples(index=False, name=None):
+        named = dict(zip(("jobs", "paying percent", "median percent", "largest percent"), row[2:], strict=True))
+        shown |= {f"{row[0]} {row[1]} {name}": value for name, value in named.items()}
+    return {name: float(value) for name, value in shown.items()}
+
+
+def _deeper(found: pd.DataFrame) -> int:
+    """Jobs whose layout that saves most has more stages than the fastest one."""
+    return int((found["joint_pp"] > found["two_step_pp"]).sum())
 
 
 def draw(found: pd.DataFrame, file: Path) -> None:
@@ -185,6 +239,10 @@ def main() -> None:
     text = f"{shares.to_csv(index=False)}\n{cells.to_csv()}"
     (options.out / "table.csv").write_text(text, encoding="utf-8")
     print(text)
+    if options.out.resolve() == HERE and options.every == 1:
+        for name, table in (("properties", shares.to_csv(index=False)), ("cells", cells.to_csv())):
+            replace_between(HERE / "README.md", f"<!-- {name} -->", f"<!-- end of {name} -->", f"```\n{table}```")
+        figures.record("joint-or-not", COMMAND, RESTS_ON, summary(found), anew=options.rows is None)
 
 
 if __name__ == "__main__":

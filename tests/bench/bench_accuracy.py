@@ -2,10 +2,12 @@
 
     python tests/bench/bench_accuracy.py [--write] [--quantiles] [--spans] [DATA_FOLDER]
 
-Prints a table; with ``--write`` also replaces the table in docs/accuracy.md; with ``--quantiles`` prints the quantiles
-of measured over predicted that jointopt/spec/catalog/physics_error.yaml holds, with ``--spans`` alone the attention,
-recipes of low precision and the shortest layer that it names. The default folder is ../shared/data
-beside the repository. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the peak.
+Prints a table of `SOURCES`; with ``--write`` also replaces the table in docs/accuracy.md and records what pages quote
+of it (docs/figures.json); with ``--quantiles`` prints the quantiles of measured over predicted that
+jointopt/spec/catalog/physics_error.yaml holds, with ``--spans`` alone the attention, recipes of low precision and the
+shortest layer that it names. The default folder is ../shared/data beside the repository. Tables of other sources there
+are judged by bench_classes.py. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the
+peak.
 """
 
 from __future__ import annotations
@@ -20,9 +22,16 @@ from scipy.stats import kendalltau
 
 import jointopt
 from jointopt.runs.workloads import workloads
+from jointopt.studies import figures
 from jointopt.surrogate.host_doubt import layer_peak_s
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = "python tests/bench/bench_accuracy.py --write DATA_FOLDER"
+SOURCES = (  # of dense models; profiles were fitted to most of them
+    "aleph_layouts", "bigscience", "dlperf_gpt_v100", "fms_fsdp", "internevo", "korthikanti_2205_05198",
+    "mlperf_pretrain", "mosaic_llm_foundry", "nanotron_ultrascale", "nvidia_nemo_docs", "sailor", "torchtitan",
+    "vtrain",
+)  # fmt: skip
 FEWEST = 3  # rows that are evidence of a kernel
 MEMORY_SOURCES = ("sailor", "torchtitan", "nanotron_ultrascale")  # by their allocators
 BY_DRIVER = "bigscience"  # whose nvidia-smi also counts what the allocator keeps unused
@@ -92,12 +101,18 @@ def quantiles_of_both(known: dict[str, pd.DataFrame], generic: list[pd.DataFrame
     return f"{quantiles([*own, *generic], time)}, without any one source {[min(lows), max(highs)]}"
 
 
+def without_profile(tables: dict[str, pd.DataFrame]) -> tuple[list[pd.DataFrame], float]:
+    """The same runs under a framework without a profile, and their median error averaged over sources."""
+    generic = [jointopt.predict(t.assign(framework=""), surrogate="none") for t in tables.values()]
+    errors = [(t.predicted_iteration_time_s / t.iteration_time_s - 1).abs().median() for t in generic]
+    return generic, float(np.mean(errors))
+
+
 def print_quantiles(tables: dict[str, pd.DataFrame]) -> None:
     """For each source's own profile, and for the same runs under a framework without a profile."""
     memory = [t for name, t in tables.items() if name in MEMORY_SOURCES]
-    generic = [jointopt.predict(t.assign(framework=""), surrogate="none") for t in tables.values()]
-    errors = [(t.predicted_iteration_time_s / t.iteration_time_s - 1).abs().median() for t in generic]
-    print(f"unknown framework: median error averaged over sources {np.mean(errors):.3f}")
+    generic, error = without_profile(tables)
+    print(f"unknown framework: median error averaged over sources {error:.3f}")
     print("iteration_time_s known", quantiles(list(tables.values()), "iteration_time_s"))
     print("iteration_time_s near", quantiles_of_both(tables, generic))
     print("iteration_time_s unknown", quantiles(generic, "iteration_time_s"))
@@ -135,6 +150,24 @@ def print_spans(folder: pathlib.Path) -> None:
     print(f"shortest layer {1e3 * shortest_s:.2f} ms")
 
 
+WHOLE = ("runs", "sources", "tau", "groups")  # the other figures are shares
+
+
+def summary(scores: pd.DataFrame, generic: float) -> dict[str, float]:
+    """The figures that pages quote of the table, by name; of memory by allocators the least and the most."""
+    by = scores.set_index("source")
+    memory = by["memory error"][[*MEMORY_SOURCES]]
+    shown = {
+        "runs": by["rows"].sum(), "sources": len(by), "median": by["median error"].mean(), "generic": generic,
+        "tau": (by["tau"] * by["groups"]).sum() / by["groups"].sum(), "groups": by["groups"].sum(),
+        "regret": by["regret"].mean(), "memory least": memory.min(), "memory most": memory.max(),
+        "memory short": -by["memory bias"][BY_DRIVER],
+    }  # fmt: skip
+    of_sources = {f"{source} {name}": by[name][source] for source in by.index for name in ("median error", "bias")}
+    memories = {f"{source} memory error": by["memory error"][source] for source in (*MEMORY_SOURCES, BY_DRIVER)}
+    return {name: float(value) for name, value in (shown | of_sources | memories).items()}
+
+
 def main() -> None:
     words = [w for w in sys.argv[1:] if not w.startswith("--")]
     folder = pathlib.Path(words[0]) if words else ROOT.parent / "shared" / "data"
@@ -143,8 +176,8 @@ def main() -> None:
     if "--spans" in sys.argv:
         return print_spans(folder)
     lines, runs = [], {}
-    for path in sorted(folder.glob("layouts_*.csv")):
-        source = path.stem.removeprefix("layouts_")
+    for source in SOURCES:
+        path = folder / f"layouts_{source}.csv"
         line, runs[source] = score(source, pd.read_csv(path))
         lines.append(line)
     scores = pd.DataFrame(lines)
@@ -165,6 +198,9 @@ def main() -> None:
         before = page.read_text().split("```text\n")[0]
         after = page.read_text().split("\n```", 2)[-1]
         page.write_text(f"{before}```text\n{text}\n```{after}")
+        shown = summary(scores, without_profile(runs)[1]) | {"recall": recall, "precision": precision}
+        percent = {f"{name} percent": 100.0 * shown.pop(name) for name in [*shown] if name not in WHOLE}
+        figures.record("accuracy", COMMAND, [figures.ACCURACY], shown | percent, [text])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ a new cluster. *Generic* is the profile of a framework that none describes.
   twins: the same of measured times alone, of pairs that are equal in every column of the plan and the job;
 - called OOM: share of the runs that ran and are predicted not to fit.
 
+``--write`` puts the tables into the page and records their figures (docs/figures.json), which pages quote. Tables of
+other sources in the folder are judged by bench_classes.py.
+
 Peers stand below: what others publish or were measured at (peers.yaml), and llm-analysis on these rows as
 bench_peers.py measured it (peers.csv), beside ours.
 """
@@ -33,9 +36,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
-from bench_accuracy import ROOT, clean
+from bench_accuracy import ROOT, SOURCES, clean
+from bench_classes import NOT_FITTED, classes, named, timed
 from bench_few import drawn
-from bench_peers import beside, published
+from bench_peers import beside, means, published
 from scipy.stats import kendalltau
 from threadpoolctl import threadpool_limits
 
@@ -43,6 +47,7 @@ import jointopt
 from jointopt.core.schema import Ints
 from jointopt.spec.catalog import frameworks
 from jointopt.spec.framework import Framework
+from jointopt.studies import figures
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, timed_runs
 from jointopt.surrogate.files import save
@@ -53,7 +58,11 @@ from jointopt.surrogate.scores import Scores, with_calibrated_widths
 from jointopt.surrogate.training import TrainingSet, cross_validate, fit, learn_kernel, training_set
 
 PAGE, HEADING = ROOT / "docs" / "accuracy.md", "## Leaderboard"
-NOT_FITTED = ("aleph_layouts", "fms_fsdp", "nvidia_nemo_docs")
+COMMAND = "python tests/bench/bench_leaderboard.py --write DATA_FOLDER"
+FITTED_EXPERTS = (
+    "nvidia_nemo_docs",
+    "megatron_bridge_a",
+)  # tables with the runs that experts' constants were fitted to
 COUNTS = (3, 10)
 LEAST_TO_RANK = 12
 NOT_OF_A_PLAN = ("iteration_time_s", "peak_memory_gib", "energy_j", "avg_power_w", "notes", "status", "provenance")
@@ -177,36 +186,31 @@ def by_others(new: dict[str, NewSource], name: str) -> dict[str, Framework]:
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Clean rows of every source."""
     found = {}
-    for path in sorted(folder.glob("layouts_*.csv")):
-        name = path.stem.removeprefix("layouts_")
-        found[name] = timed_runs(clean(name, pd.read_csv(path))).assign(source=name)
+    for name in SOURCES:
+        found[name] = timed_runs(clean(name, pd.read_csv(folder / f"layouts_{name}.csv"))).assign(source=name)
     return found
 
 
 def experts(folder: Path) -> pd.DataFrame:
-    """Predicted over measured of every recorded mixture of experts, by the shipped surrogate."""
+    """Predicted over measured of every mixture of experts that constants were fitted to, by the physics alone."""
     lines = []
     for path in sorted([*folder.glob("layouts_*.csv"), *folder.glob("recipes_*.csv")]):
-        table = pd.read_csv(path)
-        if "published_tokens_per_s_per_gpu" in table:
-            tokens = table["global_batch_size"] * table["seq_length"]
-            table["iteration_time_s"] = tokens / (table["published_tokens_per_s_per_gpu"] * table["num_gpus"])
-        if "num_experts" not in table or "iteration_time_s" not in table:
+        if named(path) not in FITTED_EXPERTS:
             continue
-        table = table[(table["num_experts"].fillna(0) > 0) & (table["iteration_time_s"] > 0)]
-        for gpu, rows in table.groupby("gpu"):
+        table = timed(path)
+        for gpu, rows in table[classes(table) == "experts"].groupby("gpu"):
             found = jointopt.predict(rows.reset_index(drop=True), surrogate="none")
             ratio = found["predicted_iteration_time_s"] / found["iteration_time_s"]
             lines.append({
-                "source": path.stem.removeprefix("layouts_").removeprefix("recipes_"), "gpu": gpu, "rows": len(rows),
-                "not predicted": int(ratio.isna().sum()), "median error": (ratio - 1.0).abs().median(),
-                "lowest": ratio.min(), "highest": ratio.max(), **held(found),
+                "source": named(path), "gpu": gpu, "rows": len(rows), "not predicted": int(ratio.isna().sum()),
+                "median error": (ratio - 1.0).abs().median(), "lowest": ratio.min(), "highest": ratio.max(),
+                **held(found),
             })  # fmt: skip
     return pd.DataFrame(lines)
 
 
-def board(folder: Path, names: list[str], draws: int) -> str:
-    """The tables of the leaderboard."""
+def board(folder: Path, names: list[str], draws: int) -> tuple[str, dict[str, float]]:
+    """The tables of the leaderboard, and their figures by name."""
     shipped, every = load_surrogate("default"), tables(folder)
     assert shipped is not None
     data = training_set(pd.concat([every[name] for name in shipped.card["data"]], ignore_index=True))
@@ -223,9 +227,21 @@ def board(folder: Path, names: list[str], draws: int) -> str:
         print(f"judged {name}", file=sys.stderr, flush=True)
     judged_by = {profile: pd.DataFrame(found).T for profile, found in lines.items()}
     parts = [f"{profile} profile\n{_text(found)}" for profile, found in judged_by.items()]
-    moe = f"mixtures of experts, shipped surrogate\n{experts(folder).round(3).to_string(index=False)}"
+    moe = f"mixtures of experts that constants were fitted to\n{experts(folder).round(3).to_string(index=False)}"
     peers = f"peers: as published or measured before\n{published()}\n\npeers: llm-analysis on these rows\n"
-    return "\n\n".join([*parts, moe, peers + beside(judged_by)])
+    return "\n\n".join([*parts, moe, peers + beside(judged_by)]), summary(judged_by)
+
+
+def summary(judged_by: dict[str, pd.DataFrame]) -> dict[str, float]:
+    """The figures that pages quote, by profile, source and column: shares in percent."""
+    shown = {f"llm-analysis mean {name}": 100.0 * value for name, value in means().items()}
+    for profile, table in judged_by.items():
+        every = table.reindex(columns=COLUMNS).astype(float)
+        every.loc["mean"] = every.mean()
+        for column in every:
+            scale = 1.0 if column in ("rows", "pairs", "tau") else 100.0
+            shown |= {f"{profile} {str(at).rstrip('*')} {column}": scale * one for at, one in every[column].items()}
+    return shown
 
 
 def _text(found: pd.DataFrame) -> str:
@@ -248,13 +264,14 @@ def main() -> None:
     if not given.folder.is_dir():
         sys.exit(f"No recorded runs in {given.folder}: give the folder that holds layouts_*.csv.")
     with threadpool_limits(1, user_api="blas"):
-        text = board(given.folder, given.source, given.draws)
+        text, shown = board(given.folder, given.source, given.draws)
     print(text)
     if given.write:
         before, rest = PAGE.read_text(encoding="utf-8").split(HEADING)
         words, table = rest.split("```text\n", 1)
         text = "\n".join(line.rstrip() for line in text.splitlines())
         PAGE.write_text(f"{before}{HEADING}{words}```text\n{text}\n```{table.split('```', 1)[1]}", encoding="utf-8")
+        figures.record("leaderboard", COMMAND, [figures.ACCURACY], shown, [text])
 
 
 if __name__ == "__main__":

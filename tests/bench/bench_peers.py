@@ -112,6 +112,13 @@ def published() -> str:
     return str(table.to_string(index=False, formatters=left))
 
 
+def means() -> dict[str, float]:
+    """Median errors of llm-analysis averaged over the sources that it can judge: raw, and after a few runs."""
+    found = pd.read_csv(RECORDED, index_col="source")
+    names = ["raw", *(f"{count} runs" for count in COUNTS)]
+    return {str(name): float(value) for name, value in found[found["rows"] > 0][names].mean().items()}
+
+
 def beside(ours: dict[str, pd.DataFrame]) -> str:
     """llm-analysis on every source beside ours under the profiles that ``ours`` has, as far as those were judged."""
     found = pd.read_csv(RECORDED, index_col="source")

@@ -63,7 +63,7 @@ def test_overrides_of_one_s_own_replace_those_of_a_recipe() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
     plan = {"nanotron": "dp=4 tp=2 zero_stage=0 recompute=none", "accelerate": "dp=8 recompute=full"}.get(target, PLAN)
-    result = exported("--out", str(tmp_path / "out"), to=target, plan=plan)
+    result = exported("--out", str(tmp_path / "out"), "--allow-tight", to=target, plan=plan)
     assert result.exit_code == 0, result.output
     written = [Path(line.removeprefix("Written: ")) for line in result.stderr.splitlines() if "Written: " in line]
     assert written

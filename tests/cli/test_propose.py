@@ -60,6 +60,7 @@ def test_options_reach_the_search(passed: dict[str, Any]) -> None:
         "measured": None,
         "calibration": None,
         "machine": None,
+        "allow_tight": False,
     }
     assert passed == same
     assert (job.model.name, job.cluster.num_gpus, job.training.framework.name) == ("llama-3-8b", 16, "nemo")

@@ -140,7 +140,7 @@ def _figures(explanation: Explanation) -> dict[str, Any]:
     stages = explanation.stages
     figures: dict[str, Any] = {total: getattr(explanation, total) for total in _TOTALS}
     figures |= {
-        "rules_broken": len(explanation.violations) + len(explanation.exceeded),
+        "rules_broken": len(explanation.against),
         "temperature_c": max(stage.temperature_c for stage in stages),
         "peak_power_w": max(stage.peak_power_w for stage in stages),
         "power_limit_w": min(stage.power_limit_w for stage in stages),

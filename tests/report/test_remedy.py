@@ -100,7 +100,7 @@ def test_a_bound_out_of_reach_is_named_with_the_least_that_is_within(name: str, 
 
 
 def test_bounds_that_exclude_each_other_are_refused_with_how_far_one_must_give(proposed: Propose) -> None:
-    bounds = {"iteration_time_s": 11.0, "avg_power_w": 150.0}
+    bounds = {"iteration_time_s": 12.0, "avg_power_w": 150.0}
     message = refusal(proposed, search=FEW, constraints=bounds)
     assert "met alone, not all together" in message
     seconds = figure(r"constraints\.iteration_time_s to about ([\d.e+]+)", message)

@@ -74,9 +74,13 @@ def test_a_gpu_of_unknown_clocks_needs_them_in_the_job_where_they_are_a_named_as
     assert [(assumption.key, assumption.value) for assumption in assumed] == [("clock_mhz", found)]
 
 
-def test_a_gpu_of_which_only_the_maximum_is_known_is_searched_there_alone_and_openly() -> None:
+def test_a_gpu_of_which_only_the_maximum_is_known_has_a_relative_s_range_and_says_so() -> None:
     gpu = dataclasses.replace(UNKNOWN, clock_max_mhz=1965)
     found, (assumption,) = read_clocks(Section({}, "search"), gpu)
-    assert found == assumption.value == (1965.0,)
+    assert (found[0], found[1] - found[0], found[-1]) == (300.0, 15.0, 1965.0)  # from 15 % of it, as the A100 has
+    assert assumption.value == found
+    assert str(assumption).startswith("clock range: no source states the lower clocks of a100-sxm4-40gb; 300 to 1965")
+    alone, (assumption,) = read_clocks(Section({}, "search"), dataclasses.replace(gpu, power=None))
+    assert alone == assumption.value == (1965.0,)
     with pytest.raises(JobError, match="clocks of 0 to 1965 MHz; got 2100"):
         clocks([2100], gpu)

@@ -14,8 +14,9 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
 from jointopt.workflows.layouts import NEAR, _best, _near
-from jointopt.workflows.problem import priced_problem, top_times
+from jointopt.workflows.problem import prepared, top_times
 from jointopt.workflows.propose import propose
+from jointopt.workflows.search_steps import Stopwatch
 
 JOB = "llama-3-70b-4x8-h200"
 MODEL = JobModel.of(shipped_job(JOB))
@@ -60,8 +61,8 @@ def test_their_figures_are_those_of_explain(proposal):
 
 
 def test_the_rank_of_a_layout_is_its_place_among_all_of_them(proposal):
-    problem = priced_problem(MODEL)
-    physics = MODEL.cost_model(problem.layouts)
+    ready = prepared(MODEL, Stopwatch(quiet=True))
+    problem, physics = ready.problem, ready.physics
     times = top_times(problem, physics)(np.arange(problem.num_layouts))
     fastest = proposal.to_dict()["reference"]
     first = explain(MODEL, plan_of(fastest), ranked=True).rank
@@ -106,22 +107,18 @@ def test_near_layouts_are_within_one_percent_of_the_fastest_of_their_split_which
     assert _near(time_s, np.zeros(5, bool), np.arange(5)) == 0
 
 
-def test_a_layout_that_hardly_fits_is_as_far_behind_as_its_time_and_energy_are(tight_rank):
-    rank, time_s, first_s, energy_j, first_j = tight_rank
-    assert rank.behind == pytest.approx(time_s / first_s - 1.0)  # 2 %, and not the odds of running out of memory
-    assert rank.energy_behind == pytest.approx(energy_j / first_j - 1.0)
-    assert rank.rank is None or rank.rank > 100
-    assert f"{rank.behind:.1%} slower than the first, at {rank.energy_behind:.1%} more energy." in rank.sentence()
-    assert "is likelier not to fit in memory (probability 0.08), for which it ranks" in rank.sentence()
+def test_a_layout_that_does_not_fit_is_ranked_by_its_time_and_energy_and_called_infeasible(tight, proposal):
+    first = proposal.to_dict()["reference"]
+    assert tight.rank.behind == pytest.approx(tight.iteration_time_s / first["iteration_time_s"] - 1.0)
+    assert tight.rank.energy_behind == pytest.approx(tight.energy_j / first["energy_j"] - 1.0)
+    assert not tight.feasible
+    assert "It is not expected to fit in memory (probability 0.08)" in " ".join(tight.text().split())
 
 
 @pytest.fixture(scope="module")
-def tight_rank(proposal):
-    """The rank of the layout that is least likely to fit, with its time and energy, and those of the first."""
-    found = explain(MODEL, "dp=2 tp=2 pp=4 cp=2 vpp=5 micro_batch_size=1 zero_stage=0 clock_mhz=1980", ranked=True)
-    first = proposal.to_dict()["reference"]
-    times = (found.iteration_time_s, first["iteration_time_s"])
-    return found.rank, *times, found.energy_j, first["energy_j"]
+def tight():
+    """A layout that is likely not to fit, explained with its rank."""
+    return explain(MODEL, "dp=2 tp=2 pp=4 cp=2 vpp=5 micro_batch_size=1 zero_stage=0 clock_mhz=1980", ranked=True)
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,6 @@ def test_no_method_adds_less_than_nothing_to_a_front_that_a_later_one_thins() ->
     points = rng.dirichlet(np.ones(3), 400) + 0.1  # none beats another
     fronts = [dict(zip(goals, some.T, strict=True)) for some in (points, points[::40])]
     steps = [Step(name, front, 10, front) for name, front in zip(("levels", "local"), fronts, strict=True)]
-    found = contributions(steps, np.arange(10), goals)
+    found = contributions(steps, goals)
     assert [found[name]["hypervolume"] for name in ("levels", "local")] == [1.0, 0.0]
     assert [found[name]["added"] for name in ("levels", "local")] == [10, 0]

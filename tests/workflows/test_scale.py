@@ -94,9 +94,9 @@ def test_site_power_is_kept_by_lower_clocks_on_more_gpus(scaled: Scaled) -> None
 
 def test_a_cluster_that_is_too_small_has_a_reason_and_others_stand() -> None:
     few = scale(load_jobs("llama-3-70b-4x8-h200", (4, 8)), surrogate="none")
-    assert not few.sizes[0].plans
+    assert not few.sizes[0].feasible
     assert "memory" in few.sizes[0].reason
-    assert few.sizes[1].plans
+    assert few.sizes[1].feasible
     assert "4 x h200-sxm-141gb: " in few.text()
 
 
@@ -112,12 +112,18 @@ def test_a_cluster_that_is_too_small_has_a_reason_and_others_stand() -> None:
         (PRICED, {"budget": -1.0}, UsageError, "budget must be a number above 0"),
         ({}, {"deadline_days": 1.0}, UsageError, "give its tokens, --run-tokens"),
         ({"training.run_tokens": 10**9}, {"budget": 1.0}, UsageError, "A budget needs a price"),
-        (PRICED, {"site_kw": 0.1}, InfeasibleError, "No cluster of 3 is feasible"),
     ],
 )
 def test_limits_that_nothing_keeps_are_one_sentence(changes: Any, limits: Any, error: Any, reason: str) -> None:
     with pytest.raises(error, match=reason):
         found(changes, **limits)
+
+
+def test_where_no_cluster_keeps_the_power_of_the_site_all_are_shown_as_not_feasible() -> None:
+    none = found(PRICED, site_kw=0.1)
+    assert "No cluster of 3 is feasible" in none.refusal()
+    assert [size["feasible"] for size in none.to_dict()["sizes"]] == [False] * 3
+    assert none.pick is None
 
 
 def test_the_command_prints_a_line_per_cluster_and_the_pick() -> None:

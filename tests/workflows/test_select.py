@@ -251,11 +251,18 @@ def test_plans_of_processors_of_unknown_power_are_chosen_by_time(tmp_path):
 
 
 def test_plans_that_may_not_fit_in_memory_are_marked_with_the_probability() -> None:
-    found = choose(stored([1.0, 2.0], [2e3, 1e3], fit_probability=np.array([0.9, 0.496])), {}, "energy")
-    assert found.document()["fit_probability"] == 0.496
-    assert "=~" in found.text()
-    alone = choose(stored([2.0], [1e3], fit_probability=np.array([0.496])), {}, "energy").text()
+    plans = stored([1.0, 2.0], [2e3, 1e3], fit_probability=np.array([0.9, 0.496]))
+    assert choose(plans, {}, "energy").document()["fit_probability"] == 0.9
+    tight = choose(plans, {}, "energy", allow_tight=True)
+    assert (tight.document()["fit_probability"], tight.document()["feasible"]) == (0.496, False)
+    assert "=~" in tight.text()
+    alone = choose(stored([2.0], [1e3], fit_probability=np.array([0.496])), {}, "energy", allow_tight=True).text()
     assert "this plan is not expected to fit in memory: probability 0.49. More" in " ".join(alone.split())
+
+
+def test_where_no_stored_plan_is_expected_to_fit_none_is_chosen() -> None:
+    with pytest.raises(InfeasibleError, match=r"None of the 1 plans of .* is expected to fit .* 0\.50 at most"):
+        choose(stored([2.0], [1e3], fit_probability=np.array([0.496])), {}, "energy")
 
 
 def test_memory_is_not_mentioned_where_no_plan_states_its_probability() -> None:

@@ -96,6 +96,7 @@ def _lead(job: Job, front: Sequence[Entry], document: Mapping[str, Any]) -> str:
         f"{training.precision} with {training.software}, on {cluster.nodes:,} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. {len(front):,} plan{'s' * (len(front) != 1)} of {layouts:,} "
         f"layout{'s' * (layouts != 1)} that no other plan beats in {words(job.objectives)}."
+        + (f" Assumed {job.assumed_clocks}." if job.assumed_clocks else "")
     )
 
 
@@ -121,8 +122,10 @@ def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[st
     less, more = 1.0 - least["energy_j"] / first["energy_j"], least["iteration_time_s"] / first["iteration_time_s"] - 1
     cards.append(("Least energy", f"{-less:+z.1%}", f"for {more:+z.1%} of time"))
     if joint := document.get("joint"):
+        ends = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
+        sure = "" if None in ends else f" (90 %: {100.0 * ends[0]:+z.0f} to {100.0 * ends[1]:+z.0f} %)"
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}",
-                      "of energy at equal time, at most, against two steps"))  # fmt: skip
+                      f"of energy at equal time, at most, against two steps{sure}"))  # fmt: skip
     return cards
 
 
