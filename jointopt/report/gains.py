@@ -1,4 +1,4 @@
-"""What real runs gained: less time, less energy in no more time, and the hypervolume of the measured front."""
+"""Gains of real runs: less time, less energy in no more time, and the hypervolume of the measured front."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gains:
         }  # fmt: skip
 
     def sentences(self, name: Callable[[int], str]) -> list[str]:
-        """What each share is of; ``name`` is how the run at a place is called."""
+        """Each share with the run that it is against; ``name`` is how the run at a place is called."""
         fastest, leanest = (f"{word[:1].upper()}{word[1:]}" for word in (name(self.fastest), name(self.leanest)))
         than = f"{name(self.against)}, {self.called}"
         lines = [f"No run is faster than {than}."]

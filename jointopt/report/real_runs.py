@@ -149,7 +149,7 @@ class MeasuredResult(Result):
 
     @functools.cached_property
     def gains(self) -> Gains | None:
-        """What the runs gained on the one that they are compared with; None where that is the only sound one."""
+        """Gains on the run that the others are compared with; None where that is the only sound one."""
         start = self._start(good) if len(good := sound(self.runs)) > 1 else None
         return None if start is None else Gains.of(self.runs, *start)
 
@@ -252,14 +252,14 @@ class Tuned(MeasuredResult):
 
 
 def gain_words(gain: float, objectives: Sequence[str], plans: str) -> str:
-    """What ``plans`` are expected to gain: a share of the best value, or of a hypervolume; NaN = not known yet."""
+    """The expected gain of ``plans``: a share of the best value, or of a hypervolume; NaN = not known yet."""
     if math.isnan(gain):
         return f"what {plans} may gain is not known yet (too few runs)"
     return f"{plans} should {expected_of(objectives)} by {gain:z.1%}"
 
 
 def expected_of(objectives: Sequence[str]) -> str:
-    """What an expected gain is of: the best value of one objective, or the hypervolume by several."""
+    """The object of an expected gain: the best value of one objective, or the hypervolume by several."""
     if len(objectives) == 1:
         return f"lower the least {table.OBJECTIVE_UNITS[objectives[0]][0]} measured"
     return "enlarge the measured front's hypervolume (of logarithms)"

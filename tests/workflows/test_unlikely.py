@@ -62,7 +62,7 @@ def test_no_plan_of_the_job_is_proposed() -> None:
 
 
 @pytest.mark.parametrize("verb", [tune, validate])
-def test_plans_that_are_not_likely_to_fit_are_run_all_the_same_and_said_to_be(verb: Verb) -> None:
+def test_plans_that_are_not_likely_to_fit_are_named_so_and_run_all_the_same(verb: Verb) -> None:
     found = verb(tight(), Leanest(), 4)
     assert {run.status for run in found.runs} <= {"ok", "oom"}
     assert "likelier to run out of memory than to fit: a run decides." in " ".join(found.text().split())

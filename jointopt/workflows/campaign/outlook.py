@@ -196,7 +196,7 @@ class Outlook:
 
 
 def of_candidate(columns: Columns, index: int) -> dict[str, float]:
-    """What is expected of one candidate, its fit in memory aside."""
+    """Results expected of one candidate, its fit in memory aside."""
     return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
