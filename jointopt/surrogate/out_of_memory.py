@@ -1,7 +1,8 @@
 """Plans that surely run out of memory, since a run did: memory belongs to the layout, whatever clocks and power limits.
 
 So does a layout that differs in a larger micro-batch, or in recomputing less, alone. Of 236 layouts of two published
-sources that ran out of memory none ran elsewhere in its table, nor did one of 239 that so need more than one of these.
+sources that ran out of memory none ran in another row, and of 239 pairs of one with a layout that so needs more the
+latter never ran.
 """
 
 from __future__ import annotations
