@@ -79,6 +79,10 @@ class RunFailedError(Exception):
     """A run of one plan that ended without a result; the fault of that plan, and no end of a search."""
 
 
+class OutOfMemoryError(RunFailedError):
+    """A run that ran out of GPU memory, as its layout does at every clock."""
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or an empty string."""
     return did_you_mean(close(word, known))

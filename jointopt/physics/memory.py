@@ -84,10 +84,9 @@ def state_bytes(
 ) -> dict[str, Floats]:  # fmt: skip
     """Bytes of weights, gradients and optimizer after ZeRO; ``shard`` = dp·cp, ``expert_shard`` = ranks of an expert.
 
-    Of parameters that are not ``trained`` (None: all are) weights alone.
-
-    Mixed precision: 2 bytes of weights, the gradient's, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1 shards
-    the optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5). Part
+    Of parameters that are not ``trained`` (None: all are) weights alone, in `Training.frozen_bytes`. Mixed
+    precision: 2 bytes of weights, the gradient's, 12 of fp32 master and moments; fp32: 4 + 4 + 8. Stage 1 shards the
+    optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5). Part
     ``main_gradients``: the optimizer's wider copy of its shard, alive in its step alone.
     """
 
@@ -96,8 +95,9 @@ def state_bytes(
         expert = held.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
         return per_parameter * (dense + expert)
 
+    frozen = sharded(3, training.frozen_bytes, params) - sharded(3, training.frozen_bytes)
     return {
-        "weights": sharded(3, training.weight_bytes, params), "gradients": sharded(2, training.gradient_bytes),
+        "weights": sharded(3, training.weight_bytes) + frozen, "gradients": sharded(2, training.gradient_bytes),
         "optimizer": sharded(1, training.optimizer_bytes), "main_gradients": sharded(1, training.main_gradient_bytes),
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jointopt.core.budget import Spent
 from jointopt.report import table
 from jointopt.report.documents import Result, pick
+from jointopt.report.gains import Gains, hypervolume_words, sound
 from jointopt.report.plans import plan_table
 from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
 from jointopt.report.table import TextColumn
@@ -141,8 +143,19 @@ class MeasuredResult(Result):
         return run_page(self)
 
     def document(self) -> dict[str, Any]:
-        """All of `keys`, and the fault, null where there is none."""
-        return super().document() | {"fault": self.fault or None}
+        """All of `keys`, the fault and the gains, null where there are none."""
+        gains = self.gains.document() if self.gains else None
+        return super().document() | {"fault": self.fault or None, "gains": gains}
+
+    @functools.cached_property
+    def gains(self) -> Gains | None:
+        """Gains on the run that the others are compared with; None where that is the only sound one."""
+        start = self._start(good) if len(good := sound(self.runs)) > 1 else None
+        return None if start is None else Gains.of(self.runs, *start)
+
+    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+        """Of the places of sound runs the one that others are compared with, and what it is."""
+        return good[0], "the first that succeeded"
 
     def page(self, title: str, rows: Sequence[str], legend: str, remarks: Sequence[str]) -> str:
         """The text: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
@@ -203,28 +216,53 @@ class Tuned(MeasuredResult):
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
         first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans {self.how_run()}"
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
-        legend = f"* no other run is better; Δ% is the {first} against the best; predicted was before the run."
-        gain = gain_words(self.gain_left, len(self.objectives), "the plans that are left")
-        numbered = itertools.count(max(self.spent.runs - new, 0) + 1)
+        legend = f"* no other run is better; Δ%: {first} beyond the least of all runs; predicted was before the run."
+        gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
+        numbers = itertools.count(max(self.spent.runs - new, 0) + 1)
+        numbered = [str(next(numbers)) if run.round > 0 else "-" for run in self.runs]
         left = [
             TextColumn("", ["*" if i in self.front else " " for i in range(len(self.runs))]),
-            TextColumn("run", [str(next(numbered)) if run.round > 0 else "-" for run in self.runs]),
+            TextColumn("run", numbered),
         ]
         kept = [math.nan if run.broken else run.result(first) for run in self.runs]
         slower = table.percent_of(kept, table.least_of(kept), ".1f")
         shown: Any = dict.fromkeys(("iteration_time_s", "energy_j", *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
-        remarks = [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
+        names = [f"run {number}" if number != "-" else "a run of an earlier tune" for number in numbered]
+        remarks = [*(self.gains.sentences(names.__getitem__) if self.gains else []), *filter(None, [self.grown()])]
+        remarks += [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
         remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
         return self.page(title, rows, legend if self.front else "", remarks)
 
+    def grown(self) -> str:
+        """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
+        if len(self.objectives) < 2 or len(sound(self.runs)) < 2:
+            return ""
+        volumes = list(zip(self.runs, self.hypervolume, strict=True))
+        known = [volume for run, volume in volumes if run.round > 0 and volume] or [0.0]
+        before = [volume for run, volume in volumes if run.round == 0 and volume]
+        return hypervolume_words((before[-1:] or known)[0], known[-1])
 
-def gain_words(gain: float, objectives: int, plans: str) -> str:
-    """The expected gain of ``plans``: a share of the time, or of the front; NaN = not known yet."""
+    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+        before = [place for place in good if self.runs[place].round == 0]
+        if not before:
+            return super()._start(good)
+        fastest = min(before, key=lambda place: self.runs[place].result("iteration_time_s"))
+        return fastest, "the fastest before this tune"
+
+
+def gain_words(gain: float, objectives: Sequence[str], plans: str) -> str:
+    """The expected gain of ``plans``: a share of the best value, or of a hypervolume; NaN = not known yet."""
     if math.isnan(gain):
         return f"what {plans} may gain is not known yet (too few runs)"
-    what = "be faster by" if objectives == 1 else "widen the front by"
-    return f"{plans} should {what} {gain:z.1%}"
+    return f"{plans} should {expected_of(objectives)} by {gain:z.1%}"
+
+
+def expected_of(objectives: Sequence[str]) -> str:
+    """The object of an expected gain: the best value of one objective, or the hypervolume by several."""
+    if len(objectives) == 1:
+        return f"lower the least {table.OBJECTIVE_UNITS[objectives[0]][0]} measured"
+    return "enlarge the measured front's hypervolume (of logarithms)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +292,10 @@ class Validated(MeasuredResult):
         """Whether every plan had been measured before."""
         return bool(self.runs) and all(run.earlier for run in self.runs)
 
+    def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
+        found = [place for place in good if self.runs[place].reference]
+        return (found[0], "the fastest plan proposed at the GPU's own clock") if found else None
+
     def how_run(self) -> str:
         """How the plans were run, as a participle."""
         return "all measured before and not run again (--again does)" if self.all_known else super().how_run()
@@ -274,6 +316,7 @@ class Validated(MeasuredResult):
             for number, run in enumerate(runs, start=1)
             if run.status != "ok"
         ]
+        remarks += self.gains.sentences(lambda place: f"row {place + 1}") if self.gains else []
         for name, error in self.median_errors.items():
             inside = [found for run in runs if not run.earlier and (found := run.inside(name)) is not None]
             head = table.RESULT_UNITS[name][0].capitalize()

@@ -51,7 +51,9 @@ def remedy(
         stage = int(np.sum(list(memory_parts(job, leanest).values()), axis=0)[0].argmax())
         degrees = " ".join(f"{name}={leanest[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
         short = shortage_of(model, model.cost_model(leanest))
-        if short is not None:
+        if short is not None and short.ran_out:
+            message += f" Of the leanest layout ({degrees}), {short.cause}."
+        elif short is not None:
             message += (
                 f" The leanest layout ({degrees}) is out of memory by {short.missing_gib:.1f} GiB per GPU on stage "
                 f"{stage + 1}: it needs {short.predicted_gib:.1f} GiB and fits with probability "
@@ -105,7 +107,15 @@ def _changes_that_help(model: JobModel, short_of_memory: bool) -> list[Iterator[
     of_shape = _of_batch(model), _of_nodes(model, _fewer(model.job.cluster.nodes))
     of_memory = _of_host_memory(model), _of_adapters(model)
     more = _of_nodes(model, _more(model.job.cluster.nodes))
-    return [_of_search(model), _of_fraction(model), more, *(of_memory if short_of_memory else of_shape)]
+    found = [_of_frozen(model), _of_search(model), _of_fraction(model), more]
+    return [*found, *(of_memory if short_of_memory else of_shape)]
+
+
+def _of_frozen(model: JobModel) -> Iterator[str]:
+    framework = model.job.training.framework
+    narrow = replace(framework, frozen_dtype="bf16")
+    if model.job.training.frozen and narrow != framework and _fits(model, "training", framework=narrow):
+        yield f"It would fit with frozen weights in bf16, which {framework.name} holds in {framework.frozen_dtype}."
 
 
 def _of_search(model: JobModel) -> Iterator[str]:

@@ -59,6 +59,8 @@ _PERCENT = {"bias": "+z.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall
     f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
 }
 
+_LEGEND = "Errors are of iteration time; bias: + is slower than measured; covered: within the 90 % interval."
+
 
 @dataclass(frozen=True)
 class Evaluation(Result):
@@ -86,7 +88,7 @@ class Evaluation(Result):
         if groups or self.summary is None:
             return "\n".join([_scored(self.groups), "", *lines])
         many = f"{len(self.groups):,} groups: --groups prints each. " if len(self.groups) > 1 else ""
-        return "\n".join([_scored(self.summary), "", f"{many}bias: + is slower than measured.", *lines])
+        return "\n".join([_scored(self.summary), "", f"{many}{_LEGEND}", *lines])
 
     def _fit_lines(self) -> list[str]:
         """A sentence on rows that predictions learned from; none where there is none, or it is not known."""

@@ -145,9 +145,10 @@ class Selection(Result):
         why = self.reason if self.reason == AS_GIVEN else f"{self.reason}; --objective changes that"
         best = f"{'The knee' if self.objective == 'knee' else f'Least {self.objective}'} ({why}){energy}:"
         ends = "" if self.limits or not others else ", f the fastest, e that of least energy"
-        legend = [f"= the plan chosen{ends}; Δ% is relative to it."]
         entries = plan_entries(self.plans, rows)
         drawn = predicted_table(entries, marks)
+        half = "; ± is half of the time's 90 % interval" * any("±" in line for line in drawn)
+        legend = [f"= the plan chosen{ends}; Δ% is relative to it{half}."]
         legend += compared_lines(entries, drawn)
         legend += wider_lines(reasons_of(entries, self.surrogate, job))
         legend += tight_lines(entries)
@@ -201,7 +202,7 @@ def _remarks(found: Selection) -> list[str]:
     powers = [f"constraints.{limit.name}" for limit in found.limits if "power" in limit.name]
     useless = [limit.name for limit in found.limits if limit.binds and not limit.useful.gain > 0]
     remarks = {
-        f"No looser limit on {' or '.join(useless)} buys 0.1 %.": useless,
+        f"No looser limit on {' or '.join(useless)} lowers the {found.objective} by 0.1 % or more.": useless,
         "Limits (--max-...) choose another plan.": not found.limits,
         "No limit binds alone: a better plan breaks several of them at once.": found.binds_together,
         f"The 90 % interval of {' and '.join(over)} goes beyond the limit; --at-high-end keeps that within.":

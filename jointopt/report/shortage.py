@@ -29,11 +29,20 @@ class Shortage:
     allowed_gib: float  # up to which predictions are as likely to fit as not
     probability: float  # of fitting
     changes: tuple[str, ...] = ()  # words for a plan after which it would fit, such as recompute=full
+    ran_out: bool = False  # in a measured run, or it needs as much as a layout that did
+
+    @property
+    def cause(self) -> str:
+        """Why it is not expected to fit."""
+        if self.ran_out:
+            return "the same layout, or one that needs no more, ran out of memory in a measured run"
+        return f"its fullest GPU needs {self.predicted_gib:.1f} GiB, {_at_least(self.missing_gib)} GiB too many"
 
     @property
     def missing_gib(self) -> float:
-        """GiB too many."""
-        return self.predicted_gib - self.allowed_gib
+        """GiB too many; NaN where runs alone say so."""
+        missing = self.predicted_gib - self.allowed_gib
+        return math.nan if self.ran_out and missing <= 0.0 else missing
 
     def document(self) -> dict[str, Any]:
         """The GiB that are missing, and the changes that help."""
@@ -41,10 +50,7 @@ class Shortage:
 
     def sentence(self) -> str:
         """The shortage in a sentence, and in another what would help."""
-        needs = (
-            f"It is not expected to fit in memory (probability {odds(self.probability)}): its fullest GPU needs "
-            f"{self.predicted_gib:.1f} GiB, {_at_least(self.missing_gib)} GiB too many."
-        )
+        needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
         return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
 
 
@@ -66,7 +72,8 @@ def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | N
     if probability >= FEASIBLE:
         return None
     changes = () if plan is None else tuple(_changes(model, plan))[:MOST_CHANGES]
-    return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, changes)
+    ran_out = bool(model.surely_out(physics.layouts)[0])
+    return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, changes, ran_out)
 
 
 def _changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:

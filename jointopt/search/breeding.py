@@ -27,19 +27,21 @@ class Seen:
     """The plans that need no second look, distinguished by layout and stage clocks."""
 
     keys: set[bytes] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)  # layouts that need no look at any clock
 
     def add(self, layout: Ints, clocks: Floats) -> Ints:
         """Marks these plans; returns the indices of those not seen before, the first of equal ones."""
         fresh = []
-        for index, key in enumerate(_keys(layout, clocks)):
-            if key not in self.keys:
+        for index, (key, number) in enumerate(zip(_keys(layout, clocks), layout.tolist(), strict=True)):
+            if key not in self.keys and number not in self.closed:
                 self.keys.add(key)
                 fresh.append(index)
         return np.array(fresh, dtype=np.int64)
 
     def lacks(self, layout: Ints, clocks: Floats) -> Bools:
         """True where a plan was not seen before; marks nothing."""
-        return np.array([key not in self.keys for key in _keys(layout, clocks)], dtype=bool)
+        new = np.array([key not in self.keys for key in _keys(layout, clocks)], dtype=bool)
+        return new & ~np.isin(layout, list(self.closed))
 
 
 def _keys(layout: Ints, clocks: Floats) -> list[bytes]:

@@ -35,6 +35,7 @@ class Framework:
     stage_splits: tuple[str, ...] = ()
     experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
     trains_adapters: bool = False  # LoRA beside frozen weights
+    frozen_dtype: str = "bf16"  # format of those weights in 16-bit training; of a wider one `source` says why
     replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
     selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
     default_zero_stage: int = 1

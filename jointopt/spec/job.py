@@ -160,7 +160,17 @@ class Training:
         unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
         stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
         """
-        if self.dtype == "fp32" or self.framework.fp32_weights:
+        return 4.0 if self.framework.fp32_weights else self._weight_bytes
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of a stored weight beside adapters: no optimizer reads it, so that most stacks hold no fp32 of it."""
+        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes
+
+    @property
+    def _weight_bytes(self) -> float:
+        """Bytes of a stored weight that is no fp32 master."""
+        if self.dtype == "fp32":
             return 4.0
         if self.fp8_recipe is not None and self.fp8_param_gather is not None:
             return self.fp8_recipe.weight_bytes + (0.0 if self._weights_in_8_bit else 2.0)

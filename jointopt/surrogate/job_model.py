@@ -28,11 +28,12 @@ from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.far_constants import far_words
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
-from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here
+from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here, warn_of_left_aside
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
 from jointopt.surrogate.one_attention import as_learned, as_measured
+from jointopt.surrogate.out_of_memory import surely_out
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
@@ -56,6 +57,7 @@ class JobModel:
     surrogate: Surrogate | None = None
     evidence: Evidence = field(default_factory=Evidence)
     name: str = "none"  # of the surrogate, as results give it
+    out: tuple[Columns, ...] = field(default=(), compare=False)  # layouts of measured runs that ran out of memory
     # plans as runs, the last ones: their intervals are followed by their differences
     _last: dict[bytes, tuple[CostModel, Ints, Runs]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -95,7 +97,7 @@ class JobModel:
         before, measured = self.surrogate, self.evidence.runs is not None
         surrogate, source = answering(before, self.source, self.job, measured)
         if measured and before.own_of(source) is None:
-            _warn_of_left_aside(answering(before, self.source, self.job, False)[0], self.name, source)
+            warn_of_left_aside(answering(before, self.source, self.job, False)[0], self.name, source)
             return self
         own, near = remembered(surrogate, source)
         if not len(own) and not len(near):
@@ -119,7 +121,8 @@ class JobModel:
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]
         evidence = Evidence.joined(parts).beside(kin)
         of_kin = {in_part(place): count for part in kin for place, count in part.counts.items()}
-        return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin))
+        out = tuple(runs.ran_out(job) for runs in measurements)
+        return replace(self, job=job, evidence=replace(evidence, counts=dict(evidence.counts) | of_kin), out=out)
 
     @functools.cached_property
     def source(self) -> str:
@@ -135,7 +138,12 @@ class JobModel:
 
     def fit_probability(self, physics: CostModel) -> Floats:
         """Probability (n,) that each layout of `cost_model` fits in memory."""
-        return self.fit_probability_of(physics.memory_bytes / physics.memory_factor)
+        found = self.fit_probability_of(physics.memory_bytes / physics.memory_factor)
+        return np.where(self.surely_out(physics.layouts), 0.0, found)
+
+    def surely_out(self, layouts: Columns) -> Bools:
+        """Which layouts (n,) run out of memory since a measured run did (`jointopt.surrogate.out_of_memory`)."""
+        return surely_out(self.job, layouts, self.out)
 
     def fit_probability_of(self, peak_bytes: Floats) -> Floats:
         """Probability (n,) of fitting by the memory of the physics alone; 0 beyond a bound that the job states."""
@@ -388,12 +396,3 @@ def _measurements(
 def of_surrogate(name: str) -> str:
     """Where runs are from that a surrogate remembers, in `Evidence.counts`."""
     return f"the surrogate {name}"
-
-
-def _warn_of_left_aside(surrogate: Surrogate, name: str, source: str) -> None:
-    """Log that few runs of a surrogate count for nothing beside measured ones (`answering`)."""
-    if count := len(remembered(surrogate, source)[0]):
-        _log.warning(
-            "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
-            "ones; `jointopt retrain` on both together uses both.", name, f"{count:,}",
-        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence, kind, renamed, sources_of_kind
 from jointopt.surrogate.model import Surrogate
 
+_log = logging.getLogger(__name__)
 HERE = "this job"  # the origin of runs that are known of a job, which states none
 
 
@@ -116,3 +118,12 @@ def at_hand(evidence: Evidence, before: str, after: str) -> Evidence:
 def in_part(place: str) -> str:
     """Where runs are from, in `Evidence.counts`, that count in part, as of kin."""
     return f"{place} (on other GPUs or nodes, or of other software: counted in part)"
+
+
+def warn_of_left_aside(surrogate: Surrogate, name: str, source: str) -> None:
+    """Log that few runs of a surrogate count for nothing beside measured ones (`answering`)."""
+    if count := len(remembered(surrogate, source)[0]):
+        _log.warning(
+            "%s: the %s runs on this kind of cluster that it learned from are left aside for the measured "
+            "ones; `jointopt retrain` on both together uses both.", name, f"{count:,}",
+        )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
@@ -35,6 +35,7 @@ from jointopt.surrogate.evidence import (
     relabelled,
 )
 from jointopt.surrogate.lower_bounds import far_bounds, far_line, is_lower_bound
+from jointopt.surrogate.out_of_memory import OUT, ran_out
 from jointopt.surrogate.power_unit import power_lines
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.time_unit import REFUSED, apart_lines, check_scale, doubts, impossible, off_scale, set_apart
@@ -165,6 +166,16 @@ class Measurements:
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=relabelled(priced.runs, source))
         return Evidence.of(here.table, priced, self.name)
+
+    def ran_out(self, job: Job) -> Columns:
+        """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
+        here = self.on(job.cluster.gpu.id)
+        try:
+            works = here.of_kind(job) if (here.table["status"] == OUT).any() else []
+        except TableError:  # `evidence` reports it
+            works = []
+        works = [work.of_class(job.training.recipe_class) for work in works]
+        return ran_out(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: str) -> Evidence:
         """Evidence of runs by the job's framework on other GPUs or nodes, or of other software on its GPU.

@@ -41,7 +41,17 @@ def assumptions(job: Job) -> tuple[Assumption, ...]:
         reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
         power = (*power, Assumption("dtype", "fp32", reason))
     kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
-    return (*job.cluster.assumed, *_open_recipe(job), *power, *_raised_limit(job), *kernels, cooling.ASSUMED)
+    open_ = (*_open_recipe(job), *_frozen_weights(job))
+    return (*job.cluster.assumed, *open_, *power, *_raised_limit(job), *kernels, cooling.ASSUMED)
+
+
+def _frozen_weights(job: Job) -> tuple[Assumption, ...]:
+    """In which format weights beside adapters are held, which no job states; in full fp32 training there is but one."""
+    framework = job.training.framework
+    if not job.training.frozen or job.training.dtype == "fp32":
+        return ()
+    held = f"held in {framework.frozen_dtype}, as is usual with {framework.name}"
+    return (Assumption("frozen_dtype", framework.frozen_dtype, f"frozen weights are {held}", "frozen weights", held),)
 
 
 def _raised_limit(job: Job) -> tuple[Assumption, ...]:

@@ -26,7 +26,7 @@ from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.network_doubt import network_assumed
-from jointopt.workflows.problem import at_top, search_problem, top_times
+from jointopt.workflows.problem import at_top, search_problem, top_times, worth_starting
 
 GENERIC = "generic"
 NAMED = ("megatron-lm", "megatron-bridge", "torchtitan")  # of frameworks, those that most jobs run in, with own figures
@@ -180,11 +180,11 @@ def _nearest(job: Job, near: Mapping[str, Any]) -> tuple[float, Columns]:
     model = JobModel(job)
     physics = model.cost_model(space.layouts, lazily=True)
     fitting = model.fit_probability(physics)
-    fits = np.flatnonzero(fitting >= FEASIBLE)
-    if not len(fits):
+    if not (fitting >= FEASIBLE).any():
         raise JointOptError(f"No layout of {job.name!r} within these degrees fits in memory.")
     problem = search_problem(job, physics, space.clocks_mhz)
-    best = fastest(problem, fits, top_times(problem, physics))
+    some = np.flatnonzero(worth_starting(problem, physics, fitting) & (fitting >= FEASIBLE))
+    best = fastest(problem, some, top_times(problem, physics))
     layout = {name: values[[best]] for name, values in physics.layouts.items()}
     return float(at_top(physics, best)[0]["iteration_time_s"][0]), layout
 

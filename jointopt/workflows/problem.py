@@ -30,6 +30,7 @@ from jointopt.workflows.free_splits import free_splits
 from jointopt.workflows.search_steps import Stopwatch
 
 NO_MEMORY = "does not fit in the GPU's memory"
+RAN_OUT = "ran out of memory in a measured run, or holds as much"
 TIGHT = "is likelier not to fit in the GPU's memory than to fit"
 RISKY = "may not fit in the GPU's memory, and gains less than a failed start costs"
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
@@ -72,7 +73,7 @@ def feasible_layouts(
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)
             layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
-            for reason in {NO_MEMORY, TIGHT, NEEDLESS} & without.keys():
+            for reason in {RAN_OUT, NO_MEMORY, TIGHT, NEEDLESS} & without.keys():
                 dropped[reason] = dropped.get(reason, 0) + without[reason]
     return space, layouts, peak_bytes, dropped
 
@@ -84,14 +85,15 @@ def _fitting(model: JobModel, space: Space, least: float) -> tuple[Space, Column
 
     def fits(some: Columns) -> Floats:
         peaks.append(peak_memory_bytes(job, some))
-        return model.fit_probability_of(peaks[-1])
+        return np.where(model.surely_out(some), 0.0, model.fit_probability_of(peaks[-1]))
 
     layouts, fitting, needed = leanest(job, space.layouts, fits(space.layouts), fits, least)
     peak_bytes = np.concatenate(peaks)
     space = replace(space, layouts=layouts, considered=space.considered + len(needed) - listed)
     dropped, fit, tight = dict(space.dropped), fitting >= least, (fitting >= CERTAIN) & (fitting < least)
     needed |= job.goals != OBJECTIVES  # what recomputes more takes less memory, and other power
-    for reason, of in ((NO_MEMORY, ~(fit | tight)), (TIGHT, tight), (NEEDLESS, fit & ~needed)):
+    out = model.surely_out(layouts)
+    for reason, of in ((RAN_OUT, out), (NO_MEMORY, ~(fit | tight | out)), (TIGHT, tight), (NEEDLESS, fit & ~needed)):
         if of.any():
             dropped[reason] = int(of.sum())
     kept = fit & needed
@@ -141,6 +143,7 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
         rows = np.flatnonzero(np.resize(worth_starting(problem, physics, fitting), len(fitting)))
         if len(rows) < len(fitting):
             dropped[RISKY] = problem.num_distinct * (len(fitting) - len(rows)) // len(fitting)
+            dropped |= dict.fromkeys(without, problem.num_distinct - dropped[RISKY])
             layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)

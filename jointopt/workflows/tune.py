@@ -17,7 +17,6 @@ from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.measure.launchers.base import EndsEarly, Launcher, load_launcher, narrowed
-from jointopt.measure.launchers.rows import is_bounded
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
@@ -28,22 +27,22 @@ from jointopt.spec.job import TIME_ALONE, Job
 from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.out_of_memory import OUT
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.campaign import Campaign, count
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched
 from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
 from jointopt.workflows.campaign.growing import Growing
-from jointopt.workflows.campaign.outlook import Expected, Outlook
+from jointopt.workflows.campaign.outlook import Expected, Outlook, of_candidate
 from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
 from jointopt.workflows.campaign.record import Queued, plan_keys
-from jointopt.workflows.campaign.verdict import known_before, unmeasured, why_none
+from jointopt.workflows.campaign.verdict import is_curable, known_before, unlikely, unmeasured, why_none
 from jointopt.workflows.campaign.volumes import front, volumes
 from jointopt.workflows.campaign.worth import Balance, run_s, stakes
 from jointopt.workflows.given import from_files
 
 _log = logging.getLogger(__name__)
-_CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
 _BAR = "spent of the budget"
 
 
@@ -106,6 +105,7 @@ class _Loop(Campaign):
         self._learned: frozenset[str] = frozenset()  # keys of plans that others have run since this began
         self._forgotten = 0  # plans that failed before and may run again
         self._rng = np.random.default_rng(seed)
+        self._out = model.surely_out(candidates.plans)  # candidates that run out of memory, as a run did
         earlier = beside_surrogate(self.earlier(candidates.rows), model, candidates)
         self._remember(earlier, retry_failed)
         kernel = None if model.surrogate is None else model.surrogate.kernel
@@ -171,7 +171,7 @@ class _Loop(Campaign):
                 if self.record.freed():
                     continue
                 return "exhausted"
-            going_on = self._left_over(left) if first else np.empty(0, np.int64)
+            going_on = self.left_over(self.candidates, left | self._out) if first else np.empty(0, np.int64)
             first = False
             best = going_on if len(going_on) else self._next(posterior, left, min(batch, spare))
             if not len(best):
@@ -194,18 +194,10 @@ class _Loop(Campaign):
         if others.ended != self._learned:
             self._learned = others.ended
             earlier = self.earlier(self.candidates.rows)
+            self._rule_out(earlier.out)
             for index, row in zip(earlier.index, earlier.rows, strict=True):
                 if index not in self._index and self._keys[index] in others.ended:
                     self._add(index, row, len(self.runs), 0, {}, float("nan"))
-
-    def _left_over(self, left: Bools) -> Ints:
-        """Candidates whose runs a killed tune had begun: on a cluster they may go on, and are collected."""
-        known = [plan for plan, _ in self.record.left(self.launcher)]
-        records = [self.candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
-        found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
-        if len(found):
-            self.note(f"A tune that was killed had begun {count(len(found), 'run')}, resumed before any other.")
-        return found
 
     def _continue(self, budget: Budget) -> None:
         """Count what a tune that was stopped has spent of the same budget."""
@@ -232,7 +224,7 @@ class _Loop(Campaign):
         if self._count:
             best = float(measured[objectives[0]].min())
             plans = int(left.sum())
-            gain = gain_words(self.gain_left, len(objectives), f"the {count(plans, 'plan')} left")
+            gain = gain_words(self.gain_left, objectives, f"the {count(plans, 'plan')} left")
             gain = gain if plans else "no plan is left"
             _log.info("best so far %s; %s", result(objectives[0], best), gain)
 
@@ -256,10 +248,6 @@ class _Loop(Campaign):
         for sentence in unknown:
             self._note_once(sentence)
         self._unknown_before = unknown
-
-    def _note_once(self, text: str) -> None:
-        if text and text not in self.notes:
-            self.note(text)
 
     def values(self, objectives: tuple[str, ...]) -> Floats:
         """Measured objectives (runs, objectives); NaN where a run failed or broke a constraint of the job."""
@@ -295,9 +283,12 @@ class _Loop(Campaign):
             best = np.nanargmin(self.values(objectives)[:, 0])
             found = stakes(self.job, seconds, saved, self.runs[best])
             self.balance, left = found.balance(left), left & found.pays
+        likely = left & posterior.likely
+        if left.any() and not likely.any():
+            self._note_once(unlikely(int(left.sum()), int(left.sum()), "left"))
         return acquire(
             posterior.columns, measured, self.job.cluster.num_gpus * seconds, count, self._rng, objectives=objectives,
-            allowed=left, draws=posterior.draws, apart=posterior.apart,
+            allowed=likely if likely.any() else left, draws=posterior.draws, apart=posterior.apart,
         )  # fmt: skip
 
     def _run(
@@ -318,6 +309,8 @@ class _Loop(Campaign):
             for index in indices.tolist():
                 if not begun and budget.runs_left(self.spent) <= len(order) - len(ended):
                     return
+                if self._out[index] and not begun:
+                    continue  # chosen together with one of its layout that has run out of memory since
                 if not self.record.reserve(under.record(index), begun or self._retry_failed):
                     self._elsewhere.add(self._keys[index])
                     continue
@@ -326,7 +319,7 @@ class _Loop(Campaign):
                 words, spent = plan_words(plan, self._differing), budget.words(self.spent)
                 _log.info("%s: %s (%s spent) ...", name(len(order) - 1), words, spent)
                 self._end_those_behind()
-                yield Queued(under.question(index), plan, _predicted(columns, index), number)
+                yield Queued(under.question(index), plan, of_candidate(columns, index), number)
 
         def name(place: int) -> str:
             return f"run {before + place + 1}"
@@ -335,7 +328,8 @@ class _Loop(Campaign):
             for place, done in runs:
                 at = order[place]
                 fits = float(columns["probability_fits"][at]) if columns else float("nan")
-                run = self._add(at, done.row, base + bisect(ended, place), number, _predicted(columns, at), fits, under)
+                expected = of_candidate(columns, at)
+                run = self._add(at, done.row, base + bisect(ended, place), number, expected, fits, under)
                 insort(ended, place)
                 minutes = self._minutes_before + (time.monotonic() - self._started) / 60
                 self.spent = self.spent.after(done.seconds, self.job.cluster.num_gpus, minutes)
@@ -362,19 +356,27 @@ class _Loop(Campaign):
         run = TunedRun(
             plan=plan, row=row, predicted=predicted, round=number, broken=self.broken_by(row), probability_fits=fits
         )
+        if run.status == OUT:
+            self._rule_out(self.candidates.holding_as_much(index))
         self.runs.insert(place, run)
         self._index.insert(place, index)
         return run
 
+    def _rule_out(self, plans: Bools | None) -> None:
+        """Run none of these candidates (n,) any more: memory belongs to the layout, at whatever clocks."""
+        self._out |= False if plans is None else plans
+
     def _remember(self, earlier: Earlier, retry_failed: bool) -> None:
         """Count plans of this job that the store has measured as run, in round 0."""
+        self._rule_out(earlier.out)
         for index, row in zip(earlier.index, earlier.rows, strict=True):
-            if retry_failed and row["status"] in _CURABLE and not is_bounded(row):
+            if retry_failed and is_curable(row):
                 self._forgotten += 1
                 continue
             self._add(index, row, len(self.runs), 0, {}, float("nan"))
-        failed = sum(run.status in _CURABLE and not is_bounded(run.row) for run in self.runs)
-        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier):
+        failed = sum(is_curable(run.row) for run in self.runs)
+        out = int(self._out.sum()) - sum(self._out[index] for index in self._index)
+        for sentence in known_before(len(self.runs), failed, self._forgotten, earlier, out):
             self.note(sentence)
 
     @property
@@ -387,14 +389,10 @@ class _Loop(Campaign):
         return sum(run.round > 0 for run in self.runs)
 
     def _left(self) -> Bools:
-        """Candidates that have not run and that physics can price."""
-        left = np.ones(self.candidates.size, bool)
+        """Candidates that have not run, are not ruled out, and that physics can price."""
+        left = ~self._out
         left[self._index] = False
         left &= [key not in self._elsewhere for key in self._keys]
         for name in self.objectives():
             left &= np.isfinite(self.candidates.predicted[name])
         return left
-
-
-def _predicted(columns: Columns, index: int) -> dict[str, float]:
-    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}

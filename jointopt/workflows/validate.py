@@ -13,7 +13,7 @@ import pandas as pd
 
 from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Ints, inside
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, inside
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
@@ -27,11 +27,13 @@ from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
+from jointopt.surrogate.memory import FEASIBLE, cost_of_failing
+from jointopt.surrogate.out_of_memory import OUT, holding_as_much
 from jointopt.workflows.campaign.campaign import Campaign
 from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.record import Queued
-from jointopt.workflows.campaign.verdict import why_none
+from jointopt.workflows.campaign.verdict import OUT_ALREADY, unlikely, why_none
 from jointopt.workflows.given import from_files
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
@@ -48,6 +50,7 @@ class _Chosen:
     columns: Columns
     reference: int | None  # row of the plan at default clocks
     proposed: int  # plans that none other is predicted to beat
+    unlikely: int = 0  # plans that are likelier not to fit in memory than to fit: they come last, and a run decides
 
 
 @from_files
@@ -60,8 +63,9 @@ def validate(
 
     Where one objective or no power is known, or the launcher lists its plans, these are the best of the job's space at
     uniform clocks, or of the list. ``launcher`` is one, or the name of one made with ``options``; others as in
-    `JobModel.of`. Every run is kept in ``storage`` as soon as it ends; plans that it has measured are not run again,
-    unless ``again``. Raises LauncherError where nothing could be run, InfeasibleError where nothing is proposed.
+    `JobModel.of`. Plans that are not likely to fit in memory come after those that are: a run decides. Every run is
+    kept in ``storage`` as soon as it ends; plans that it has measured are not run again, unless ``again``. Raises
+    LauncherError where nothing could be run, InfeasibleError where every plan is certain not to fit.
     """
     chosen = load_launcher(launcher, **options)
     runs = None if measured is None else Measurements.given(measured)
@@ -70,9 +74,9 @@ def validate(
     job, listing = model.job, chosen.candidates(model.job)
     if listing is not None:
         found = listed(listing, job, calibration, machine)
-        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), job, top)
+        plans = _of_list(found, predict(found.rows, surrogate, runs, calibration, storage, machine), model, top)
     elif len(job.objectives) > 1 and job.cluster.gpu.power is not None:
-        plans = _of_front(model, top, seed, storage)
+        plans = _of_front(model, top, seed, storage) or _of_space(model, top)
     else:
         plans = _of_space(model, top)
     bench = _Bench(model, chosen, plans, storage, runs)
@@ -95,6 +99,7 @@ class _Bench(Campaign):
         super().__init__(model, launcher, storage, measured, "validate", "--again")
         self.plans = plans
         self._runs: dict[int, ValidatedRun] = {}
+        self._out = np.zeros(len(plans.rows), bool)  # that run out of memory, as a run did
 
     @property
     def runs(self) -> tuple[ValidatedRun, ...]:
@@ -103,9 +108,12 @@ class _Bench(Campaign):
 
     def work(self, again: bool) -> str:
         """Run the plans that are not stored (``again``: all); why it ended."""
+        if self.plans.unlikely:
+            self.note(unlikely(self.plans.unlikely, len(self.plans.rows), "to be run"))
         self.record.open_study(self.plans.columns, self._objectives())
         self._go_on()
         earlier = Earlier() if again else self.earlier(self.plans.rows)
+        self._out = np.zeros(len(self.plans.rows), bool) if earlier.out is None else earlier.out
         known = dict(zip(earlier.index, earlier.rows, strict=True))
         for index, row in sorted(known.items()):
             _log.info("run %d of %d: measured before, not run again", index + 1, len(self.plans.rows))
@@ -136,6 +144,9 @@ class _Bench(Campaign):
         def queue() -> Iterator[Queued]:
             for index in indices:
                 plan = self._plan(index)
+                if self._out[index]:
+                    self.note(f"run {index + 1} is left out: {OUT_ALREADY}.")
+                    continue
                 if not self.record.reserve(plan, again):
                     self.note(f"run {index + 1} is left out: another process runs this plan, or has just run it.")
                     continue
@@ -165,6 +176,11 @@ class _Bench(Campaign):
             reference=index == self.plans.reference, earlier=earlier, **self._supported(index),
         )  # fmt: skip
 
+        if row["status"] == OUT:
+            columns, one = self.plans.columns, slice(index, index + 1)
+            peak, of = columns["peak_memory_gib"], {name: columns[name][one] for name in LAYOUT_COLUMNS}
+            self._out |= holding_as_much(columns, peak, of, peak[one])
+
     def _plan(self, index: int) -> dict[str, Any]:
         columns = self.plans.columns
         return plan_records(columns, columns["stage_clock_mhz"], [index])[0]
@@ -193,9 +209,12 @@ def _joined(chosen: _Chosen, others: Sequence[tuple[Mapping[str, Any], Mapping[s
     return replace(chosen, rows=rows, columns=concat_plans([chosen.columns, columns]))
 
 
-def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen:
-    """Plans spread along the front of `propose`, both ends among them, then the default reference."""
-    proposal = propose(model, seed=seed, storage=storage)
+def _of_front(model: JobModel, top: int, seed: int, storage: str | None) -> _Chosen | None:
+    """Plans spread along the front of `propose`, both ends among them, then the default reference; None without any."""
+    try:
+        proposal = propose(model, seed=seed, storage=storage)
+    except InfeasibleError:
+        return None
     front = proposal.front
     some = take(front, spread(len(front["pp"]), top))
     records = list(_plans(some))
@@ -222,8 +241,8 @@ def _of_space(model: JobModel, top: int) -> _Chosen:
     values = physics.evaluate(np.arange(candidates.size), clocks)
     plain = layouts | {name: values[name] for name in RESULTS} | {"stage_clock_mhz": clocks}
     columns = model.bounded(plain)
-    fits = np.flatnonzero(values["violation"] <= 0)
-    return _best(candidates, columns, fits, model.job, top)
+    fitting = np.where(values["violation"] <= 0, model.fit_probability(physics), 0.0)
+    return _best(candidates, columns, fitting, model.job, top)
 
 
 def _of_two(job: Job) -> tuple[str, ...]:
@@ -231,29 +250,44 @@ def _of_two(job: Job) -> tuple[str, ...]:
     return tuple(name for name in job.measured_objectives if name not in FURTHER)
 
 
-def _of_list(candidates: Candidates, answers: pd.DataFrame, job: Job, top: int) -> _Chosen:
+def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top: int) -> _Chosen:
     """The best of the plans that a launcher lists, by the ``answers`` of `predict`."""
     columns = candidates.plans | {name: answers[f"predicted_{name}"].to_numpy(float) for name in _PREDICTED}
     columns["in_domain"] = answers["in_domain"].to_numpy(bool)
     columns["doubts"] = answers["doubts"].to_numpy(object)
-    fits = np.flatnonzero(answers["predicted_fits"].to_numpy(bool))
-    return _best(candidates, columns, fits, job, top)
+    fitting = np.where(model.surely_out(candidates.plans), 0.0, answers["fit_probability"].to_numpy(float))
+    return _best(candidates, columns, fitting, model.job, top)
 
 
-def _best(candidates: Candidates, columns: Columns, fits: Ints, job: Job, top: int) -> _Chosen:
-    """Of plans that fit the front, spread, or what comes next where it is smaller; the fastest is the reference."""
-    goals = [columns[name][fits] for name in job.objectives]
-    known = [values for values in goals if np.isfinite(values).any()]
-    if not known:
-        raise InfeasibleError(f"No plan of job {job.name!r} is predicted to fit in the GPU's memory; nothing is run.")
-    front = front_order(known[0], known[-1])
-    order = peeled(np.stack([known[0], known[-1]], axis=1), max(top, 1))
-    rows = fits[front[spread(len(front), top)] if len(front) > top else order[:top]]
+def _best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int) -> _Chosen:
+    """Of plans that are likely to fit the front, spread, or what comes next where it is smaller, then of the others.
+
+    ``fitting``: their probability (n,), 0 of those that are not run. The others rank by `cost_of_failing` too. The
+    fastest is the reference.
+    """
+    names = job.objectives
+    goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
+    likely = _foremost(goals, np.flatnonzero(fitting >= FEASIBLE), top)
+    others = _foremost(costly, np.flatnonzero((fitting > 0.0) & (fitting < FEASIBLE)), top)
+    rows = np.concatenate([likely[0], others[0][: max(top - len(likely[0]), 0)]])
+    if not len(rows):
+        raise InfeasibleError(f"No plan of job {job.name!r} can be run: none keeps its constraints by any prediction.")
     highest = np.nanmax(columns["stage_clock_mhz"][rows], axis=1)
     default = np.flatnonzero(highest >= np.nanmax(columns["stage_clock_mhz"]))
     reference = int(default[columns["iteration_time_s"][rows[default]].argmin()]) if len(default) else None
     chosen = candidates.rows.iloc[rows].reset_index(drop=True)
-    return _Chosen(chosen, take(columns, rows), reference, len(front))
+    unlikely = len(rows) - len(likely[0])
+    return _Chosen(chosen, take(columns, rows), reference, likely[1] or others[1], unlikely)
+
+
+def _foremost(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]:
+    """At most ``top`` of these plans by values (n,) to be minimised, and how many are on their front."""
+    known = [values[rows] for values in goals if np.isfinite(values[rows]).any()]
+    if not known:
+        return rows[:0], 0
+    front = front_order(known[0], known[-1])
+    order = peeled(np.stack([known[0], known[-1]], axis=1), max(top, 1))
+    return rows[front[spread(len(front), top)] if len(front) > top else order[:top]], len(front)
 
 
 def spread(size: int, count: int) -> Ints:

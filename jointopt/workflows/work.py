@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError, LauncherError, RunFailedError, UsageError
-from jointopt.core.schema import STATUSES, Columns, Floats, Ints
+from jointopt.core.errors import InfeasibleError, LauncherError, OutOfMemoryError, RunFailedError, UsageError
+from jointopt.core.schema import LAYOUT_COLUMNS, STATUSES, Columns, Floats, Ints
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.measure.launchers.rows import is_blank
 from jointopt.physics.cost_model import CostModel
@@ -31,6 +31,8 @@ from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import PAID
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.out_of_memory import OUT, surely_out
+from jointopt.workflows.campaign.verdict import OUT_ALREADY
 from jointopt.workflows.functions import Answer, load_function
 from jointopt.workflows.problem import problem_of_one_run
 from jointopt.workflows.propose import CONSTRAINED
@@ -88,6 +90,7 @@ def work(
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
+            out_with=lambda ran: np.flatnonzero(surely_out(job, problem.layouts, [take(problem.layouts, ran)])),
         )  # fmt: skip
     finished = len(worked.plans["slack"])
     front = front_of(worked.plans, problem.goals)
@@ -140,11 +143,15 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 
 
 class _Runs:
-    """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again."""
+    """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again.
+
+    No layout is run at another clock once it has run out of memory.
+    """
 
     def __init__(self, launcher: Launcher, goals: tuple[str, ...]) -> None:
         self._launcher, self._goals = launcher, goals
         self._rows: dict[str, Mapping[str, Any]] = {}
+        self._out: list[Columns] = []  # layouts that ran out of memory
 
     def __call__(self, job: Job, plans: Columns) -> Mapping[str, Any]:
         """The goals of plans; RunFailedError for a run that failed, ValueError for one without a figure of a goal.
@@ -153,20 +160,32 @@ class _Runs:
         """
         records = plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"])))
         keys = [json.dumps(record, sort_keys=True, default=str) for record in records]
-        new = [place for place, key in enumerate(keys) if key not in self._rows]
-        runs = run_all(
-            self._launcher, job, [records[place] for place in new], lambda place, text: _log.info("%s", text)
-        )
-        for run in runs:
-            self._rows[keys[new[run.place]]] = run.row
-        rows = [self._rows[key] for key in keys]
+        begun: list[int] = []
+
+        def new() -> Iterator[Mapping[str, Any]]:
+            for place, key in enumerate(keys):
+                if key not in self._rows and not surely_out(job, _layout(plans, place), self._out)[0]:
+                    begun.append(place)
+                    yield records[place]
+
+        for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
+            self._rows[keys[begun[run.place]]] = run.row
+            if run.row["status"] == OUT:
+                self._out.append(_layout(plans, begun[run.place]))
+        rows = [self._rows.get(key, {"status": OUT, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]
         for row in rows:
             if row["status"] != STATUSES[0]:
-                raise RunFailedError(f"{row['status']}: {row['notes']}")
+                failure = OutOfMemoryError if row["status"] == OUT else RunFailedError
+                raise failure(f"{row['status']}: {row['notes']}")
         blank = {name for name in self._goals for row in rows if is_blank(row.get(name))}
         if lacking := sorted(blank - {MEAN_POWER}):
             raise ValueError(f"the run measured no {lacking[0]}, an objective of the job: leave it out, or measure it")
         return {name: [row[name] for row in rows] for name in self._goals if name not in blank}
+
+
+def _layout(plans: Columns, place: int) -> Columns:
+    """The layout of one plan, (1,)."""
+    return {name: plans[name][[place]] for name in LAYOUT_COLUMNS}
 
 
 def _answered(job: Job, predicted: Problem, answer: Answer, goals: tuple[str, ...], called: str) -> Problem:

@@ -131,3 +131,10 @@ def test_of_more_nodes_than_any_layout_fills_fewer_are_named(proposed: Propose) 
     long = {"seq_length": 8192, "global_batch_size": 512}
     text = refusal(proposed, training=long, cluster={"nodes": 12_500})
     assert text.endswith("It would fit on 8192 nodes instead of 12500.")
+
+
+def test_adapters_beside_weights_too_wide_for_the_gpu_would_fit_beside_16_bit(proposed: Propose) -> None:
+    training = {"seq_length": 2048, "global_batch_size": 8, "lora_dim": 16}
+    cluster = {"gpu": "rtx-4090", "nodes": 1, "gpus_per_node": 1}
+    text = refusal(proposed, training=training | {"framework": "composer"}, cluster=cluster)
+    assert "It would fit with frozen weights in bf16, which composer holds in fp32." in text

@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from jointopt.core.budget import Spent
+from jointopt.report.gains import Gains, sound
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.spec.job import Job
+
+BOTH = ("iteration_time_s", "energy_j")
 
 
 @pytest.fixture
@@ -105,9 +110,40 @@ def test_no_text_and_no_document_has_the_password_of_a_storage(make_tuned: Calla
 
 @pytest.mark.parametrize(
     ("gain", "objectives", "words"),
-    [(0.0325, 1, "be faster by 3.2%"), (0.1, 2, "widen the front by 10.0%"), (math.nan, 1, "is not known yet")],
+    [
+        (0.0325, ("iteration_time_s",), "should lower the least time measured by 3.2%"),
+        (0.0325, ("energy_j",), "should lower the least energy measured by 3.2%"),
+        (0.1, BOTH, "should enlarge the measured front's hypervolume (of logarithms) by 10.0%"),
+        (math.nan, BOTH, "is not known yet"),
+    ],
 )
-def test_what_is_left_makes_one_objective_faster_and_the_front_of_two_wider(
-    gain: float, objectives: int, words: str
+def test_what_is_left_lowers_the_best_of_one_objective_and_enlarges_the_hypervolume_of_several(
+    gain: float, objectives: tuple[str, ...], words: str
 ) -> None:
     assert words in gain_words(gain, objectives, "The plans that are left")
+
+
+def test_gains_are_against_the_first_run_that_succeeded(make_tuned: Callable[..., Tuned]) -> None:
+    text = " ".join(make_tuned().text().split())
+    assert "Run 3 is the fastest: 7.7% less time than run 1, the first that succeeded." in text
+    assert "No run needs less energy than that one in no more time." in text
+    assert "The measured front's hypervolume grew from 10.0% to 20.0% of the box" in text
+
+
+def test_gains_are_against_the_fastest_run_before_this_tune(make_tuned: Callable[..., Tuned]) -> None:
+    first, *others = make_tuned().runs
+    text = " ".join(make_tuned(runs=(replace(first, round=0), *others)).text().split())
+    assert "is the fastest: 7.7% less time than a run of an earlier tune, the fastest before this tune." in text
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ok", "oom"]), st.floats(1, 2), st.floats(1, 2)), min_size=1, max_size=6))
+def test_a_gain_is_what_two_runs_show(rows: list[tuple[str, float, float]]) -> None:
+    cells = [dict(zip(("status", *BOTH), row, strict=True)) for row in rows]
+    runs = [TunedRun(plan={}, row=row, predicted={}, round=1, probability_fits=1.0) for row in cells]
+    assume(good := sound(runs))
+    found = Gains.of(runs, good[0], "")
+    times, energies = ([run.result(name) for run in runs] for name in BOTH)
+    assert times[found.fastest] == pytest.approx(times[found.against] * (1.0 - found.less_time))
+    assert energies[found.leanest] == pytest.approx(energies[found.against] * (1.0 - found.less_energy))
+    assert times[found.leanest] <= times[found.against]
+    assert min(found.less_time, found.less_energy) >= 0.0

@@ -41,3 +41,10 @@ def test_a_power_limit_above_what_the_gpu_is_rated_for_is_taken_and_named() -> N
     (text,) = (str(one) for one in assumptions(raised) if one.key == "power_limit_w")
     assert "450 W is more than the 400 W that the GPU is rated for" in text
     assert "power_limit_w" not in assumed(rated)
+
+
+def test_the_format_of_frozen_weights_is_assumed_where_there_are_any() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    adapted = replace(job, training=replace(job.training, lora_dim=8))
+    single = replace(adapted, training=replace(adapted.training, dtype="fp32"))
+    assert ["frozen_dtype" in assumed(one) for one in (job, adapted, single)] == [False, True, False]

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from jointopt.report import table
+from jointopt.report.gains import LITTLE
 from jointopt.report.page.content import Table
 from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
 from jointopt.report.page.render import Page
@@ -93,15 +94,39 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> list[tuple[str, str,
         best = min(good, key=lambda run: run.result("iteration_time_s"))
         cards.append(("Fastest run", table.result("iteration_time_s", best.result("iteration_time_s")),
                       f"run {result.runs.index(best) + 1} of {len(result.runs)}"))  # fmt: skip
+    cards += _gain_cards(result)
     for name in names:
         if errors := _judged(result.runs, name):
             inside = [i for run in result.runs if not _earlier(run) and (i := run.inside(name)) is not None]
             cards.append((f"{table.OBJECTIVE_UNITS[name][0].capitalize()} off by", f"{statistics.median(errors):.1%}",
                           f"median; {sum(inside)} of {len(inside)} in their 90 % interval"))  # fmt: skip
     if isinstance(result, Tuned) and math.isfinite(result.gain_left):
-        cards.append(("Expected of the plans left", f"{result.gain_left:z.1%}", "better than the best run"))
+        cards.append(("Expected of the plans left", f"{result.gain_left:z.1%}", _expected(result.objectives)))
     failed = sum(run.status != "ok" for run in result.runs)
     return cards + ([("Did not succeed", str(failed), "out of memory, failed, timed out")] if failed else [])
+
+
+def _gain_cards(result: MeasuredResult) -> list[tuple[str, str, str]]:
+    """By how much less time and energy runs did than the one that they are compared with."""
+    if (gains := result.gains) is None:
+        return []
+    than = f"than run {gains.against + 1}, {gains.called}"
+    shares = {
+        "Less time": (gains.less_time, f"run {gains.fastest + 1} {than}"),
+        "Less energy": (gains.less_energy, f"run {gains.leanest + 1} {than}, in no more time"),
+    }
+    return [(head, f"{share:.1%}", words) for head, (share, words) in shares.items() if share > LITTLE]
+
+
+def _volume_words(result: Tuned) -> str:
+    grown = result.grown()
+    return f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
+
+
+def _expected(objectives: Sequence[str]) -> str:
+    if len(objectives) == 1:
+        return f"off the least {table.OBJECTIVE_UNITS[objectives[0]][0]} measured"
+    return "more hypervolume of the measured front (of logarithms)"
 
 
 def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[Picture]:
@@ -115,8 +140,8 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[Picture]
     if isinstance(result, Tuned) and names:
         yield Picture(
             "rounds", "Learning by round",
-            "How far predictions were off before each round ran (median of its runs), and the share of the best known "
-            "volume that the runs cover so far.", _by_round(result, names),
+            "How far predictions were off before each round ran (median of its runs)." + _volume_words(result),
+            _by_round(result, names),
         )  # fmt: skip
         yield Picture(
             "progress", "The best so far", "Each run as measured, and the best of the runs up to it.", _progress(result)
@@ -174,7 +199,7 @@ def _span(low: Sequence[float], high: Sequence[float]) -> list[float]:
 
 
 def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
-    """Median error of each round's predictions in percent, and the hypervolume after it."""
+    """Median error of each round's predictions in percent, and by several objectives the hypervolume after it."""
     rounds = sorted({run.round for run in result.runs if run.round > 0})
     data: list[Figure] = []
     for number, name in enumerate(names):
@@ -187,16 +212,17 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
         })  # fmt: skip
     last = {run.round: volume for run, volume in zip(result.runs, result.hypervolume, strict=True)}
     whole = max(result.hypervolume, default=0.0) or 1.0
-    data.append({
-        "name": "volume covered", "x": rounds, "y": rounded(100 * last[of] / whole for of in rounds), "yaxis": "y2",
+    covered = rounded(100 * last[of] / whole for of in rounds)
+    data += (len(result.objectives) > 1) * [{
+        "name": "front's hypervolume", "x": rounds, "y": covered, "yaxis": "y2",
         "mode": "lines", "line": {"color": "var(--muted)", "dash": "dot", "shape": "hv"},
         "hovertemplate": "after round %{x}: %{y} %<extra>%{fullData.name}</extra>",
-    })  # fmt: skip
+    }]  # fmt: skip
     layout = {
         "height": _HEIGHT, "margin": {"t": 26, "r": 70, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": "round"}, "dtick": max(1, len(rounds) // 12)},
         "yaxis": {"title": {"text": "error of predictions, %"}, "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": "volume covered, % of the last"}, "overlaying": "y", "side": "right",
+        "yaxis2": {"title": {"text": "front's hypervolume, % of the last"}, "overlaying": "y", "side": "right",
                    "range": [0, 105], "tickvals": [0, 25, 50, 75, 100], "showgrid": False},
     }  # fmt: skip
     return {"data": data, "layout": layout}

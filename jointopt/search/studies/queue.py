@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 LEASE = "jointopt:lease:"  # attributes of the study, by worker: until when its trials are its own, see `Storage.now`
+ERROR = "error"  # attribute of a trial that ended without a result: type and message of what was raised
 _LONGEST_S = 3600.0  # no worker's lease is longer
 UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 
@@ -126,7 +127,7 @@ class Queue:
     def fail(self, number: int, error: str) -> int:
         """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
         with self._storage.together():
-            return int(self._end(number, TrialState.FAIL, {"error": error}))
+            return int(self._end(number, TrialState.FAIL, {ERROR: error}))
 
     def _end(
         self, number: int, state: TrialState, attributes: Mapping[str, Any], violation: list[float] | None = None,

@@ -17,13 +17,13 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from jointopt.core.errors import JointOptError, LauncherError, RunFailedError
+from jointopt.core.errors import JointOptError, LauncherError, OutOfMemoryError, RunFailedError
 from jointopt.core.schema import Columns, Ints
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
-from jointopt.search.studies.queue import UNFINISHED, Queue
+from jointopt.search.studies.queue import ERROR, UNFINISHED, Queue
 from jointopt.search.studies.storage import study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, GENES, is_evaluated, searched, trials_of
 
@@ -47,19 +47,20 @@ class Worked:
 def share(
     problem: Problem, url: str, *, name: str, identity: Mapping[str, Any], trials: int, seed: int = 0, batch: int = 1,
     start: Columns | None = None, lease_s: float = 60.0, note: str = "", progress: Progress | None = None,
-    at_once: int = 1,
+    at_once: int = 1, out_with: Callable[[Ints], Ints] = np.asarray,
 ) -> Worked:  # fmt: skip
     """Works on the shared study ``name`` until it has ``trials`` finished plans, by all goals of the problem.
 
     ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
-    front; ``at_once``: batches that are evaluated at a time, by threads. A worker that is silent for ``lease_s`` loses
+    front; ``at_once``: batches that are evaluated at a time, by threads; ``out_with``: layouts that surely run out of
+    memory, since these did. A worker that is silent for ``lease_s`` loses
     its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
     LauncherError where one plan after the other cannot be evaluated.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
         queue = Queue(url, name, identity, lease_s=lease_s, goals=problem.goals)
-        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once)
+        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once, out_with)
         worker.run()
         finished = [trial for trial in worker.queue.trials() if is_evaluated(trial)]
         plans = problem.describe(worker.plans(finished))
@@ -80,6 +81,7 @@ class _Worker:
     start: Columns | None = None
     progress: Progress | None = None
     at_once: int = 1
+    out_with: Callable[[Ints], Ints] = np.asarray
     evaluated: int = 0
     failed: int = 0
     _failed_in_a_row: int = 0
@@ -137,6 +139,8 @@ class _Worker:
 
     def _evaluated(self, claimed: list[FrozenTrial]) -> Columns:
         bare = self._bare(claimed)
+        if np.isin(bare["layout_index"], list(self._seen.closed)).any():
+            raise OutOfMemoryError("not evaluated, since its layout, or one that needs no more memory, ran out of it")
         plans = self.problem.plans(bare["layout_index"], bare["clock_index"], bare["slack"])
         for name in self.problem.goals:
             if (found := first_impossible(name, plans[name])) is not None:
@@ -150,6 +154,8 @@ class _Worker:
             for trial in claimed:
                 self._work([trial])
             return
+        if isinstance(error, OutOfMemoryError):
+            self._seen.closed |= set(self.out_with(self._bare(claimed)["layout_index"]).tolist())
         self.failed += self.queue.fail(claimed[0].number, f"{type(error).__name__}: {error}")
         self._failed_in_a_row += not isinstance(error, RunFailedError)
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
@@ -167,12 +173,19 @@ class _Worker:
         new = self._bare(trials[self._marked :])
         self._seen.add(new["layout_index"], new["stage_clock_mhz"])
         self._marked = count
+        self._seen.closed |= self._out_of_memory(trials)
         rng = np.random.default_rng((self.seed, count))
         genes = self._genes(trials, size, rng)
-        layout, clock, slack, _ = unseen(self._genome, genes, Seen(set(self._seen.keys)), rng)
+        layout, clock, slack, _ = unseen(self._genome, genes, Seen(set(self._seen.keys), self._seen.closed), rng)
         chosen = rng.permutation(len(layout))[:size]
         bred = {"layout_index": layout[chosen], "clock_index": clock[chosen], "slack": slack[chosen]}
         return self._running(bred) if len(chosen) else []
+
+    def _out_of_memory(self, trials: list[FrozenTrial]) -> set[int]:
+        """Layouts that any worker ran out of memory, and those that hold as much: at every clock."""
+        out = [trial for trial in trials if str(trial.user_attrs.get(ERROR)).startswith(OutOfMemoryError.__name__)]
+        found = np.unique(self._bare(out)["layout_index"]) if out else np.empty(0, np.int64)
+        return set(self.out_with(found).tolist()) if len(found) else set()
 
     def _genes(self, trials: list[FrozenTrial], size: int, rng: np.random.Generator) -> Ints:
         """Genes to choose the next ``size`` plans from: at first those that all workers begin with, then children."""

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import DeviceError, LauncherError
+from jointopt.core.schema import Bools, Ints
 from jointopt.measure.launchers.base import Launcher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
@@ -19,6 +20,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.power_unit import REFUSED
 from jointopt.surrogate.time_unit import DOUBTED, QUESTION
+from jointopt.workflows.campaign.candidates import Candidates
 from jointopt.workflows.campaign.earlier import Earlier, earlier_runs
 from jointopt.workflows.campaign.outlook import broken_constraints
 from jointopt.workflows.campaign.profiles import under_profile
@@ -55,6 +57,10 @@ class Campaign:
         self.notes.append(text)
         _log.info(text)
 
+    def _note_once(self, text: str) -> None:
+        if text and text not in self.notes:
+            self.note(text)
+
     def earlier(self, candidates: pd.DataFrame, power_profile: str = "") -> Earlier:
         """The known measurements of the ``candidates`` (rows), and of other jobs on their cluster.
 
@@ -70,6 +76,15 @@ class Campaign:
             self.note(
                 f"What the store holds of earlier runs is not used, as one of them cannot be read: {found.unread}"
             )
+        return found
+
+    def left_over(self, candidates: Candidates, left: Bools) -> Ints:
+        """Those ``left`` (n,) whose runs a killed tune had begun: on a cluster they may go on, and are collected."""
+        known = [plan for plan, _ in self.record.left(self.launcher)]
+        records = [candidates.record(index) for index in np.flatnonzero(left).tolist()] if known else []
+        found = np.flatnonzero(left)[[i for i, record in enumerate(records) if record in known]]
+        if len(found):
+            self.note(f"A tune that was killed had begun {count(len(found), 'run')}, resumed before any other.")
         return found
 
     def broken_by(self, row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Columns, Floats, Ints, outside
+from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, outside
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.heat import HEAT
 from jointopt.runs.workloads import Workload, workloads
@@ -22,6 +22,7 @@ from jointopt.spec.objectives import FURTHER
 from jointopt.spec.plans.clocks import stage_clocks_to_text, widened
 from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.out_of_memory import holding_as_much
 from jointopt.workflows.predict import predict
 from jointopt.workflows.problem import priced_problem
 
@@ -63,6 +64,13 @@ class Candidates:
     @property
     def _profile(self) -> dict[str, str]:
         return {POWER_PROFILE: self.power_profile} if self.power_profile else {}
+
+    def holding_as_much(self, index: int) -> Bools:
+        """Candidates (n,) that surely need the memory of one, whatever their clocks and power limits."""
+        counts = [count for _, count in self.jobs] or [self.size]
+        of = np.repeat(np.arange(len(counts)), counts)
+        peak, one = np.where(of == of[index], np.exp(self.log_load), 0.0), slice(index, index + 1)
+        return holding_as_much(self.plans, peak, {name: values[one] for name, values in self.plans.items()}, peak[one])
 
     @property
     def size(self) -> int:

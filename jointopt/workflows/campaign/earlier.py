@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import TableError
-from jointopt.core.schema import POWER_LIMIT, STATUSES, Columns, Floats, Ints
+from jointopt.core.schema import POWER_LIMIT, STATUSES, Bools, Columns, Floats, Ints
 from jointopt.spec.catalog.gpus import gpu_id
 from jointopt.spec.machine import Machine
 from jointopt.spec.objectives import OBJECTIVES
@@ -18,6 +18,7 @@ from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.heat_names import PEAK
+from jointopt.surrogate.out_of_memory import OUT, surely_out_of
 from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Earlier:
     memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
     others: int = 0  # timed runs of other jobs behind ``log_factor``
     first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
+    out: Bools | None = None  # (n,): candidates that surely run out of memory, as a stored run did; None: none is known
     unread: str = ""  # why stored runs are not used at all; blank where they are
     log_factors: Columns = field(default_factory=dict)  # (n,) on other results, where more is known than ``log_factor``
     plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
@@ -84,6 +86,7 @@ def earlier_runs(
     # a limit that holds nothing down by the physics may do so in fact
     limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
     plan_of = {key: i for i, key in enumerate(_keys(priced, new, limit_w))}
+    out = surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]])
     matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old, limit_w)], np.int64)
     best = _fastest(table.loc[priced.rows[old]], matched)
     known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
@@ -91,7 +94,7 @@ def earlier_runs(
     memory = evidence.get(str(priced.runs.source[new[0]]), Evidence()).memory
     count = sum(len(part.residual) for part in evidence.values())
     if surrogate is None or not count:
-        return Earlier(tuple(known), tuple(best), None, memory)
+        return Earlier(tuple(known), tuple(best), None, memory, out=out)
     plans = priced.take(new)
     known_runs = _of_other_jobs(plans, evidence)
     learned = _learned(plans, known_runs, surrogate)
@@ -103,7 +106,7 @@ def earlier_runs(
         found = Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
     else:
         found = Earlier(tuple(known), tuple(best), _log_factors(plans, evidence, surrogate), memory, count)
-    return replace(found, plans=plans.runs, known=known_runs)
+    return replace(found, plans=plans.runs, known=known_runs, out=out)
 
 
 def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.limits import judged_by, stated
 from jointopt.search.acquire import SAMPLES
 from jointopt.spec.job import OBJECTIVES, Job
 from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.memory import MemoryPosterior
+from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior
 from jointopt.surrogate.within_job import (
     INFORMED,
     OF_POWER,
@@ -46,13 +46,15 @@ class Expected:
     """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
 
     ``draws``: the same as joint draws, and ``fits``. ``apart`` (n): standard deviations of the objectives' logarithms
-    without what all candidates err by. ``basis`` says what the predicted time rests on.
+    without what all candidates err by. ``basis`` says what the predicted time rests on. ``likely`` (n): to fit in
+    memory, by the one gate of all verbs; a run decides, and plans that are not come after those that are.
     """
 
     columns: Columns
     draws: Columns
     apart: Columns
     basis: str
+    likely: Bools
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Outlook:
         for kept in kept_probabilities(self._job, found_by_name):
             columns["probability_fits"] = columns["probability_fits"] * kept
             draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
-        return Expected(columns, draws, {name: found_by_name[name].apart for name in objectives}, basis)
+        apart = {name: found_by_name[name].apart for name in objectives}
+        return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
 
     def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
         """A result of every candidate after runs ``rows`` of candidates ``index`` (m,); ``memo``: those worked out."""
@@ -190,6 +193,11 @@ class Outlook:
         own = MemoryEvidence(ok_load=load[index[fitted]], oom_load=load[index[status == "oom"]])
         posterior = MemoryPosterior(self._earlier.memory + own, self._framework)
         return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
+
+
+def of_candidate(columns: Columns, index: int) -> dict[str, float]:
+    """Results expected of one candidate, its fit in memory aside."""
+    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
 
 
 def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Floats]:

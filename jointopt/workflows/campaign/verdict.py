@@ -18,6 +18,8 @@ from jointopt.spec.job import Job
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, held_to
 
+_CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
+OUT_ALREADY = "the same layout, or one that needs no more memory, ran out of it"
 _ALIKE = 3  # failures in a row for one cause: a fourth would be no news
 
 
@@ -109,10 +111,22 @@ def unmeasured(
     return sentences
 
 
-def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier) -> list[str]:
+def is_curable(row: Mapping[str, Any]) -> bool:
+    """Whether a run failed in a way that its plan may not be to blame for."""
+    return row["status"] in _CURABLE and not is_bounded(row)
+
+
+def unlikely(plans: int, of: int, when: str) -> str:
+    """A sentence on so many ``of`` the plans ``when`` (to be run, left) that are likelier not to fit than to fit."""
+    verb = "are" if 1 < plans < of else "is"
+    some = f"Each of the {of}" if plans == of else f"{plans} of the {of}"
+    return f"{some} plans {when} {verb} likelier to run out of memory than to fit: a run decides."
+
+
+def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier, out: int = 0) -> list[str]:
     """Sentences on what is known before a tune begins: ``runs`` of the job, ``failed`` among them, and other jobs.
 
-    ``forgotten``: plans that failed and may run again.
+    ``forgotten``: plans that failed and may run again; ``out``: those that were not run, and surely run out of memory.
     """
     sentences = []
     if runs:
@@ -121,6 +135,8 @@ def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier) -> li
         sentences.append(f"{_plans(runs)} of this job {was} measured before (run -) and {are} not run again.{again}")
     if forgotten:
         sentences.append(f"{_plans(forgotten)} of this job that failed before may be run again.")
+    if out:
+        sentences.append(f"{_plans(out)} more {'is' if out == 1 else 'are'} not run: {OUT_ALREADY}.")
     if earlier.others:
         later = f"as soon as {ENOUGH_TO_JUDGE} runs of this job are predicted better that way"
         since = f"from the first run on ({earlier.first})" if earlier.first else later

@@ -32,6 +32,16 @@ def test_frozen_weights_have_neither_gradients_nor_optimizer_state(held: Held) -
     assert states(held, {}) == [2 * (WHOLE + ADAPTERS), 4 * ADAPTERS, 12 * ADAPTERS]
 
 
+@pytest.mark.parametrize(("frozen_dtype", "per_weight"), [("bf16", 2), ("fp32", 4)])
+def test_adapters_that_are_their_own_masters_lie_beside_frozen_weights_of_the_profiles_format(
+    frozen_dtype: str, per_weight: int, held: Held
+) -> None:
+    framework = {"fp32_weights": True, "frozen_dtype": frozen_dtype}
+    found = states(held, {}, framework=framework)
+    assert found == [per_weight * WHOLE + 4 * ADAPTERS, 4 * ADAPTERS, 8 * ADAPTERS]
+    assert states(held, {}, framework=framework, dtype="fp32")[0] == 4 * (WHOLE + ADAPTERS)
+
+
 def test_zero_3_shards_frozen_weights_and_what_adapters_hold(held: Held) -> None:
     found = states(held, {"dp": 4, "zero_stage": 3})
     assert found == pytest.approx([2 * (WHOLE + ADAPTERS) / 4, 4 * ADAPTERS / 4, 12 * ADAPTERS / 4])

@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 import pytest
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
+from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
 from jointopt.spec.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.spec.framework import Framework
+from jointopt.spec.job import STATE_BYTES, Training
+from jointopt.spec.scaling import ScalingRecipe
 
 
 @pytest.mark.parametrize("name", framework_names())
@@ -28,6 +30,20 @@ def test_a_profile_is_possible_and_names_its_source(name: str) -> None:
     assert 0 < profile.memory_fraction <= 1
     assert 0 < profile.network_efficiency <= 1
     assert min(profile.compute_factor, profile.elementwise_factor, profile.activation_factor) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", framework_names())
+def test_frozen_weights_take_no_more_than_16_bit_or_those_of_the_training_unless_a_source_says_so(
+    name: str, dtype: str
+) -> None:
+    profile = load_framework(name)
+    training = Training(1, 1, dtype, framework=profile, lora_dim=8)
+    if training.frozen_bytes > max(2.0, STATE_BYTES[dtype]):
+        assert "frozen weights" in profile.source
+    for gather in (None, False, True):  # in 8 bit
+        stated = replace(training, fp8_param_gather=gather, fp8_recipe=ScalingRecipe("delayed", dtype, 1.0, copies=1.0))
+        assert stated.frozen_bytes <= stated.weight_bytes
 
 
 @pytest.mark.parametrize("name", framework_names())
