@@ -126,7 +126,7 @@ def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[st
     cards.append(("Least energy", f"{-less:+z.1%}", f"for {more:+z.1%} of time"))
     if joint := document.get("joint"):
         ends = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
-        sure = "" if None in ends else f" (90 %: {100.0 * ends[0]:+z.0f} to {100.0 * ends[1]:+z.0f} %)"
+        sure = "" if None in ends or not any(ends) else f" (90 %: {100.0 * ends[0]:+z.0f} to {100.0 * ends[1]:+z.0f} %)"
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}",
                       f"of energy at equal time, at most, against two steps{sure}"))  # fmt: skip
     return cards
