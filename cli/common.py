@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from jointopt.cli.bars import Bars
-from jointopt.cli.settings import key_and_value
+from jointopt.cli.settings import INTER_NODE, NETWORK, NETWORK_KEY, key_and_value, with_network
 from jointopt.core.progress import LEVEL as PROGRESS
 from jointopt.core.secrets import masked
 
@@ -96,13 +96,14 @@ def _setting(_context: click.Context, _option: click.Parameter, words: tuple[str
 
 _NAMED_CHANGES = {
     "price_per_gpu_hour": "cluster.price_per_gpu_hour", "price_per_kwh": "cluster.price_per_kwh",
-    "carbon": "cluster.carbon_kg_per_kwh", "run_tokens": "training.run_tokens",
+    "carbon": "cluster.carbon_kg_per_kwh", "run_tokens": "training.run_tokens", "network": NETWORK_KEY,
 }  # fmt: skip
 _CHANGES = (
     click.option("--price-per-gpu-hour", type=float, help="Price of one GPU for an hour."),
     click.option("--price-per-kwh", type=float, help="Price of a kWh at the site's meter."),
     click.option("--carbon", type=float, metavar="KG", help="CO2 per kWh, in kg."),
     click.option("--run-tokens", type=float, help="Tokens of the whole run (15e12): its time, energy and cost."),
+    click.option(NETWORK[0], **NETWORK[1]),
     click.option("--set", "settings", multiple=True, callback=_setting, metavar="KEY=VALUE",
                  help="Overrides a key of the job file: --set cluster.nodes=4."),
 )  # fmt: skip
@@ -146,14 +147,9 @@ def answer(found: Result, as_json: bool, *, allow_tight: bool = False, **text: A
 
 def list_rows(rows: Sequence[Mapping[str, Any]], text: Callable[[], str], as_json: bool) -> None:
     """Prints rows as one JSON document, as a table, or as that text."""
-    from jointopt.report.documents import markdown
+    from jointopt.report.documents import flat_frame, markdown
 
-    def frame() -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.json_normalize([*map(dict, rows)])
-
-    _print(as_json, lambda: rows, frame, lambda: markdown(frame()), text)
+    _print(as_json, lambda: rows, lambda: flat_frame(rows), lambda: markdown(flat_frame(rows)), text)
 
 
 def _print(
@@ -277,7 +273,7 @@ _SHAPE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--global-batch-size", {"type": int, "help": "Sequences per iteration."}),
     ("--seq-length", {"type": int, "help": "Tokens per sequence."}),
     ("--gpus-per-node", {"type": int, "help": "GPUs of a node; the GPU's usual number by default."}),
-    ("--inter-node-gbytes-per-s", {"type": float, "help": "Network bandwidth of a GPU, one direction."}),
+    INTER_NODE,
     ("--dtype", {"help": "fp32, tf32, fp16, bf16 (default), fp8 or fp4."}),
     ("--framework", {"help": "Training framework, from `jointopt catalog frameworks`."}),
 )
@@ -314,6 +310,7 @@ def _job(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any])
     missing = [_option(name) for name in _NEEDED if name not in given]
     if missing:
         raise click.UsageError(f"Give a JOB, or all of its options; missing: {', '.join(missing)}.")
+    given = with_network(given, changes.get(NETWORK_KEY))
     return with_changes(job_from_options(**given), changes)
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from jointopt.cli import common
+from jointopt.cli import common, settings
 
 _GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--gpu", {"help": "Catalogue id of the GPU, which no script states."}),
     ("--nodes", {"type": click.IntRange(min=1), "help": "Nodes of the run."}),
     ("--gpus-per-node", {"type": click.IntRange(min=1), "help": "GPUs of a node."}),
-    ("--inter-node-gbytes-per-s", {"type": float, "help": "Network bandwidth of a GPU, one direction."}),
+    settings.INTER_NODE,
+    settings.NETWORK,
     ("--model", {"help": "Catalogue name, or path to a Hugging Face config.json."}),
     ("--vocab-size", {"type": click.IntRange(min=1), "help": "Vocabulary, where only its file is named."}),
     ("--seq-length", {"type": click.IntRange(min=1), "help": "Tokens per sequence."}),
@@ -60,7 +61,7 @@ def import_(
     """
     from jointopt.workflows import import_ as workflow
 
-    found = workflow.import_(files, warmup=warmup, **given)
+    found = workflow.import_(files, warmup=warmup, **settings.with_network(given))
     if out:
         _write(out, found.job_text(), "--out")
     if runs:

@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+
+
+def _figure_or_text(_context: click.Context, _option: click.Parameter, text: str | None) -> float | str | None:
+    """A figure as a number; text with a unit as it is."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _with_unit(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Text that is no bare number, of which the unit is not known."""
+    if isinstance(_figure_or_text(context, option, text), float):
+        raise click.UsageError(
+            f"--network {text}: of which unit? Give {text}G (a port of {text} Gb/s for each GPU), {text}GB/s, or a "
+            "name such as ndr."
+        )
+    return text
+
+
+NETWORK_KEY = "cluster.inter_node_gbytes_per_s"
+INTER_NODE: tuple[str, dict[str, Any]] = (
+    "--inter-node-gbytes-per-s",
+    {"callback": _figure_or_text, "metavar": "GB/S", "help": "Network bandwidth of a GPU, one direction: 50, 400Gb/s."},
+)
+NETWORK: tuple[str, dict[str, Any]] = (
+    "--network",
+    {"callback": _with_unit, "help": "Network between nodes: a port per GPU (400G, ndr), 50GB/s, '3.2Tb/s per node'."},
+)
+
+
+def with_network(given: Mapping[str, Any], network: Any = None) -> dict[str, Any]:
+    """Options that stand for a job, with ``--network`` under the name of the option that states it in GB/s."""
+    found = dict(given)
+    network = found.pop("network", None) or network
+    if network is None:
+        return found
+    if found.get("inter_node_gbytes_per_s") is not None:
+        raise click.UsageError("Give --network or --inter-node-gbytes-per-s, not both.")
+    return found | {"inter_node_gbytes_per_s": network}
 
 
 def key_and_value(text: str) -> tuple[str, Any]:

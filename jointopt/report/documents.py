@@ -53,10 +53,8 @@ class Result(ABC):
         return plain(self.document())  # type: ignore[no-any-return]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows of the answer as a pandas table; a part of a cell is a column ``<cell>.<part>``."""
-        import pandas as pd
-
-        return pd.json_normalize(self.to_dict()[self.rows])
+        """The rows of the answer as a pandas table, as `flat_frame` has them."""
+        return flat_frame(self.to_dict()[self.rows])
 
     def _repr_html_(self) -> str:
         """The answer as a notebook shows it."""
@@ -67,6 +65,38 @@ class Result(ABC):
         return markdown(self.to_frame())
 
 
+def flat_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows of a document as a table of numbers, text and blanks.
+
+    A part of a cell is a column ``<cell>.<part>``; a list is text with ``;`` between its items, as tables have it, and
+    a list of mappings a column of such text for each of their keys.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([_flat(row) for row in rows])
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of a row by the names of their columns."""
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            parts = [_flat(item) if isinstance(item, Mapping) else {"": item} for item in value]
+            value = {key: [part.get(key) for part in parts] for key in dict.fromkeys(key for p in parts for key in p)}
+        if isinstance(value, Mapping):
+            cells |= {f"{name}.{key}" if key else str(name): cell for key, cell in _flat(value).items()}
+        else:
+            cells[str(name)] = _joined(value) if isinstance(value, list | tuple) else value
+    return cells
+
+
+def _joined(items: Iterable[Any]) -> str | None:
+    """A list as the text of one cell; None for an empty one."""
+    nested = (_joined(item) if isinstance(item, list | tuple) else item for item in items)
+    texts = ["" if item is None else f"{item:.15g}" if isinstance(item, float) else str(item) for item in nested]
+    return ";".join(texts) if texts else None
+
+
 def markdown(frame: pd.DataFrame) -> str:
     """A table as Markdown; columns of which nothing is known go, figures have five digits."""
     known = frame.dropna(axis=1, how="all")
@@ -75,6 +105,8 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
     return str(value).replace("|", "\\|").replace("\n", " ")

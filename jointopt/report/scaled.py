@@ -6,17 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jointopt.core.units import Z_90
 from jointopt.physics.facility import run_costs
 from jointopt.report import table
-from jointopt.report.documents import Result
+from jointopt.report.documents import Result, flat_frame, plain
 from jointopt.report.plans import half_difference, is_tight, odds, plan_words, tight_lines
 from jointopt.report.reasons import wider_lines
 from jointopt.report.table import TextColumn
 from jointopt.spec.catalog.clusters import with_host_at
 from jointopt.spec.job import Job
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_PARTS = 6
 _BILLION = 10**9
@@ -103,6 +106,15 @@ class Scaled(Result):
         many = len(self.sizes) > 1
         none = f"No cluster of {len(self.sizes)} is feasible; the first" if many else "The cluster is not feasible"
         return f"{none}: {self.sizes[0].reason}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per plan of each cluster, or why it has none; parts of the time beside the fastest."""
+        rows: list[dict[str, Any]] = []
+        for size in self.sizes:
+            cluster = {key: value for key, value in plain(size.document()).items() if key not in ("plans", "time_s")}
+            for at, plan in enumerate(size.plans or ({},)):
+                rows.append(cluster | plain(plan) | ({"time_s": plain(size.time_s or {})} if at == 0 else {}))
+        return flat_frame(rows)
 
     def text(self) -> str:
         """A line per cluster, the parts of its time, the front over clusters, and the pick."""

@@ -63,14 +63,19 @@ class Section:
             raise self.refuse(key, expected)
         return self.values[key]
 
-    def whole(self, key: str, low: int = 1, high: int = MOST, default: int | None = None) -> int:
-        """A whole number from ``low`` to ``high``; a bool is none. Without a default the key is required."""
-        expected = f"a whole number from {low:,} to {high:,}"
+    def whole(self, key: str, low: int = 1, high: int = MOST, default: int | None = None, why: str = "") -> int:
+        """A whole number from ``low`` to ``high``; a bool is none. Without a default the key is required.
+
+        ``why``: of the highest, which a refusal adds.
+        """
+        expected = f"a whole number from {low:,} to {high:,}{why}"
         return int(self._checked(key, default, lambda value: is_whole(value) and low <= value <= high, expected))
 
-    def number(self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None) -> float:
-        """A finite number above 0 (from 0 on with ``zero``) and at most ``high``."""
-        expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:,.15g}"
+    def number(
+        self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None, why: str = ""
+    ) -> float:
+        """A finite number above 0 (from 0 on with ``zero``) and at most ``high``; ``why`` as for `whole`."""
+        expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:,.15g}{why}"
         return float(
             self._checked(key, default, lambda v: is_number(v) and 0 <= v <= high and (v != 0 or zero), expected)
         )

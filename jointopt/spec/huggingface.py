@@ -48,7 +48,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     shape: Fields = dict(family.fixed)
     for key, names in family.names.items():
         first, *others = names.split()
-        shape[key] = size(section, next((name for name in (first, *others) if section.has(name)), first))
+        shape[key] = size(section, next((name for name in (first, *others) if section.has(name)), first), of=key)
     shape["tied_embeddings"] = section.flag("tie_word_embeddings", family.tied)
     shape |= family.more(section, shape) | windows_of(config, kind, shape["num_layers"])
     shape.setdefault("num_query_groups", shape["num_attention_heads"])
@@ -95,7 +95,7 @@ def family_of_class(names: object) -> str | None:
 def _llama(section: Section, shape: Fields) -> Fields:
     attention_bias = section.flag("attention_bias", False)
     return {
-        "num_query_groups": size(section, "num_key_value_heads", shape["num_attention_heads"]),
+        "num_query_groups": size(section, "num_key_value_heads", shape["num_attention_heads"], of="num_query_groups"),
         "linear_bias": attention_bias and section.flag("mlp_bias", False),
         "qkv_bias": attention_bias,
     }
@@ -112,7 +112,7 @@ def _full_width_experts(key: str, section: Section, shape: Fields) -> Fields:
 def _phi3(section: Section, shape: Fields) -> Fields:
     """Query, key, value and gate, up are one matrix each, which counts as several; no projection has a bias."""
     dropped = [section.number(key, 1.0, zero=True, default=0.0) > 0 for key in ("resid_pdrop", "attention_dropout")]
-    groups = size(section, "num_key_value_heads", shape["num_attention_heads"])
+    groups = size(section, "num_key_value_heads", shape["num_attention_heads"], of="num_query_groups")
     return {"num_query_groups": groups, "dropout": dropped[0], "score_dropout": dropped[1]}
 
 
@@ -120,20 +120,20 @@ def _gpt_oss(section: Section, shape: Fields) -> Fields:
     """Heads of their own width, a sink for each, biases everywhere; blank fields take its class's figures."""
     top = "num_experts_per_tok" if not section.has("experts_per_token") else "experts_per_token"
     return _routed(section, "num_local_experts", shape["ffn_hidden_size"], top) | {
-        "head_dim": size(section, "head_dim", 64), "num_query_groups": size(section, "num_key_value_heads", 8),
-        "linear_bias": section.flag("attention_bias", True),
+        "head_dim": size(section, "head_dim", 64), "linear_bias": section.flag("attention_bias", True),
+        "num_query_groups": size(section, "num_key_value_heads", 8, of="num_query_groups"),
     }  # fmt: skip
 
 
 def _routed(section: Section, experts_key: str, width: int, top_key: str = "num_experts_per_tok") -> Fields:
-    experts, top = size(section, experts_key), size(section, top_key)
+    experts, top = size(section, experts_key, of="num_experts"), size(section, top_key, of="moe_router_topk")
     return {"num_experts": experts, "moe_router_topk": top, "moe_ffn_hidden_size": width}
 
 
 def _qwen_moe(section: Section, shape: Fields) -> Fields:
     """Experts of their own width, some leading layers dense, and in Qwen2 one wide shared expert."""
-    width = size(section, "moe_intermediate_size")
-    shared = size(section, "shared_expert_intermediate_size", 0, low=0)
+    width = size(section, "moe_intermediate_size", of="moe_ffn_hidden_size")
+    shared = size(section, "shared_expert_intermediate_size", 0, low=0, of="ffn_hidden_size")
     if shared % width:
         raise section.refuse("shared_expert_intermediate_size", f"a multiple of {width}, the routed expert's")
     _need_every_layer_sparse(section, "decoder_sparse_step")
@@ -167,19 +167,23 @@ def _deepseek(section: Section, shape: Fields) -> Fields:
     if not section.has("n_routed_experts"):
         return result
     _need_every_layer_sparse(section, "moe_layer_freq")
-    return result | _routed(section, "n_routed_experts", size(section, "moe_intermediate_size")) | {
-        "num_shared_experts": size(section, "n_shared_experts", 0, low=0),
-        "num_dense_layers": size(section, "first_k_dense_replace", 0, low=0),
-        "mtp_num_layers": size(section, "num_nextn_predict_layers", 0, low=0),
+    width = size(section, "moe_intermediate_size", of="moe_ffn_hidden_size")
+    return result | _routed(section, "n_routed_experts", width) | {
+        "num_shared_experts": size(section, "n_shared_experts", 0, low=0, of="num_shared_experts"),
+        "num_dense_layers": size(section, "first_k_dense_replace", 0, low=0, of="num_dense_layers"),
+        "mtp_num_layers": size(section, "num_nextn_predict_layers", 0, low=0, of="mtp_num_layers"),
     } | _expert_groups(section)  # fmt: skip
 
 
 def _expert_groups(section: Section) -> Fields:
     """Group-limited routing, which one group is none of."""
-    groups = size(section, "n_group", 1) if section.has("n_group") else 1
+    groups = size(section, "n_group", 1, of="moe_router_num_groups") if section.has("n_group") else 1
     if groups == 1:
         return {}
-    return {"moe_router_num_groups": groups, "moe_router_group_topk": size(section, "topk_group", groups)}
+    return {
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": size(section, "topk_group", groups, of="moe_router_group_topk"),
+    }
 
 
 # --- the GPT line: LayerNorm with a bias, plain MLP
@@ -189,20 +193,20 @@ def _gpt2(section: Section, shape: Fields) -> Fields:
     return _learned(section, "n_positions") | {
         "dropout": section.number("resid_pdrop", 1.0, zero=True, default=0.1) > 0,
         "score_dropout": section.number("attn_pdrop", 1.0, zero=True, default=0.1) > 0,
-        "ffn_hidden_size": size(section, "n_inner", 4 * shape["hidden_size"]),
+        "ffn_hidden_size": size(section, "n_inner", 4 * shape["hidden_size"], of="ffn_hidden_size"),
     }
 
 
 def _gpt_neo(section: Section, shape: Fields) -> Fields:
     # q, k and v have no bias here; counting one is 0.01 % of the model.
     return _learned(section, "max_position_embeddings") | {
-        "ffn_hidden_size": size(section, "intermediate_size", 4 * shape["hidden_size"])
+        "ffn_hidden_size": size(section, "intermediate_size", 4 * shape["hidden_size"], of="ffn_hidden_size")
     }
 
 
 def _opt(section: Section, shape: Fields) -> Fields:
     """The position table has two rows more than the file states; OPT-350M embeds narrower and has no final norm."""
-    width = size(section, "word_embed_proj_dim", shape["hidden_size"])
+    width = size(section, "word_embed_proj_dim", shape["hidden_size"], of="embedding_size")
     final = section.flag("do_layer_norm_before", True)
     affine, bias = section.flag("layer_norm_elementwise_affine", True), section.flag("enable_bias", True)
     return _learned(section, "max_position_embeddings", extra_rows=2) | {
@@ -215,7 +219,10 @@ def _opt(section: Section, shape: Fields) -> Fields:
 
 
 def _learned(section: Section, key: str, extra_rows: int = 0) -> Fields:
-    return {"position_embedding": "learned", "max_position_embeddings": size(section, key) + extra_rows}
+    return {
+        "position_embedding": "learned",
+        "max_position_embeddings": size(section, key, of="max_position_embeddings") + extra_rows,
+    }
 
 
 def _bloom(section: Section, shape: Fields) -> Fields:
@@ -229,7 +236,7 @@ def _mpt(section: Section, shape: Fields) -> Fields:
     ratio = section.number("expansion_ratio", 1000.0, default=4.0)
     return _mpt_positions(section, attention) | {
         "ffn_hidden_size": max(1, round(ratio * shape["hidden_size"])),
-        "num_query_groups": size(attention, "kv_n_heads", heads),
+        "num_query_groups": size(attention, "kv_n_heads", heads, of="num_query_groups"),
         "norm_bias": bias,
         "linear_bias": bias,
         "qk_norm": attention.flag("qk_ln", False),

@@ -14,7 +14,9 @@ from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Column
 from jointopt.spec.block import block_of
 from jointopt.spec.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.limits import limits, most, number, whole
 from jointopt.spec.catalog.models import known_model, load_model
+from jointopt.spec.catalog.networks import check_links, written
 from jointopt.spec.changes import CONSTRAINT_KEYS, JOB_KEYS, SEARCH_KEYS, changed, check_changes, keys_meant
 from jointopt.spec.check import Section
 from jointopt.spec.clocks import read_clocks
@@ -40,7 +42,6 @@ from jointopt.spec.trainingfile import (
     read_training,
 )
 
-_MOST_GPUS = 10_000_000
 _STUDIES = Path(__file__).parents[1] / "studies"
 _OF_EXPERTS = {"overlap_moe_a2a": False, "moe_load_imbalance": 1, "moe_router_force_load_balancing": False}
 _OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
@@ -142,14 +143,14 @@ def job_from_options(
     gpus_per_node: int | None = None,
     dtype: str | None = None,
     framework: str = "generic",
-    inter_node_gbytes_per_s: float | None = None,
+    inter_node_gbytes_per_s: float | str | None = None,
 ) -> Job:
     """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
 
     Raises JobError where the GPUs do not fill whole nodes, and what `parse_job` raises.
     """
     options = Section({"gpus": gpus, "gpus_per_node": gpus_per_node}, "")
-    total = options.whole("gpus", high=_MOST_GPUS)
+    total = whole(options, "gpus", "cluster.num_gpus")
     found = load_gpu(gpu)
     per_node = options.whole("gpus_per_node", default=min(total, found.usual_gpus_per_node or total))
     if gpus_per_node is None and found.usual_gpus_per_node is None and total > 1:
@@ -213,8 +214,12 @@ def _cluster(section: Section, base_dir: Path) -> Cluster:
     if isinstance(value.get("machine"), str):
         value = {**value, "machine": load_machine(base_dir / value["machine"]).mapping()}
     cluster = build_cluster(value)
-    if cluster.num_gpus > _MOST_GPUS:
-        raise JobError(f"cluster: {cluster.num_gpus:,} GPUs are more than any job may have ({_MOST_GPUS:,}).")
+    check_links(cluster, value)
+    if cluster.num_gpus > (limit := limits()["cluster.num_gpus"]).most:
+        raise JobError(
+            f"cluster.nodes and cluster.gpus_per_node make {cluster.num_gpus:,} GPUs; expected at most {limit.most:,}"
+            f"{limit.why}."
+        )
     return cluster
 
 
@@ -228,7 +233,7 @@ def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
     if column.codes is not None:
         texts = {_text(item, column) for item in _items(section, name, column.codes.expected)}
         return tuple(sorted(texts, key=column.inside))
-    low, high = int(column.low), int(min(column.high, _MOST_GPUS))
+    low, high = int(column.low), int(min(column.high, most("cluster.num_gpus")))
     return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
 
 
@@ -254,8 +259,7 @@ def _constraints(section: Section, gpu: Gpu) -> Constraints:
     for key in _OF_POWER:
         if bounds.has(key) and gpu.power is None:
             raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
-    highest = {key: 1.0 if key == "memory_fraction" else 1e15 for key in CONSTRAINT_KEYS if bounds.has(key)}
-    return Constraints(**{key: bounds.number(key, high) for key, high in highest.items()})
+    return Constraints(**{k: number(bounds, k, f"constraints.{k}") for k in CONSTRAINT_KEYS if bounds.has(k)})
 
 
 def _objectives(section: Section, cluster: Cluster) -> tuple[str, ...]:
@@ -343,6 +347,7 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     site = {key: filled[key] for key in SITE if key in filled}
     if cluster.gpu.memory_gib != build_cluster(sizes | needed).gpu.memory_gib:
         site["memory_gib"] = _plain(cluster.gpu.memory_gib)
+    needed = {key: written(cluster, key, value) for key, value in needed.items()}
     mapping = {"name": cluster.name} | sizes | needed | site
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
 

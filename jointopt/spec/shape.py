@@ -9,12 +9,12 @@ from typing import Any
 from jointopt.core.errors import JobError
 from jointopt.core.schema import MODEL_BLOCKS
 from jointopt.spec.block import block_of
+from jointopt.spec.catalog.limits import whole
 from jointopt.spec.check import Section
 from jointopt.spec.model import LATENT_NEEDED, Model
 from jointopt.spec.windows import read_skip_freq, windows_of
 
 POSITION_EMBEDDINGS = ("rope", "learned", "alibi")
-_MOST = {"num_layers": 10_000, "num_dense_layers": 10_000, "num_experts": 100_000, "hidden_size": 10_000_000}
 _DEFAULTS = {f.name: f.default for f in fields(Model) if f.default is not MISSING}
 _FLAGS = {name: default for name, default in _DEFAULTS.items() if isinstance(default, bool)}
 _WHOLES = tuple(n for n, default in _DEFAULTS.items() if type(default) is int and n != "window_attn_skip_freq")
@@ -68,9 +68,9 @@ def block_name(section: Section) -> str:
     return section.choice("block", MODEL_BLOCKS)
 
 
-def size(section: Section, key: str, default: int | None = None, low: int = 1) -> int:
-    """One whole number of a shape, within what any model could have."""
-    return section.whole(key, low, _MOST.get(key, 100_000_000), default)
+def size(section: Section, key: str, default: int | None = None, low: int = 1, of: str = "") -> int:
+    """One whole number of a shape within its limit, that of the field ``of`` of `Model` where the key is another."""
+    return whole(section, key, f"model.{of or key}", low, default)
 
 
 def head_dim(section: Section, hidden_size: int, heads: int) -> int:

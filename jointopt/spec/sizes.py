@@ -10,29 +10,32 @@ from typing import Any
 
 from jointopt.core.errors import JobError, UsageError
 from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.spec.catalog.limits import check_batch, most
 from jointopt.spec.changes import changed, check_changes
 from jointopt.spec.files import parse_yaml
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import job_file, job_text, parse_job
 
 MOST_SIZES = 64
-_MOST_GPUS = 10_000_000
 _OF_ONE_GPU = ("power_limit_w", "memory_gib", "intra_node_gbytes_per_s", "intra_node_pj_per_bit", "machine")
 
 
 def sizes_in(text: str) -> tuple[int, ...]:
     """The numbers of GPUs in ``8..1024`` (doubled from the first to at most the last) or ``8,16,48``; UsageError."""
     first, dots, last = text.partition("..")
+    highest = most("cluster.num_gpus")
     try:
         numbers = [int(word) for word in ((first, last) if dots else text.split(","))]
     except ValueError:
         numbers = [0]
-    if dots and 0 < numbers[0] <= numbers[1] <= _MOST_GPUS:
+    if dots and 0 < numbers[0] <= numbers[1] <= highest:
         numbers = [size for step in range(24) if (size := numbers[0] << step) <= numbers[1]]
     elif dots:
         numbers = [0]
-    if not all(0 < number <= _MOST_GPUS for number in numbers):
-        raise UsageError(f"--gpus takes numbers of GPUs such as 8..1024 (doubled) or 8,16,48; got {text!r}.")
+    if not all(0 < number <= highest for number in numbers):
+        raise UsageError(
+            f"--gpus takes numbers of GPUs such as 8..1024 (doubled) or 8,16,48, up to {highest:,}; got {text!r}."
+        )
     return tuple(sorted(set(numbers)))
 
 
@@ -131,6 +134,7 @@ def _grown(job: Job, least: int) -> Job:
             f"--weak: a batch of {job.training.global_batch_size} does not grow from {least} to {job.cluster.num_gpus} "
             f"GPUs in whole sequences; choose multiples of the smallest size."
         )
+    check_batch(batch, job.training.seq_length, f"--weak: the batch of {job.cluster.num_gpus:,} GPUs")
     return dataclasses.replace(job, training=dataclasses.replace(job.training, global_batch_size=batch))
 
 

@@ -10,6 +10,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import OTHER_RECIPES
 from jointopt.spec.catalog.architectures import attention_kernels
 from jointopt.spec.catalog.frameworks import framework_names, framework_of_words, load_framework
+from jointopt.spec.catalog.limits import check_batch, number, whole
 from jointopt.spec.catalog.recipe_classes import named_class, of_class
 from jointopt.spec.catalog.scaling import architectures_of, only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.spec.check import Section
@@ -52,9 +53,11 @@ def read_training(section: Section, gpu: Gpu) -> Training:
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
     framework, stated = _framework(training)
+    seq_length = whole(training, "seq_length", "training.seq_length")
+    check_batch(training.whole("global_batch_size"), seq_length)
     framework = dataclasses.replace(framework, tf32=framework.tf32 or precision == TF32)
     return Training(
-        seq_length=training.whole("seq_length"),
+        seq_length=seq_length,
         global_batch_size=training.whole("global_batch_size"),
         dtype=dtype,
         fp8_recipe=_fp8_recipe(training, gpu, dtype),
@@ -121,7 +124,7 @@ def _cuda_graph(training: Section, framework: Framework) -> str:
 
 def _load_imbalance(training: Section) -> float:
     """How much more tokens the most loaded expert has than the mean, which forced balance leaves no choice of."""
-    stated = training.number("moe_load_imbalance", default=1.0)
+    stated = number(training, "moe_load_imbalance", "training.moe_load_imbalance", default=1.0)
     if stated < 1.0:
         raise training.refuse("moe_load_imbalance", "a number from 1 (balanced) on")
     if stated > 1.0 and training.flag("moe_router_force_load_balancing", False):
@@ -178,9 +181,9 @@ def _adapters(training: Section, framework: Framework) -> dict[str, Any]:
     targets = training.values.get("lora_target_modules") or list(LORA_TARGETS)
     if not isinstance(targets, list) or not all(target in LORA_TARGETS for target in targets):
         raise training.refuse("lora_target_modules", f"a list of some of {', '.join(LORA_TARGETS)}")
-    found: dict[str, Any] = {"lora_dim": training.whole("lora_dim", high=65_536)}
+    found: dict[str, Any] = {"lora_dim": whole(training, "lora_dim", "training.lora_dim")}
     if training.has("lora_alpha"):
-        found["lora_alpha"] = training.number("lora_alpha", 1e6)
+        found["lora_alpha"] = number(training, "lora_alpha", "training.lora_alpha")
     every = set(targets) == set(LORA_TARGETS)
     return found | {"lora_target_modules": None if every else tuple(t for t in LORA_TARGETS if t in targets)}
 
@@ -189,7 +192,7 @@ def _run_tokens(training: Section) -> int | None:
     """Tokens of the whole run, which people write as 15e12."""
     if not training.has("run_tokens"):
         return None
-    tokens = training.number("run_tokens", 1e18)
+    tokens = number(training, "run_tokens", "training.run_tokens")
     if not tokens.is_integer():
         raise training.refuse("run_tokens", "a whole number of tokens")
     return int(tokens)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import InfeasibleError
 from jointopt.measure.exports.intent import BENCHMARK
-from jointopt.measure.exports.megatron import checkout_version
+from jointopt.measure.exports.targets import version_in
 from jointopt.report.exported import Exported, exported, plan_alone
 from jointopt.report.shortage import Shortage, shortage_of
 from jointopt.spec.calibration import Calibration
@@ -43,7 +43,7 @@ def export(
     than not, unless ``allow_tight``.
     """
     if checkout is not None:
-        version = checkout_version(checkout)
+        version = version_in(checkout)
     found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
     if short := _shortage(JobModel.of(job, surrogate, measured, calibration, storage, machine), plan):
         if not allow_tight:

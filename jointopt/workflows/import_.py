@@ -57,7 +57,8 @@ def import_(
         from jointopt.runs.table import checked_results
 
         remarks = [*remarks, *checked_results(pd.DataFrame(rows))[1]]
-    network = {name: given[name] for name in ("inter_node_gbytes_per_s",) if given.get(name)}
+    stated = "inter_node_gbytes_per_s" if given.get("inter_node_gbytes_per_s") else None
+    network = {stated: run.job.cluster.inter_node_gbytes_per_s} if stated else {}
     return Imported(
         job=run.job, plan=record, plan_text=format_plan(parsed.layouts, parsed.stage_clock_mhz),
         runs=tuple(row | network for row in rows),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
+from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
@@ -21,6 +22,7 @@ from jointopt.report.results import Polished, PolishedPoint
 from jointopt.report.shortage import shortage_of
 from jointopt.search.pareto import take
 from jointopt.spec.calibration import Calibration
+from jointopt.spec.catalog.limits import most
 from jointopt.spec.job import Job
 from jointopt.spec.machine import Machine
 from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
@@ -87,6 +89,12 @@ class Schedule:
     def __init__(self, physics: CostModel, stage_clock_mhz: Floats) -> None:
         costs = physics.groups[0]
         pp, vpp, batches = costs.depth, int(costs.layouts["vpp"][0]), int(costs.num_micro_batches[0])
+        if (turns := 2 * pp * vpp * batches) > most("plan.instructions"):
+            raise InfeasibleError(
+                f"The plan's {batches:,} micro-batches over {pp * vpp:,} chunks are {turns:,} passes, and at most "
+                f"{most('plan.instructions'):,} are polished; choose larger micro-batches, more replicas or fewer "
+                "stages."
+            )
         grid = np.unique(np.concatenate((physics.job.search.clock_mhz, stage_clock_mhz)))
         passes = instruction_costs(physics, 0, grid)
         self._waiting_w = float(physics.energy_slope_w[0])
@@ -171,7 +179,7 @@ def _points(schedule: Schedule, part: Problem, unit_s: float | None, slowdown: f
     candidates = list(_by_linear(schedule, part, limits) if unit_s is None else _by_lowtime(schedule, part, unit_s))
     plan = schedule.plan_choice(schedule.problem)
     points = []
-    for limit in limits:
+    for limit in steps(limits, "slowdowns"):
         starts = [plan, *_best_within(schedule, part, candidates, limit)]
         filled = [schedule.problem.spend_slack(start, limit - schedule.beyond_s(start)) for start in starts]
         points.append(min(map(schedule.point, filled), key=lambda point: point.energy_j))
@@ -201,7 +209,7 @@ def _by_linear(schedule: Schedule, part: Problem, limits_s: list[float]) -> Iter
     else:
         slow, fast = (part.makespan_s(choice) for choice in (part.slowest(), part.fastest()))
         makespans = np.linspace(fast * (1.0 + 1e-9), slow, _SAMPLES).tolist()
-    for makespan in makespans:
+    for makespan in steps(makespans, "linear programmes"):
         found = least_energy(part, makespan)
         if found is not None:
             yield part.within(found[0])

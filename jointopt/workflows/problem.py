@@ -143,6 +143,7 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
         rows = np.flatnonzero(np.resize(worth_starting(problem, physics, fitting), len(fitting)))
         if len(rows) < len(fitting):
             dropped[RISKY] = problem.num_distinct * (len(fitting) - len(rows)) // len(fitting)
+            dropped |= dict.fromkeys(without, problem.num_distinct - dropped[RISKY])
             layouts, peak_bytes, fitting = take(layouts, rows), peak_bytes[rows], fitting[rows]
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)

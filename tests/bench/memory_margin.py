@@ -29,10 +29,10 @@ def own_margin(margin: MemoryMargin, evidence: MemoryEvidence) -> MemoryMargin:
     centre = float(weights @ GRID)
     unsure = float(weights @ (GRID - centre) ** 2)
     spread = min(margin.source_sd, float(np.hypot(margin.source_sd / 2.0, np.sqrt(unsure))))
-    return MemoryMargin(centre, spread, margin.plan_sd, margin.crash_share, margin.cut)
+    return MemoryMargin(centre, spread, margin.plan_sd, margin.crash_share)
 
 
-def learn_margin(sources: Sequence[MemoryEvidence], cut: float = 0.5) -> MemoryMargin:
+def learn_margin(sources: Sequence[MemoryEvidence]) -> MemoryMargin:
     """The margin under which recorded runs are likely, each source counting for at most 100 runs.
 
     Sources that record only what fitted must leave ``ok_load`` empty: that they fitted is then why they are there.
@@ -42,7 +42,7 @@ def learn_margin(sources: Sequence[MemoryEvidence], cut: float = 0.5) -> MemoryM
 
     found = minimize(loss, START, args=(list(sources),), method="Nelder-Mead", options={"maxiter": 2000})
     centre, source, plan, crash = found.x.tolist()
-    return MemoryMargin(centre, float(np.exp(source)), float(np.exp(plan)), float(expit(crash)), cut)
+    return MemoryMargin(centre, float(np.exp(source)), float(np.exp(plan)), float(expit(crash)))
 
 
 def loss(point: Floats, sources: list[MemoryEvidence]) -> float:

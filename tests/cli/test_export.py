@@ -74,8 +74,8 @@ def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--to", "megatrn"), "--to must be one of megatron, "),
-        (("--version", "newest"), "--version must be a version such as 0.16.1, or development; got 'newest'."),
-        (("--version", "0.3.0\ntouch x"), "or development; got '0.3.0\\ntouch x'."),
+        (("--version", "newest"), "--version of megatron must be one of 0.12, "),
+        (("--version", "0.3.0\ntouch x"), "development; got '0.3.0\\ntouch x'."),
         (("--plan", "dp=3"), "dp*tp*pp*cp is 6; it must be the cluster's 8 GPUs."),
         (
             ("--plan", '{"front": []}'),
@@ -86,3 +86,11 @@ def test_every_target_writes_its_files(target: str, tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_refused_in_a_sentence(words: tuple[str, str], message: str) -> None:
     result = exported(*words)
     assert (result.exit_code, message in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_release_that_is_not_known_is_refused_with_those_that_are(target: str) -> None:
+    result = exported("--version", "9.9", to=target)
+    known = TARGETS[target].releases or TARGETS["torchtitan"].releases  # which runs the job
+    assert result.exit_code == 2
+    assert f"must be one of {', '.join(known)}; got '9.9'." in result.stderr

@@ -50,3 +50,18 @@ def test_a_missing_gpu_is_bad_usage(config: Path) -> None:
     answer = CliRunner().invoke(jointopt, ["import", str(config)])
     assert answer.exit_code == 2
     assert "--gpu" in answer.stderr
+
+
+@pytest.mark.parametrize("words", [("--network", "400G"), ("--inter-node-gbytes-per-s", "3.2Tb/s per node")])
+def test_the_network_of_a_run_is_given_in_the_words_that_people_use(config: Path, words: tuple[str, str]) -> None:
+    answer = CliRunner().invoke(jointopt, ["import", str(config), "--gpu", "a100-sxm4-80gb", *words, "--json"])
+    assert json.loads(answer.stdout)["job_file"]["cluster"]["inter_node_gbytes_per_s"] == 50
+
+
+def test_a_script_passes_the_same_limits_as_a_job_file(tmp_path: Path) -> None:
+    script = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 100000 --hidden-size 4096 --seq-length 4096 "
+    script += "--num-attention-heads 32 --micro-batch-size 1 --global-batch-size 512 --vocab-size 32000"
+    (tmp_path / "train.sh").write_text(script)
+    answer = CliRunner().invoke(jointopt, ["import", str(tmp_path / "train.sh"), "--gpu", "h100-sxm5-80gb"])
+    assert answer.exit_code == 2
+    assert "model.num_layers must be a whole number from 1 to 1,000" in answer.stderr

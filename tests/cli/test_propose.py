@@ -170,3 +170,26 @@ def test_a_network_without_a_usual_figure_can_be_given(passed: dict[str, Any]) -
     assert "--inter-node-gbytes-per-s" in run(*SHAPE, *slow).stderr
     assert run(*SHAPE, *slow, "--inter-node-gbytes-per-s", 12.5).exit_code == 0
     assert passed["job"].cluster.inter_node_gbytes_per_s == 12.5
+
+
+@pytest.mark.parametrize(
+    "words", [("--network", "200G"), ("--network", "hdr"), ("--inter-node-gbytes-per-s", "200Gb/s")]
+)
+def test_a_network_has_the_name_or_the_unit_that_people_use(passed: dict[str, Any], words: tuple[str, str]) -> None:
+    slow = ["--gpu=l40s", "--gpus-per-node=4", "--framework=nemo"]
+    assert run(*SHAPE, *slow, *words).exit_code == 0
+    assert passed["job"].cluster.inter_node_gbytes_per_s == 25
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--network", "400"), "--network 400: of which unit? Give 400G"),
+        (("--network", "ndr", "--inter-node-gbytes-per-s", "50"), "Give --network or --inter-node-gbytes-per-s, not"),
+        (("--inter-node-gbytes-per-s", "400"), "400 Gb/s are 50: write 400Gb/s, or 400GB/s if it is really 400 GB/s."),
+    ],
+)
+def test_a_network_of_an_unclear_unit_is_a_question(words: tuple[str, ...], sentence: str) -> None:
+    result = run(*SHAPE, "--gpu=h100-sxm5-80gb", *words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr

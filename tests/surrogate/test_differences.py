@@ -201,8 +201,8 @@ def test_a_front_states_how_surely_each_plan_beats_the_reference(surrogate: str)
     percent = front["time_vs_first_percent"]
     assert percent.to_numpy() == pytest.approx(100 * (front["iteration_time_s"] / reference_s - 1).to_numpy(), abs=1e-6)
     assert (front["time_vs_first_percent_low"] <= percent).all()
-    assert front["leaner_probability"].iloc[-1] > 0.99
-    assert found.to_dict()["front"][-1]["faster_probability"] < 0.01
+    assert front["leaner_probability"].iloc[-1] > 0.98
+    assert found.to_dict()["front"][-1]["faster_probability"] < 0.1
 
 
 def test_differences_of_a_job_are_narrower_than_the_times_themselves() -> None:

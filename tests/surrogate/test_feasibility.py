@@ -23,7 +23,7 @@ from jointopt.surrogate.feasibility import (
 )
 from tests.bench.memory_margin import START, learn_margin, loss, own_margin
 
-MARGIN = MemoryMargin(0.0, 0.14, 0.1, 0.04, 0.5)
+MARGIN = MemoryMargin(0.0, 0.14, 0.1, 0.04)
 LOADS = np.log([0.5, 0.9, 1.0, 1.1, 2.0])
 
 
@@ -59,7 +59,7 @@ def prior(margin):
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize("margin", [MARGIN, MemoryMargin(0.05, 0.2, 0.15, 0.1, 0.5)])
+@pytest.mark.parametrize("margin", [MARGIN, MemoryMargin(0.05, 0.2, 0.15, 0.1)])
 def test_offsets_of_a_source_are_as_likely_as_its_runs_there(margin):
     expected = prior(margin) * [likelihood(offset, margin.plan_sd) for offset in GRID]
     np.testing.assert_allclose(source_weights(margin, ALL), expected / expected.sum(), rtol=1e-9, atol=1e-15)
@@ -69,7 +69,7 @@ def test_a_framework_s_margin_is_that_of_its_likely_offsets_and_no_wider_than_ha
     weights = source_weights(MARGIN, ALL)
     centre = weights @ GRID
     unsure = np.sqrt(weights @ (GRID - centre) ** 2)
-    expected = MemoryMargin(centre, np.hypot(0.07, unsure), 0.1, 0.04, 0.5)
+    expected = MemoryMargin(centre, np.hypot(0.07, unsure), 0.1, 0.04)
     assert astuple(own_margin(MARGIN, ALL)) == pytest.approx(astuple(expected))
     unknown = own_margin(MARGIN, MemoryEvidence())
     assert (unknown.centre, unknown.source_sd) == (pytest.approx(0.0, abs=1e-9), 0.14)
@@ -77,7 +77,7 @@ def test_a_framework_s_margin_is_that_of_its_likely_offsets_and_no_wider_than_ha
 
 def test_the_loss_of_a_margin_is_how_unlikely_it_and_the_runs_of_all_sources_are():
     point = np.array([0.05, np.log(0.2), np.log(0.15), -1.0])
-    margin, crashes = MemoryMargin(0.05, 0.2, 0.15, 0.0, 0.5), 1 / (1 + np.e)
+    margin, crashes = MemoryMargin(0.05, 0.2, 0.15, 0.0), 1 / (1 + np.e)
     evidence = prior(margin) @ [likelihood(offset, 0.15, crashes) for offset in GRID]
     away = ((point - [0.0, np.log(0.1), np.log(0.08), -2.0]) / [0.1, 0.7, 0.7, 1.0]) ** 2
     assert loss(point, [ALL, MemoryEvidence(), ALL]) == pytest.approx(away.sum() / 2 - 2 * np.log(evidence))
@@ -163,7 +163,7 @@ def test_no_probability_is_beyond_its_bounds_by_rounding():
 def test_the_table_of_fit_probabilities_is_the_sum_over_the_grid(load, plan_sd, seed):
     weights = np.random.default_rng(seed).dirichlet(np.ones(len(GRID)))
     loads = load + plan_sd / 80 * np.arange(4)  # on points of the table and between them
-    found = fit_probability(loads, weights, MemoryMargin(0.0, 0.14, plan_sd, 0.04, 0.5))
+    found = fit_probability(loads, weights, MemoryMargin(0.0, 0.14, plan_sd, 0.04))
     normal = NormalDist()
     by_hand = [sum(w * normal.cdf((-one - g) / plan_sd) for w, g in zip(weights, GRID, strict=True)) for one in loads]
     assert found == pytest.approx(by_hand, abs=1.5e-13)

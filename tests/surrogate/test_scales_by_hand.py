@@ -24,7 +24,7 @@ from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.within_job import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
 from tests.bench.memory_margin import loss
 
-MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1, cut=0.7)
+MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1)
 PHI = NormalDist().cdf
 NONE = np.empty(0, np.int64)
 

@@ -15,6 +15,7 @@ from jointopt.core.errors import ExportError, UsageError
 from jointopt.spec.files import package_yaml
 
 NEWEST = "development"
+_DEVELOPMENT = (NEWEST, "dev", "main")
 _HIGHEST = (10**6,)
 
 
@@ -34,9 +35,20 @@ class Option:
         return version_key(self.since or "0") <= version_key(version) < version_key(self.until or NEWEST, end=True)
 
 
+def is_of_release(version: str, release: str) -> bool:
+    """Whether a version is that release, or one of its patches: ``0.16.1`` of ``0.16``, ``0.3`` of ``0.3.0``."""
+    if not release[0].isdigit():
+        return version == release or (release == NEWEST and version in _DEVELOPMENT)
+    try:
+        pairs = zip(version_key(version), version_key(release), strict=False)
+    except UsageError:
+        return False
+    return all(one == other for one, other in pairs)
+
+
 def version_key(version: str, end: bool = False) -> tuple[int, ...]:
     """A version as numbers to compare by; the newest is above all. UsageError for text that is no version."""
-    if version in (NEWEST, "dev", "main", ""):
+    if version in (*_DEVELOPMENT, ""):
         return (*_HIGHEST, 1) if end else _HIGHEST
     numbers = re.fullmatch(r"(?:core_)?[rv]?(\d+(?:\.\d+)*)[\w.+-]*", version, re.ASCII)
     if numbers is None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jointopt.core.errors import ExportError, UsageError, nearest
 from jointopt.measure.exports.intent import Export, Intent
-from jointopt.measure.exports.options import NEWEST, version_key
+from jointopt.measure.exports.megatron import checkout_version
+from jointopt.measure.exports.options import NEWEST, is_of_release, version_key
 
 
 @dataclass(frozen=True)
 class Target:
-    """One target: its module in this package, and the version that is meant where none is stated."""
+    """One target: its module in this package, the releases whose words are known, and the one that is usually meant."""
 
     module: str
+    releases: tuple[str, ...] = ()  # none: the version is that of what it starts
     version: str = NEWEST
     around: bool = False  # it starts another target's words
 
@@ -25,12 +28,16 @@ class Target:
         made: Callable[..., Export] = module.export
         if program and not self.around:
             raise UsageError("--program names what a batch system starts: give it with --to slurm or kubernetes.")
-        if version:  # it is written into scripts, also where nothing depends on it
-            version_key(version)
+        self._check(version, module.NAME)
         found = made(intent, version or self.version, *([program] if self.around else []))
         if self.around or not intent.arguments:
             return found
         return replace(found, words=(*intent.arguments, *_without(found.words, intent.arguments)))
+
+    def _check(self, version: str, name: str) -> None:
+        """UsageError for a version of which no release is known; it is written into scripts as it stands."""
+        if version and self.releases and not any(is_of_release(version, release) for release in self.releases):
+            raise UsageError(f"--version of {name} must be one of {', '.join(self.releases)}; got {version!r:.80}.")
 
 
 def _without(words: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
@@ -44,15 +51,17 @@ def _without(words: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
             yield word
 
 
+# 0.12, 0.16.1 and 0.20 (the development branch of August 2026) were read, those between them by their changes
+MEGATRON_CORE = (*(f"0.{minor}" for minor in range(12, 21)), NEWEST)
 TARGETS = {
-    "megatron": Target("megatron"),
-    "megatron-bridge": Target("megatron_bridge", "0.3.1"),
-    "torchtitan": Target("torchtitan", "0.3.0"),
-    "deepspeed": Target("deepspeed", "0.19"),
-    "nanotron": Target("nanotron"),
-    "accelerate": Target("accelerate", "1.15"),
+    "megatron": Target("megatron", MEGATRON_CORE),
+    "megatron-bridge": Target("megatron_bridge", ("0.3.1",), "0.3.1"),
+    "torchtitan": Target("torchtitan", ("0.2.2", "0.3.0"), "0.3.0"),
+    "deepspeed": Target("deepspeed", ("0.18", "0.19"), "0.19"),
+    "nanotron": Target("nanotron", ("0.4", NEWEST)),
+    "accelerate": Target("accelerate", ("1.15",), "1.15"),
     "slurm": Target("slurm", around=True),
-    "kubernetes": Target("kubernetes", "v1alpha2", around=True),
+    "kubernetes": Target("kubernetes", ("v1alpha2",), "v1alpha2", around=True),  # of JobSet
 }
 # which target runs a job of a framework profile; of all others, Megatron-LM
 _OF_PROFILE = {
@@ -66,6 +75,12 @@ def target_named(name: str) -> Target:
     if name not in TARGETS:
         raise UsageError(f"--to must be one of {', '.join(TARGETS)}; got {name!r}{nearest(name, TARGETS)}.")
     return TARGETS[name]
+
+
+def version_in(checkout: Path) -> str:
+    """The version of a checkout of Megatron-LM; the development branch for what is newer than any known release."""
+    stated = checkout_version(checkout)
+    return NEWEST if version_key(stated) > version_key(f"{MEGATRON_CORE[-2]}.999") else stated
 
 
 def program_of(intent: Intent, name: str = "") -> Target:

@@ -14,8 +14,8 @@ from typing import Any
 from jointopt.core.errors import ExportError, LauncherError, UsageError
 from jointopt.core.facts import Failure, FailureKind
 from jointopt.measure.exports.intent import Export, intent_of
-from jointopt.measure.exports.megatron import ENVIRONMENT, checkout_version
-from jointopt.measure.exports.targets import TARGETS
+from jointopt.measure.exports.megatron import ENVIRONMENT
+from jointopt.measure.exports.targets import TARGETS, version_in
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, without
 from jointopt.measure.launchers.rows import WINDOW, failed_row, is_blank
 from jointopt.measure.logs.conditions import fabric_of, version_of
@@ -85,7 +85,7 @@ class FrameworkProgram(Program):
                 "--use-tp-pp-dp-mapping out."
             )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
-        found = checkout_version(self.cwd) if name == "megatron" and self.cwd else ""
+        found = version_in(self.cwd) if name == "megatron" and self.cwd else ""
         self.version = version or found
 
     def check(self, job: Job) -> None:

@@ -78,6 +78,11 @@ def host_bytes_per_s(gpu: Gpu) -> float:
     return GB * float(gpu.host_gbytes_per_s or _row(gpu)["host_gbytes_per_s"])
 
 
+def slot_gbytes_per_s(gpu: Gpu) -> float:
+    """GB/s that a slot of PCIe x16 of the GPU's architecture carries in one direction."""
+    return float(_row(gpu)["host_gbytes_per_s"])
+
+
 def fp32_time_factor(gpu: Gpu) -> float | None:
     """Time of an fp32 product without TF32 over its bf16 time; None where the cores per SM are not known."""
     lanes = _row(gpu)["fp32_lanes_per_sm"]

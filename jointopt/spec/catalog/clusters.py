@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from jointopt.core.errors import CatalogError, JobError, nearest
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import LEAST_LINK_GBYTES_PER_S
+from jointopt.core.schema import COLUMNS, LEAST_LINK_GBYTES_PER_S
 from jointopt.spec.catalog.gpus import cite, load_gpu, read_yaml
+from jointopt.spec.catalog.limits import number, whole
+from jointopt.spec.catalog.networks import LINKS, bandwidth, link_of
 from jointopt.spec.catalog.own_gpus import own_gpu
 from jointopt.spec.check import Section, is_whole
 from jointopt.spec.cluster import Cluster, Gpu
@@ -36,9 +38,7 @@ SITE = (
 )  # of the site; all optional
 COOLINGS = ("air", "liquid")  # fans carry the heat of GPUs away, or cold plates and immersion do
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
-_MOST_NODES, _MOST_GPUS_PER_NODE = 1_000_000, 1024
-_MOST_MEMORY_GIB = 65_536.0
-_HIGHEST = {"inlet_temperature_c": 60.0, "exhaust_rise_k": 40.0, "host_load_share": 2.0, "pue": 10.0}
+_MOST_OF_TABLES = float(COLUMNS["inter_node_gbytes_per_s"].high)
 _UNITS = {  # of figures that may be zero, but for the PUE, which is 1 at the least
     "inter_node_latency_us": " µs", "intra_node_pj_per_bit": " pJ/bit", "inter_node_pj_per_bit": " pJ/bit",
     "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node",
@@ -71,10 +71,10 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
         raise JobError(
             f"{section.at('nodes')} is a list; `jointopt scale` compares several sizes, other verbs take one."
         )
-    nodes = section.whole("nodes", high=_MOST_NODES)
+    nodes = whole(section, "nodes", "cluster.nodes")
     per_node, assumed = gpu.usual_gpus_per_node or 0, []
     if section.has("gpus_per_node") or not per_node:
-        per_node = section.whole("gpus_per_node", high=_MOST_GPUS_PER_NODE)
+        per_node = whole(section, "gpus_per_node", "cluster.gpus_per_node")
     else:
         usual = f"the usual {per_node} of {gpu.id} are assumed"
         assumed.append(Assumption.not_given("gpus_per_node", per_node, str(per_node), usual))
@@ -98,10 +98,8 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
 
 def _site(section: Section) -> dict[str, Any]:
     """Carbon and price of electricity, price of a GPU, where they are given; a currency needs a price."""
-    highest = {"carbon_kg_per_kwh": 10.0, "price_per_kwh": 1e9, "price_per_gpu_hour": 1e9}
-    site: dict[str, Any] = {
-        key: section.number(key, most, zero=True) for key, most in highest.items() if section.has(key)
-    }
+    rates = ("carbon_kg_per_kwh", "price_per_kwh", "price_per_gpu_hour")
+    site: dict[str, Any] = {key: number(section, key, f"cluster.{key}", zero=True) for key in rates if section.has(key)}
     if section.has("cooling"):
         site["cooling"] = section.choice("cooling", COOLINGS)
     if section.has("currency"):
@@ -149,7 +147,7 @@ def _gpu(section: Section) -> Gpu:
         raise CatalogError(f"{section.at('gpu')}: {error}") from error
     if not section.has("memory_gib"):
         return gpu
-    return dataclasses.replace(gpu, memory_gib=section.number("memory_gib", _MOST_MEMORY_GIB))
+    return dataclasses.replace(gpu, memory_gib=number(section, "memory_gib", "cluster.memory_gib"))
 
 
 def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, Assumption | None]:
@@ -158,10 +156,15 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
         return 0.0, None  # what is stated of a host is all of it
     if not section.has(key):
         return _left_open(key, gpu, nodes, per_node, section.choice("cooling", COOLINGS, ""))
-    value = section.number(key, _HIGHEST.get(key, 1e6), zero=_UNITS.get(key, "") != "")
+    if key in LINKS and isinstance(section.values[key], str):
+        section = Section({key: bandwidth(section, key, per_node)}, section.where)
+    if key == "inter_node_gbytes_per_s":  # which tables have too; `check_links` has what a job file may state
+        value = section.number(key, _MOST_OF_TABLES)
+    else:
+        value = number(section, key, f"cluster.{key}", zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
         raise section.refuse(key, "a number from 1 (all power reaches the computers) to 10")
-    if key.endswith("_gbytes_per_s") and value < LEAST_LINK_GBYTES_PER_S:
+    if key in LINKS and value < LEAST_LINK_GBYTES_PER_S:
         raise section.refuse(key, f"at least {LEAST_LINK_GBYTES_PER_S:g} GB/s, 8 Mb/s (is it in GB/s, per GPU?)")
     return value, None
 
@@ -193,7 +196,7 @@ def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, Assumption | None]:
         raise JobError(
             f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
             f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
-            f"(without a job file: --inter-node-gbytes-per-s)."
+            f"(without a job file: --network 400G, or --inter-node-gbytes-per-s)."
         )
     text = f"{usual:g} GB/s per GPU"
     return usual, Assumption.not_given(key, usual, text, f"{text} are assumed, as in the reference system of {gpu.id}")
@@ -248,12 +251,6 @@ def _load_share(gpu: Gpu, cooling: str) -> StandIn:
     if cooling == "liquid":
         return StandIn(supplies.value, f"cooled by liquid: {supplies.source}")
     return StandIn(round(supplies.value + fans.value, 4), f"cooled by air: {supplies.source}; and fans: {fans.source}")
-
-
-def link_of(gpu: Gpu) -> str:
-    """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
-    links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
-    return next((link for link, gpus in links.items() if gpu.kin in gpus), "nvlink")
 
 
 def _stand_in(cell: list[Any]) -> StandIn:

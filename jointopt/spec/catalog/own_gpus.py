@@ -9,19 +9,11 @@ from typing import Any
 from jointopt.core.errors import JobError
 from jointopt.core.schema import DTYPES
 from jointopt.spec.catalog.gpus import FIGURES, gpu_ids, load_gpu, own_power_constants
+from jointopt.spec.catalog.limits import number, whole
 from jointopt.spec.check import Section
 from jointopt.spec.cluster import Gpu
 
-# Of each figure the most that makes sense, with room above the largest parts of 2026.
-_MOST = {
-    "memory_gib": 65_536.0, "memory_gbytes_per_s": 100_000.0, "sm_count": 4096, "intra_node_gbytes_per_s": 20_000.0,
-    "scale_up_gpus": 65_536, "usual_gpus_per_node": 1024, "usual_inter_node_gbytes_per_s": 10_000.0,
-    "clock_min_mhz": 10_000.0, "clock_max_mhz": 10_000.0, "clock_step_mhz": 1000.0, "tdp_w": 20_000.0,
-    "idle_w": 5000.0, "wait_w": 20_000.0, "throttle_temperature_c": 150.0, "host_gbytes_per_s": 10_000.0,
-    "host_time_factor": 100.0, "process_memory_gib": 1000.0, "power_limit_min_w": 20_000.0,
-}  # fmt: skip
 _WHOLE = ("sm_count", "scale_up_gpus", "usual_gpus_per_node")
-_MOST_TFLOPS = 1e6
 KEYS = ("name", "like", "vendor", "architecture", "peak_tflops", *FIGURES)
 
 
@@ -60,15 +52,15 @@ def _like(section: Section) -> Gpu | None:
 
 def _figure(section: Section, key: str) -> float | int:
     if key in _WHOLE:
-        return section.whole(key, high=int(_MOST[key]))
-    return section.number(key, _MOST[key])
+        return whole(section, key, f"gpu.{key}")
+    return number(section, key, f"gpu.{key}")
 
 
 def _peaks(section: Section, like: Gpu | None) -> dict[str, float]:
     """Dense rates by precision; one of 16 bit is needed, as matrix products are timed by it."""
     peaks = section.section("peak_tflops", DTYPES)
     found = dict(like.peak_tflops) if like else {}
-    found |= {dtype: peaks.number(dtype, _MOST_TFLOPS) for dtype in peaks.values}
+    found |= {dtype: number(peaks, dtype, "gpu.peak_tflops") for dtype in peaks.values}
     if not {"bf16", "fp16"} & found.keys():
         raise section.refuse("peak_tflops", "dense TFLOP/s by precision, with bf16 or fp16, such as {bf16: 989}")
     return found

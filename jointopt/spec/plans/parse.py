@@ -28,6 +28,7 @@ from jointopt.core.schema import (
     Columns,
     Floats,
 )
+from jointopt.spec.catalog.limits import most
 from jointopt.spec.defaults import canonical, default_plan
 from jointopt.spec.job import Job
 from jointopt.spec.plans.clocks import format_stage_clocks, number_in, parse_stage_clocks, plain_number
@@ -168,7 +169,7 @@ def _value(key: str, value: Any) -> int | bool:
             raise PlanError(f"The {key} of a plan must be {column.codes.expected}; got {value!r}{hint}.") from error
     if column.dtype == "bool":
         return _flag(key, value)
-    lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, _LARGEST))
+    lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, most("plan.pp") if key == "pp" else _LARGEST))
     with suppress(ValueError):
         if not isinstance(value, bool) and lowest <= int(str(value)) <= highest:
             return int(str(value))

@@ -24,6 +24,7 @@ from jointopt.core.schema import (
     inside,
     num_gpus,
 )  # fmt: skip
+from jointopt.spec.catalog.limits import most
 from jointopt.spec.defaults import canonical
 from jointopt.spec.job import Job, Search, Training
 from jointopt.spec.plans.newer_rules import (
@@ -139,13 +140,14 @@ def check_abilities(search: Search, training: Training) -> None:
 def _degree_rules(job: Job) -> list[Rule]:
     training, framework, layers = job.training, job.training.framework, job.model.num_layers
     batch, sequence, gpus = training.global_batch_size, training.seq_length, job.cluster.num_gpus
-    uneven = "which does not divide"
+    uneven, deepest = "which does not divide", most("plan.pp")
     return [
         Rule("gpus", DEGREES, lambda c: num_gpus(c) != gpus, "",
              f"{'*'.join(DEGREES)} is {{product}}; it must be the cluster's {gpus} GPUs."),
         *_shard_rules(job),
         Rule("layers", ("pp",), lambda c: c["pp"] > layers, f"pp is larger than the {layers} layers",
              f"pp {{pp}} is larger than the {layers} layers."),
+        Rule("deepest", ("pp",), lambda c: c["pp"] > deepest, f"pp is larger than {deepest}, deeper than any pipeline"),
         Rule("context_parallel", ("cp",), lambda c: (c["cp"] > 1) & (not framework.context_parallel),
              f"{framework.name} has no context parallelism",
              f"{framework.name} has no context parallelism: cp must be 1, not {{cp}}."),

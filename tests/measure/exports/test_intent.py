@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jointopt.core.errors import ExportError, JobError
-from jointopt.measure.exports.options import NEWEST, version_key
+from jointopt.measure.exports.options import NEWEST, is_of_release, version_key
+from jointopt.measure.exports.targets import version_in
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.details import RopeScaling, details_of
 from jointopt.spec.huggingface import model_from_config
@@ -84,3 +86,23 @@ def test_a_detail_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     model = load_model("llama-2-7b")
     with pytest.raises(JobError, match="The configuration of llama-2-7b has a value that makes no sense"):
         details_of(replace(model, config={**(model.config or {}), **wrong}))
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "same"),
+    [
+        ("0.16.1", "0.16", True), ("core_r0.16.0", "0.16", True), ("0.3", "0.3.0", True), ("0.3.1", "0.3.0", False),
+        ("main", NEWEST, True), ("9.9", NEWEST, False), (NEWEST, "0.19", False), ("1.0", "v1alpha2", False),
+        ("v1alpha2", "v1alpha2", True), ("x", "0.3", False), ("0.160", "0.16", False),
+    ],
+)  # fmt: skip
+def test_a_patch_is_of_its_release_and_of_no_other(version: str, release: str, same: bool) -> None:
+    assert is_of_release(version, release) is same
+
+
+def test_a_checkout_newer_than_the_known_releases_has_the_words_of_the_development_branch(tmp_path: Path) -> None:
+    info = tmp_path / "megatron" / "core" / "package_info.py"
+    info.parent.mkdir(parents=True)
+    for minor, version in ((20, "0.20.3"), (21, NEWEST), (11, "0.11.3")):
+        info.write_text(f"MAJOR = 0\nMINOR = {minor}\nPATCH = 3\n")
+        assert version_in(tmp_path) == version

@@ -59,7 +59,7 @@ def written(job: Job, record: dict[str, Any], target: str, folder: Path) -> list
     """The files of the export; none where the target refuses the plan."""
     name, _, version = target.partition(" ")
     try:
-        return write(export(job, record, name, version=version), folder)
+        return write(export(job, record, name, version=version, allow_tight=True), folder)
     except ExportError as refused:
         if not re.search("cannot express|has no", str(refused)):
             raise

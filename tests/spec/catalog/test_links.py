@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jointopt.spec.catalog.clusters import link_defaults, link_of
+from jointopt.spec.catalog.clusters import link_defaults
 from jointopt.spec.catalog.gpus import gpu_ids, load_gpu, read_yaml
+from jointopt.spec.catalog.networks import link_of
 from jointopt.spec.cluster import Cluster
 
 
