@@ -126,10 +126,11 @@ def test_two_tunes_on_one_database_run_no_layout_that_the_other_ran_out_of_memor
     assert not out & {layout(plan) for plan in second.ran}
 
 
-def test_a_measured_layout_that_ran_out_of_memory_is_not_proposed() -> None:
-    best = propose(small(), trials=0).front
+@pytest.mark.parametrize("surrogate", ["default", "none"])
+def test_a_measured_layout_that_ran_out_of_memory_is_not_proposed(surrogate: str) -> None:
+    best = propose(small(), trials=0, surrogate=surrogate).front
     cells = {name: int(best[name][0]) for name in ("tp", "micro_batch_size")}
-    found = propose(small(), trials=0, measured=ran_out(**cells))
+    found = propose(small(), trials=0, surrogate=surrogate, measured=ran_out(**cells))
     assert not (
         (found.front["tp"] == cells["tp"]) & (found.front["micro_batch_size"] == cells["micro_batch_size"])
     ).any()
