@@ -13,7 +13,8 @@ from jointopt.cli.plan import option as plan_option
 
 
 @click.command(short_help="Write what starts a plan elsewhere.")
-@click.argument("job")
+@click.argument("job", required=False)
+@common.shape_options
 @plan_option()
 @click.option("--to", "target", required=True, help="megatron, megatron-bridge, torchtitan, deepspeed, nanotron, "
               "accelerate, slurm or kubernetes.")  # fmt: skip
@@ -26,11 +27,14 @@ from jointopt.cli.plan import option as plan_option
 @click.option("--arguments", default="", help="Arguments of the program, before those of the plan, which they replace: "
               "data, a recipe.")  # fmt: skip
 @click.option("--out", type=common.PATH, help="File, or folder where there are several.")
+@common.job_changes
 @common.allow_tight
 @common.model_options()
 @common.json_alone
 def export(
-    job: str, plan: Plan, out: Path | None, as_json: bool, basis: dict[str, Any], **options: Any,
+    job: str | None, plan: Plan, changes: dict[str, Any], basis: dict[str, Any], out: Path | None, as_json: bool,
+    target: str, version: str, checkout: Path | None, program: str, purpose: str, arguments: str, allow_tight: bool,
+    **shape: Any,
 ) -> None:  # fmt: skip
     """Write the files and words that start one plan of JOB in a training framework or on a batch system.
 
@@ -46,7 +50,10 @@ def export(
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 
-    found = exported(common.job_of(job), plan, **options, **basis)
+    found = exported(
+        common.job_of(job, shape, changes=changes), plan, target, version=version, checkout=checkout, program=program,
+        purpose=purpose, arguments=arguments, allow_tight=allow_tight, **basis,
+    )  # fmt: skip
     with common.writing("--out"):
         written = write(found, out) if out is not None else []
     for path in written:

@@ -61,6 +61,7 @@ def propose(
       jointopt propose --model llama-3-8b --gpu h100-sxm5-80gb --gpus 64 \\
           --global-batch-size 512 --seq-length 8192 --save-job job.yaml
     """
+    from jointopt.cli.job_words import job_words
     from jointopt.report.proposal import WRITTEN
     from jointopt.workflows import propose as workflow
 
@@ -68,7 +69,8 @@ def propose(
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
     found = workflow.propose(
-        the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight, **basis
+        the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight,
+        source=job_words(job, shape, changes, save_job), **basis,
     )
     with common.writing("--out"):
         if out:

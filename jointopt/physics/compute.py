@@ -136,7 +136,9 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         gemm=scaled(gemm, training.fp8_recipe), recipe=training.fp8_recipe, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
-        core=arch.attention_constants(gpu, training.attention).slower(profile.attention_factor),
+        core=arch.attention_constants(gpu, training.attention).slower(
+            profile.attention_factor * slower.get(training.attention, 1.0)
+        ),
         compute_factor=profile.compute_factor * slower.get("compute", 1.0) * overhead,
         elementwise_factor=profile.elementwise_factor * slower.get("elementwise", 1.0) * unfused,
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),

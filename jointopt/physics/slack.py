@@ -58,7 +58,8 @@ def _stage_clocks_mhz(
     own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
     own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))
     own = own_forward + own_backward
-    room = own.max(axis=1, keepdims=True) / own  # both passes may take this much longer
+    longest = own.max(axis=1, keepdims=True)
+    room = longest / np.maximum(own, 1e-12)  # both passes may take this much longer; of a stage without work any time
     passes = ((*forward, own_forward), (*backward, own_backward))
     lowest = np.maximum(*(sm * top_mhz / np.maximum(own * room - rest, 1e-12) for sm, rest, own in passes))
     wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)

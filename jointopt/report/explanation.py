@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from jointopt.core.facts import Assumption
@@ -13,11 +13,14 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
+from jointopt.report.doubts import first_doubts, first_lines
 from jointopt.report.heat import between, heat_words, warming_words
 from jointopt.report.layouts import Rank
+from jointopt.report.open_settings import OpenSetting
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
 from jointopt.report.reasons import beyond
 from jointopt.report.shortage import Shortage
+from jointopt.report.stage import Stage
 from jointopt.report.table import TextColumn
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.job import Job
@@ -38,30 +41,6 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One pipeline stage of an explained plan; power and memory are those of each GPU of the stage."""
-
-    clock_mhz: float
-    busy_s: float
-    idle_s: float
-    energy_j: float  # all GPUs of the stage, one iteration
-    memory_gib: float
-    num_layers: int = 0
-    power_w: float | None = None
-    temperature_c: float | None = None  # of the hottest GPU
-    num_gpus: int | None = None
-    peak_power_w: float | None = None  # of the hottest GPU, while a micro-batch's kernels run
-    power_limit_w: float | None = None  # the cluster's, or a lower one of the plan
-    held_by: str = ""  # power_limit or temperature, where it keeps the clock below the plan's
-    energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
-    temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
-
-    def document(self) -> dict[str, Any]:
-        """Every field."""
-        return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}
-
-
-@dataclass(frozen=True)
 class Explanation(Result):
     """One plan by part: every breakdown adds up to its total.
 
@@ -72,7 +51,7 @@ class Explanation(Result):
     keys = (
         "job=job.name plan feasible violations exceeded iteration_time_s energy_j avg_power_w peak_memory_gib "
         "fit_probability time_s "
-        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain doubts surrogate "
+        "energy_by_part_j memory_energy_j communication_energy_j memory_gib assumed in_domain surrogate "
         "informed_by learned rank utilization energy_by_level_j messages "
         "power_by_phase power_swing power_excursion temperature_swing"
     )
@@ -117,6 +96,13 @@ class Explanation(Result):
     exceeded: tuple[str, ...] = ()  # sentences: bounds of time, energy and power that the job states
     shortage: Shortage | None = None  # of memory; None where it is likelier to fit than not
     rank: Rank | None = None  # None where it was not looked for, or the plan is none of the space
+    hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the plan's time
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The plan as an entry that doubts of a front's first row are told by."""
+        ends = self.intervals.get("iteration_time_s", (None, None))
+        return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": ends[1]}
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -135,6 +121,8 @@ class Explanation(Result):
         breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
         out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
+        out["doubts"] = [*first_doubts(job, self.first, self.hangs_on, "The plan's"), *self.doubts]
+        out["hangs_on"] = [one.document() for one in self.hangs_on]
         out |= {"quantization": self.quantization} if self.quantization else {}
         out |= self.shortage.document() if self.shortage else {}
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
@@ -312,7 +300,7 @@ def _totals(found: Explanation) -> list[str]:
         (f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"),
         *(f"- {text}" for text in found.against),
     ]
-    return table.paragraphs(lines)
+    return [*table.paragraphs(lines), *first_lines(job, found.first, found.hangs_on, "The plan's")]
 
 
 def shares(

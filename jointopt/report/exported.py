@@ -11,7 +11,7 @@ from typing import Any
 from jointopt.core.errors import PlanError, UsageError
 from jointopt.measure.exports.command import folded, node_words
 from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
-from jointopt.measure.exports.targets import target_named
+from jointopt.measure.exports.targets import program_of, target_named
 from jointopt.spec.job import Job
 from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
 from jointopt.spec.plans.rules import check_plan
@@ -24,6 +24,7 @@ class Exported:
     export: Export
     nodes: int
     gpus_per_node: int
+    remark: str = ""  # that other software is started than was priced
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document: words, environment, world size, and the files."""
@@ -40,9 +41,8 @@ class Exported:
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
         lines = [f"export {name}={shlex.quote(value)}" for name, value in self.export.environment.items()]
-        return (
-            "\n".join(["#!/bin/bash", *lines, folded(node_words(self.export, self.nodes, self.gpus_per_node))]) + "\n"
-        )
+        start = folded(node_words(self.export, self.nodes, self.gpus_per_node))
+        return "\n".join(["#!/bin/bash", *_comment(self.remark), *lines, start]) + "\n"
 
 
 def exported(
@@ -59,10 +59,24 @@ def exported(
         own = shlex.split(arguments)
     except ValueError as error:
         raise UsageError(f"--arguments cannot be split into words: {error}; got {arguments!r:.200}.") from error
-    made = found.export(intent_of(job, record, purpose, arguments=own), version, program)
+    intent = intent_of(job, record, purpose, arguments=own)
+    made = found.export(intent, version, program)
+    if remark := (program_of(intent, program) if found.around else found).remark(job.training.framework):
+        files = {name: _commented(text, remark) for name, text in made.files.items()}
+        made = replace(made, notes=(*made.notes, remark), files=files)
     if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
         made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
-    return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node)
+    return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node, remark)
+
+
+def _commented(text: str, remark: str) -> str:
+    """A script with a remark below its first line; other files, which may know no comments, as they are."""
+    first, _, rest = text.partition("\n")
+    return "\n".join([first, *_comment(remark), rest]) if first.startswith("#!") else text
+
+
+def _comment(remark: str) -> list[str]:
+    return [f"# {remark}"] if remark else []
 
 
 def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:

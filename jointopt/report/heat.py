@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jointopt.report import table
 
 if TYPE_CHECKING:
-    from jointopt.report.explanation import Stage
+    from jointopt.report.stage import Stage
 
 _UNITS = {"peak_power_w": "W at the peak", "temperature_c": "°C"}
 

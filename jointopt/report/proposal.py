@@ -19,9 +19,12 @@ from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines, under_limits
 from jointopt.report.documents import Result, json_text, markdown, pick, plan_entries
+from jointopt.report.doubts import first_doubts, first_lines, unshown_lines
 from jointopt.report.joint import Joint
 from jointopt.report.layouts import Layout, layout_lines
 from jointopt.report.many_goals import following_words, spread_in_goals
+from jointopt.report.next_command import NextCommand, next_command
+from jointopt.report.open_settings import OpenSetting
 from jointopt.report.plans import (
     basis_lines,
     compared_lines,
@@ -30,6 +33,7 @@ from jointopt.report.plans import (
     predicted_table,
     probability_of_fitting,
     rate_words,
+    short_plan,
     shows_site,
     site_table,
     tight_lines,
@@ -94,7 +98,17 @@ class Proposal(Result):
     assumed: tuple[Assumption, ...] = ()  # what no source states, and what stands in
     best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
+    hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
+    source: str = ""  # how a shell names the job: its file, or options; blank: not known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
+
+    @functools.cached_property
+    def next_command(self) -> NextCommand | None:
+        """The command that starts the first row; None where the job's source is not known."""
+        if not len(self.front["pp"]):
+            return None
+        plan = {name: value for name, value in plan_entries(self.front, [0])[0].items() if name in PLAN_KEYS}
+        return next_command(self.job, plan, short_plan(self.front, 0), self.source)
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -112,6 +126,8 @@ class Proposal(Result):
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
             "doubts": self.doubts,
+            "hangs_on": [one.document() for one in self.hangs_on],
+            "next": self.next_command,
             "study": pick(self, "name=study_name storage"),
         }
 
@@ -122,16 +138,26 @@ class Proposal(Result):
 
     @functools.cached_property
     def doubts(self) -> list[str]:
-        """An assumed range of clocks, then why plans of the front are outside of what was checked.
+        """Sentences against the first row, an assumed range of clocks, then why plans are outside of what was checked.
 
-        Each such reason with its number of plans.
+        Each of the latter reasons with its number of plans.
         """
+        return [*first_doubts(self.job, self._first, self.hangs_on), *self._unchecked]
+
+    @functools.cached_property
+    def _unchecked(self) -> list[str]:
         from jointopt.surrogate.job_model import JobModel  # it imports the physics
 
         clocks = [self.job.assumed_clocks] if self.job.assumed_clocks else []
         if "in_domain" not in self.front:
             return clocks
         return clocks + doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
+
+    @property
+    def _first(self) -> dict[str, Any]:
+        """The first row with its rates; nothing of a front without plans."""
+        rows = [0] if len(self.front["pp"]) else []
+        return next(iter(plan_entries(with_rates(self.job, self.front), rows)), {})
 
     def to_frame(self) -> pd.DataFrame:
         """The front with throughput and what the site pays, columns as in a measurement table."""
@@ -189,7 +215,7 @@ class Proposal(Result):
             where = "follow" if top else between if wide else "lie between these"
             table += paragraphs([f"{total - len(rows):,} more plans {where}: --all or --json has them."])
         table += beside_lines(self.beside, self.feasible_layouts)
-        return blocks_text(_title(self), table, _site(self), _summary(self))
+        return blocks_text(_head(self), table, _site(self), _summary(self), _next(self))
 
     def _rows_for_people(self) -> Ints:
         """Rows of the front for people."""
@@ -209,7 +235,7 @@ class Proposal(Result):
             f"plan{'s' * (total != 1)}: --all prints {'them' if total != 1 else 'it'}, --layouts N more layouts."
         ])  # fmt: skip
         table += beside_lines(self.beside, self.feasible_layouts)
-        return blocks_text(_title(self), table, _site(self), _summary(self))
+        return blocks_text(_head(self), table, _site(self), _summary(self), _next(self))
 
     def report(self) -> Reported:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
@@ -235,35 +261,6 @@ class Proposal(Result):
         if self.record is not None:
             with replacing(folder / RECORD) as part:
                 plan_frame(self.record).to_csv(part, index=False, compression={"method": "gzip", "mtime": 1})
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The plans that one worker evaluated, and the front that the study had when it left (sorted by time)."""
-
-    study_name: str
-    evaluated: int
-    failed: int
-    finished: int  # of the study, by all workers
-    front: Columns
-    goals: tuple[str, ...] = OBJECTIVES
-
-    def text(self, storage: str) -> str:
-        """The share of this worker, the ends of the front, and the command that opens the study."""
-        from jointopt.runs.database import without_password  # with SQLAlchemy
-
-        front, size = self.front, len(self.front["energy_j"])
-        failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
-        by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
-        study = f"the study has {self.finished:,}, {size:,} of them on the front{by}"
-        lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
-        best = {0, size // 2, size - 1} if self.goals == OBJECTIVES else self._best_in_each()
-        if rows := sorted(best) if size else []:
-            lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
-        return "\n".join([*lines, *study_lines(self.study_name, without_password(storage))])
-
-    def _best_in_each(self) -> set[int]:
-        return {int(self.front[name].argmin()) for name in self.goals if len(self.front[name])}
 
 
 def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
@@ -298,6 +295,14 @@ def _title(proposal: Proposal) -> list[str]:
     ])  # fmt: skip
 
 
+def _head(proposal: Proposal) -> list[str]:
+    return [*_title(proposal), *first_lines(proposal.job, proposal._first, proposal.hangs_on)]
+
+
+def _next(proposal: Proposal) -> list[str]:
+    return proposal.next_command.lines() if proposal.next_command else []
+
+
 def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Sequence[str]) -> list[str]:
     if len(proposal.reference["pp"]):
         fits = probability_of_fitting(plans[0]) >= FEASIBLE
@@ -308,7 +313,8 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
         lines.append(f"  {rate_words(proposal.job, plans[0])}")
     else:
         lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
-    lines += wider_lines(reasons_of(plans, proposal.surrogate, proposal.job))
+    lines += wider_lines(reasons := reasons_of(plans, proposal.surrogate, proposal.job))
+    lines += unshown_lines(proposal._unchecked, reasons)
     lines += tight_lines(plans)
     return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
 

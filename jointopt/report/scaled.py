@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.units import Z_90
 from jointopt.physics.facility import run_costs
 from jointopt.report import table
+from jointopt.report.best_mfu import above_best
 from jointopt.report.documents import Result, flat_frame, plain
 from jointopt.report.plans import half_difference, is_tight, odds, plan_words, tight_lines
 from jointopt.report.reasons import wider_lines
@@ -82,12 +83,14 @@ class Scaled(Result):
     front: tuple[tuple[int, Mapping[str, Any]], ...]
     pick: Pick | None = None
     weak: bool = False
+    open_settings: tuple[str, ...] = ()  # what the job leaves open, with what is assumed
 
     def document(self) -> dict[str, Any]:
         """The sizes, the front over all of them, and the pick."""
         return {
             "job": self.sizes[0].job.model.name, "weak": self.weak, "sizes": self.sizes,
             "front": [{"size": size, **entry} for size, entry in self.front], "pick": self._pick_document(),
+            "open_settings": self.open_settings, "doubts": self._above(),
         }  # fmt: skip
 
     def _pick_document(self) -> dict[str, Any] | None:
@@ -135,8 +138,16 @@ class Scaled(Result):
         assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
         legend += [f"Assumed {clocks}." for clocks in assumed if clocks]
         legend = table.paragraphs(legend)
+        if left := ", ".join(self.open_settings):
+            title.append(f"Left open, and so assumed: {left}; `propose` prices what they move.")
+        title += self._above()
         blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
         return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
+
+    def _above(self) -> list[str]:
+        """Sentences on clusters whose fastest plan is above every record."""
+        sizes = (size for size in self.sizes if size.plans)
+        return [text for size in sizes if (text := above_best(size.job, size.plans[0], f"{_words(size.job)}: the"))]
 
     def _front_lines(self) -> list[str]:
         if not self.front:

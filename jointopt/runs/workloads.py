@@ -36,7 +36,7 @@ from jointopt.spec import defaults
 from jointopt.spec.block import NOT_IN, block_of
 from jointopt.spec.catalog.architectures import runnable_attention
 from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.frameworks import recognise_framework
+from jointopt.spec.catalog.frameworks import names_release, recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.catalog.models import load_model
 from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
@@ -84,6 +84,7 @@ class Workload:
     layout: Ints  # which of them each row has
     clock_mhz: Floats  # (n, 1) of all stages, or (n, deepest pp) of each, NaN beyond a plan's pp
     assumed: npt.NDArray[np.object_]  # per row: names of defaulted columns, joined by a blank
+    of_release: bool = False  # the rows name the release of their software, which has its own attention kernel
     as_stated: bool = True  # false where something stands in for precision, or for an attention kernel named
 
     @property
@@ -106,6 +107,13 @@ class Workload:
     def of_class(self, name: str) -> Workload:
         """The workload by a recipe class where its rows state none."""
         return self if self.job.training.recipe_class else replace(self, job=job_of_class(self.job, name))
+
+    def of_attention(self, kernel: str) -> Workload:
+        """The workload with that attention kernel where its rows name neither one nor a release."""
+        training = self.job.training
+        if not training.attention_assumed or self.of_release or training.attention == kernel:
+            return self
+        return replace(self, job=replace(self.job, training=replace(training, attention=kernel)))
 
     def on(self, machine: Machine | None) -> Workload:
         """The workload with the machine's figures for what its rows leave open; itself where it ran on other nodes."""
@@ -204,7 +212,8 @@ def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
     again = row_codes(default.layouts.values())  # what cells state and what blank ones mean may be the same
     layouts, layout = {name: values[first_rows(again)] for name, values in default.layouts.items()}, again[of_row]
     clocks = stated_clocks(plans, rows, layouts["pp"][layout], gpu)
-    return Workload(job, rows, layouts, layout, clocks, notes, _as_stated(first, training))
+    of_release = names_release(str(first.get("framework", "")))
+    return Workload(job, rows, layouts, layout, clocks, notes, of_release, _as_stated(first, training))
 
 
 def _as_stated(row: Mapping[str, Any], training: Training) -> bool:
@@ -257,10 +266,12 @@ def _built(*described: tuple[str, Any]) -> Cluster:
     return build_cluster(dict(described))
 
 
-def _attention(text: str, dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
-    """The attention kernel that a cell means; what is unclear, or does not run there, is assumed."""
-    named, stated = named_attention(text)
-    kernel = runnable_attention(gpu, named) if named else defaults.default_attention(framework, gpu, dtype)
+def _attention(row: Mapping[str, Any], dtype: str, gpu: Gpu, framework: Framework, assumed: list[str]) -> str:
+    """The attention kernel that a row means; what is unclear, or does not run there, is assumed."""
+    named, stated = named_attention(str(row.get("attention", "")))
+    software = str(row.get("framework", ""))
+    usual = defaults.default_attention(framework, gpu, dtype, software, newer=False)
+    kernel = runnable_attention(gpu, named) if named else usual
     if not stated or kernel != named:
         assumed.append("attention")
     return kernel
@@ -279,7 +290,7 @@ def _training(row: Mapping[str, Any], gpu: Gpu, framework: Framework, assumed: l
         global_batch_size=int(row["global_batch_size"]),
         dtype=dtype,
         fp8_recipe=runnable_recipe(row, dtype, gpu, assumed),
-        attention=_attention(str(row.get("attention", "")), dtype, gpu, framework, assumed),
+        attention=_attention(row, dtype, gpu, framework, assumed),
         attention_assumed="attention" in assumed,
         fused_norm=bool(row.get("fused_norm", defaults.FUSED_NORM)),
         framework=replace(framework, tf32=True) if named_precision(text) == TF32 and gpu.has_tf32 else framework,

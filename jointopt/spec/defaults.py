@@ -1,7 +1,7 @@
 """The one table of defaults: what a job file, a plan and a row of a table mean by what they leave blank.
 
 Where sources differ, a default is what the recorded runs of its framework were fitted with (docs/accuracy.md), because
-those predictions are known to hold.
+those predictions are known to hold; but for attention, of which software of today has faster kernels.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from jointopt.core.schema import (
     Ints,
 )
 from jointopt.spec.catalog.architectures import flash_is_usual, runnable_attention
+from jointopt.spec.catalog.frameworks import is_newer
 from jointopt.spec.cluster import Gpu
 from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, Framework
 from jointopt.spec.job import Job
@@ -189,13 +190,17 @@ def default_dtype(gpu: Gpu) -> str:
     return "bf16" if "bf16" in gpu.peak_tflops else "fp16"
 
 
-def default_attention(framework: Framework, gpu: Gpu, dtype: str) -> str:
-    """The attention kernel where none is named: flash2 where it is usual, else that of the framework's profile.
+def default_attention(framework: Framework, gpu: Gpu, dtype: str, software: str = "", *, newer: bool) -> str:
+    """The attention kernel where none is named: what its newer or its older releases run on that GPU.
 
-    Profiles with ``fused`` were fitted to A100 and V100; libraries for Hopper and later choose flash by themselves, for
-    16 bit and less (FlashAttention's README). What the GPU cannot run gives way to flash2, then to fused.
+    ``software``: text that may name the release; ``newer``: what one that is not named is. A job is a run to come, by
+    software of today; a row of a table records one of an unknown day, and profiles with ``fused`` were fitted to such
+    rows of A100 and V100. Older libraries chose flash2 by themselves from Hopper on, for 16 bit and less
+    (FlashAttention's README). What the GPU cannot run gives way to flash2, then to fused.
     """
     wanted = "flash2" if flash_is_usual(gpu) and dtype != "fp32" else framework.default_attention
+    if dtype != "fp32" and is_newer(framework, software, newer):
+        wanted = framework.newer_attention.get(gpu.architecture.lower(), wanted)
     return runnable_attention(gpu, wanted)
 
 

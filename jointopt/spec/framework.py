@@ -41,7 +41,9 @@ class Framework:
     default_zero_stage: int = 1
     default_recompute: str = "none"
     default_sequence_parallel: bool = True
-    default_attention: str = "flash2"
+    default_attention: str = "flash2"  # of runs whose release is not known, which its recorded ones mostly are
+    newer_attention: Mapping[str, str] = field(default_factory=dict, hash=False)  # of newer ones, by architecture
+    older_releases: tuple[str, ...] = ()  # whose runs have ``default_attention``: "24" is 24.03 and 24.09 too
     default_chunk_layers: int = 0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
 
     layers_by_cost: bool = False  # stages get equal shares of the flops, the head's included, not equal layers
@@ -51,7 +53,8 @@ class Framework:
     tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
     attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, such as cuDNN's)
     elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
-    # by architecture, where its runs want other factors: what `compute` and `elementwise` are multiplied by
+    # by architecture, where its runs want other factors: what `compute`, `elementwise` and the time of an attention
+    # kernel, by its name, are multiplied by
     slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
     unaligned_head_factor: float = 1.0

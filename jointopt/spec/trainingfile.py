@@ -53,6 +53,7 @@ def read_training(section: Section, gpu: Gpu) -> Training:
             f"expected one of {', '.join(gpu.peak_tflops)}."
         )
     framework, stated = _framework(training)
+    attention, assumed = _attention(training, framework, gpu, dtype)
     seq_length = whole(training, "seq_length", "training.seq_length")
     check_batch(training.whole("global_batch_size"), seq_length)
     framework = dataclasses.replace(framework, tf32=framework.tf32 or precision == TF32)
@@ -62,8 +63,8 @@ def read_training(section: Section, gpu: Gpu) -> Training:
         dtype=dtype,
         fp8_recipe=_fp8_recipe(training, gpu, dtype),
         dtype_assumed=training.values.get("dtype") == _PANDAS_ROW,
-        attention=_attention(training, framework, gpu, dtype),
-        attention_assumed=not training.has("attention"),
+        attention=attention,
+        attention_assumed=assumed,
         fused_norm=training.flag("fused_norm", FUSED_NORM),
         framework=framework,
         recipe_class=stated,
@@ -198,16 +199,21 @@ def _run_tokens(training: Section) -> int | None:
     return int(tokens)
 
 
-def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) -> str:
-    """The job's attention kernel, one that the GPU can run."""
-    kernel = training.choice("attention", ATTENTIONS, default_attention(framework, gpu, dtype))
+def _attention(training: Section, framework: Framework, gpu: Gpu, dtype: str) -> tuple[str, bool]:
+    """(the job's attention kernel, one that the GPU can run; whether it is assumed: neither it nor a release is named).
+
+    A release that runs another kernel than the newest states that.
+    """
+    software = str(training.values.get("framework", ""))
+    usual, named = (default_attention(framework, gpu, dtype, text, newer=True) for text in ("", software))
+    kernel = training.choice("attention", ATTENTIONS, named)
     able = attention_kernels(gpu)
     if kernel not in able:
         raise JobError(
             f"{training.at('attention')}: {kernel} does not run on GPU {gpu.id!r} ({gpu.architecture}); "
             f"expected one of {', '.join(able)}."
         )
-    return kernel
+    return kernel, not training.has("attention") and named == usual
 
 
 def assumed_dtype(section: Section, training: Training, gpu: Gpu) -> tuple[Assumption, ...]:

@@ -32,7 +32,7 @@ from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, sour
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
-from jointopt.surrogate.one_class import of_learned_class, of_one_class
+from jointopt.surrogate.one_attention import as_learned, as_measured
 from jointopt.surrogate.out_of_memory import surely_out
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.recipe_likelihood import class_words
@@ -102,18 +102,18 @@ class JobModel:
         counts = {place: len(own), in_part(place): len(near)}
         counts = {name: count for name, count in counts.items() if count}
         evidence = replace(self.evidence, counts=counts | dict(self.evidence.counts))
-        job = of_learned_class(self.job, surrogate.class_of(source))  # `Correction` prices by it
+        job = as_learned(self.job, surrogate.class_of(source), surrogate.support.take(own))  # `Correction` prices by it
         return replace(self, job=job, surrogate=surrogate, evidence=evidence)
 
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
 
-        Runs and job are of one recipe class, the one that either states. Without a surrogate nothing is learned but the
-        layouts that ran out of memory.
+        Runs and job are of one recipe class and one attention kernel, those that either states. Without a surrogate
+        nothing is learned but the layouts that ran out of memory.
         """
         if self.surrogate is None:
             return replace(self, out=tuple(runs.ran_out(self.job) for runs in measurements))
-        job = of_one_class(self.job, set().union(*(runs.recipe_classes(self.job) for runs in measurements)))
+        job = as_measured(self.job, measurements)
         parts = [runs.evidence(job, self.source) for runs in measurements]
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]
         evidence = Evidence.joined(parts).beside(kin)

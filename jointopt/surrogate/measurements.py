@@ -150,7 +150,7 @@ class Measurements:
         """Evidence of the runs on the job's kind of cluster, with its links and cooling, as runs of ``source``.
 
         Where they do not state attention heads, those as wide as the job's model have its heads; where they state no
-        recipe class, they are of the job's.
+        recipe class or attention kernel, they are of the job's.
         """
         here = self.on(job.cluster.gpu.id)
         if here.table.empty:
@@ -162,19 +162,16 @@ class Measurements:
         except TableError as error:
             _log.warning("%s", nothing_learned(error, self.name))
             return Evidence()
-        works = [work.of_class(job.training.recipe_class) for work in works]
+        works = [work.of_class(job.training.recipe_class).of_attention(job.training.attention) for work in works]
         priced = price_workloads(here.table, works, job.cluster)
         priced = replace(priced, runs=relabelled(priced.runs, source))
         return Evidence.of(here.table, priced, self.name)
 
     def ran_out(self, job: Job) -> Columns:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
-        here = self.on(job.cluster.gpu.id)
-        try:
-            works = here.of_kind(job) if (here.table["status"] == OUT).any() else []
-        except TableError:  # `evidence` reports it
-            works = []
-        works = [work.of_class(job.training.recipe_class) for work in works]
+        here, training = self.on(job.cluster.gpu.id), job.training
+        works = here._alike(job, bool((here.table["status"] == OUT).any()))
+        works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
         return ran_out(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: str) -> Evidence:
@@ -207,12 +204,22 @@ class Measurements:
     def recipe_classes(self, job: Job) -> set[str]:
         """The recipe classes that rows on the job's kind of cluster state."""
         here = self.on(job.cluster.gpu.id)
-        if here.table.empty or not states_class(here.table):
-            return set()
+        return {work.job.training.recipe_class for work in here._alike(job, states_class(here.table))} - {""}
+
+    def attentions(self, job: Job) -> set[str]:
+        """The attention kernels that rows on the job's kind of cluster state, or the releases that they name."""
+        found = self.on(job.cluster.gpu.id)._alike(job)
+        trainings = [(work.job.training, work.of_release) for work in found]
+        return {one.attention for one, of_release in trainings if of_release or not one.attention_assumed}
+
+    def _alike(self, job: Job, wanted: bool = True) -> list[Workload]:
+        """`of_kind`, where these workloads are ``wanted``; none where `evidence` warns."""
+        if self.table.empty or not wanted:
+            return []
         try:
-            return {work.job.training.recipe_class for work in here.of_kind(job)} - {""}
-        except TableError:  # `evidence` reports it
-            return set()
+            return self.of_kind(job)
+        except TableError:
+            return []
 
     def evidence_by_source(self) -> dict[str, Evidence]:
         """Evidence of the rows by the key of their source."""

@@ -24,9 +24,10 @@ from jointopt.physics.recompute import input_bytes
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
 from jointopt.physics.warming import warming
-from jointopt.report.explanation import Explanation, Stage
+from jointopt.report.explanation import Explanation
 from jointopt.report.layouts import Rank
 from jointopt.report.shortage import shortage_of
+from jointopt.report.stage import Stage
 from jointopt.runs.kinds import plan_keys
 from jointopt.spec.calibration import Calibration
 from jointopt.spec.job import Job
@@ -37,6 +38,7 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import answered, assumptions, check_priceable
 from jointopt.workflows.given import from_files
+from jointopt.workflows.open_settings import of_plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,10 +74,9 @@ def explain(
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
-        exceeded=exceeded, shortage=short,
-        **{name: float(values[name][0]) for name in RESULTS},
-        time_s=parts.time_s, energy_by_part_j=parts.energy_j,
-        memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
+        exceeded=exceeded, shortage=short, hangs_on=() if broken else of_plan(model, parsed.layouts),
+        **{name: float(values[name][0]) for name in RESULTS}, time_s=parts.time_s,
+        energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}

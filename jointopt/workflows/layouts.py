@@ -60,9 +60,8 @@ def best_layouts(
     ]  # fmt: skip
     # what the fastest plans really take differs a little from the bounds that splits are ranked by
     found.sort(key=lambda layout: float(layout.plans[0]["iteration_time_s"]))
-    return tuple(
-        replace(one, rank=place if place <= SHOWN else max(place, one.rank)) for place, one in enumerate(found, 1)
-    )
+    places = np.maximum.accumulate([place if place <= SHOWN else one.rank for place, one in enumerate(found, 1)])
+    return tuple(replace(one, rank=int(place)) for place, one in zip(places, found, strict=True))
 
 
 def _places(order: Ints, layouts: Ints, group: Ints) -> Ints:

@@ -40,6 +40,7 @@ from jointopt.workflows.beside import beside
 from jointopt.workflows.given import from_files
 from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.layouts import best_layouts
+from jointopt.workflows.open_settings import of_first
 from jointopt.workflows.problem import Prepared, at_top, need_power, prepared, top_times
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
 
@@ -58,7 +59,7 @@ def propose(
     job: Job | JobModel, *, trials: int | None = None, seed: int = 0, surrogate: str = "default",
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, study: str | None = None, machine: Machine | None = None, baseline: str = "",
-    allow_tight: bool = False,
+    allow_tight: bool = False, source: str = "",
 ) -> Proposal:  # fmt: skip
     """Search the joint space of ``job`` and return the plans that no other plan beats in its objectives.
 
@@ -66,9 +67,10 @@ def propose(
     NSGA-II, by all objectives: by default none where time and energy alone count and are countable. The study in
     ``storage`` (an Optuna URL) is called ``study`` (with -2 and a warning where another one is), by default by the
     job's name and version. ``baseline``: what runs today, as `baseline_plan` takes it, in place of the reference.
-    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. Other options
-    as in `JobModel.of`. With one objective the front is the best plan; of a GPU of unknown power energies are NaN and
-    no study is stored. Raises InfeasibleError with reasons and a remedy, CatalogError where power is needed.
+    ``allow_tight``: where no plan is likelier to fit in memory than not, search those that come nearest. ``source``:
+    how a shell names the job, for the next command. Other options as in `JobModel.of`. With one objective the front is
+    the best plan; of a GPU of unknown power energies are NaN and no study is stored. Raises InfeasibleError with
+    reasons and a remedy, CatalogError where power is needed.
     """
     watch = Stopwatch()
     with watch.phase("learn", "reading what was measured"):
@@ -93,16 +95,21 @@ def propose(
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
-        learned=model.shown_by_few(found.layouts), model=model,
+        learned=model.shown_by_few(found.layouts), model=model, source=source,
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
+    proposal = replace(proposal, hangs_on=of_first(model, proposal))
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)
-    record = {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
-    proposal = replace(proposal, record=record)
+    proposal = replace(proposal, record=_record(described))
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
+
+
+def _record(described: Columns) -> Columns:
+    """Described plans without their places in the space."""
+    return {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
 
 
 def _exact(model: JobModel, found: Prepared, watch: Stopwatch) -> ExactFront:

@@ -26,6 +26,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
 from jointopt.workflows.given import from_files
 from jointopt.workflows.layouts import time_parts_of
+from jointopt.workflows.open_settings import open_words
 from jointopt.workflows.problem import need_power, prepared
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
@@ -72,10 +73,11 @@ def scale(
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_searched(model))
     sizes, feasible = _compared(found), [one for one in found if one.size.feasible]
+    left_open = tuple(open_words(jobs[0])) if jobs else ()
     if not feasible:
-        return Scaled(sizes, (), None, weak)
+        return Scaled(sizes, (), None, weak, left_open)
     pick = _pick(found, limits, at_high_end) if limits else None
-    return Scaled(sizes, _front(found), pick, weak)
+    return Scaled(sizes, _front(found), pick, weak, left_open)
 
 
 def _bounded(job: Job, site_kw: float | None) -> Job:

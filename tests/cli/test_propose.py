@@ -56,6 +56,7 @@ def test_options_reach_the_search(passed: dict[str, Any]) -> None:
         "storage": None,
         "study": "mine",
         "baseline": "",
+        "source": " ".join([*SHAPE, "--framework nemo"]).replace("=", " "),
         "surrogate": "default",
         "measured": None,
         "calibration": None,

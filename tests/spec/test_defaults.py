@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.core.schema import SCHEDULE
-from jointopt.spec.catalog.frameworks import framework_names, load_framework
+from jointopt.core.schema import ATTENTIONS, SCHEDULE
+from jointopt.spec.catalog.architectures import attention_kernels
+from jointopt.spec.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.defaults import completed, default_attention, default_dtype, default_plan
 from jointopt.spec.framework import Framework
@@ -63,14 +64,37 @@ def test_the_stages_and_modes_of_a_default_are_those_that_the_framework_has(name
 
 
 @pytest.mark.parametrize(
-    ("gpu", "framework", "dtype", "kernel"),
-    [("v100-sxm2-16gb", "generic", "fp16", "fused"), ("a100-sxm4-80gb", "megatron-lm", "bf16", "fused"),
-     ("a100-sxm4-80gb", "nemo", "bf16", "flash2"), ("h100-sxm5-80gb", "megatron-lm", "bf16", "flash2")],
+    ("gpu", "framework", "dtype", "row", "job"),
+    [("v100-sxm2-16gb", "generic", "fp16", "fused", "fused"),
+     ("a100-sxm4-80gb", "megatron-lm", "bf16", "fused", "flash2"),
+     ("a100-sxm4-80gb", "nemo", "bf16", "flash2", "flash2"),
+     ("h100-sxm5-80gb", "megatron-lm", "bf16", "flash2", "flash3"),
+     ("h100-sxm5-80gb", "generic", "bf16", "flash2", "flash2"), ("b200-sxm-180gb", "nemo", "bf16", "flash2", "flash2")],
 )  # fmt: skip
-def test_precision_and_kernel_are_those_of_the_gpu_and_the_framework(gpu, framework, dtype, kernel):
-    device = load_gpu(gpu)
+def test_a_row_has_the_kernel_of_its_framework_s_recorded_runs_and_a_job_that_of_today(gpu, framework, dtype, row, job):
+    device, profile = load_gpu(gpu), load_framework(framework)
     assert default_dtype(device) == dtype
-    assert default_attention(load_framework(framework), device, dtype) == kernel
+    assert [default_attention(profile, device, dtype, newer=newer) for newer in (False, True)] == [row, job]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text", "kernel"),
+    [("a100-sxm4-80gb", "Megatron-LM 2.4", "fused"), ("a100-sxm4-80gb", "Megatron-LM core_v0.12.0", "flash2"),
+     ("h100-sxm5-80gb", "NeMo 24.07", "flash2"), ("h100-sxm5-80gb", "NVIDIA NeMo Framework Release 25.04", "flash3")],
+)  # fmt: skip
+def test_software_of_a_named_release_has_its_kernel_in_a_row_and_in_a_job(gpu, text, kernel):
+    profile, _ = recognise_framework(text)
+    found = {default_attention(profile, load_gpu(gpu), "bf16", text, newer=newer) for newer in (False, True)}
+    assert found == {kernel}
+
+
+@pytest.mark.parametrize("framework", framework_names())
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb", "v100-sxm2-16gb", "mi300x"])
+def test_no_default_kernel_is_slower_than_that_of_recorded_runs_or_does_not_run(framework, gpu):
+    device, profile = load_gpu(gpu), load_framework(framework)
+    row, job = (default_attention(profile, device, "bf16", newer=newer) for newer in (False, True))
+    assert {row, job} <= {*attention_kernels(device)}
+    assert ATTENTIONS.index(job) >= ATTENTIONS.index(row)
 
 
 def test_a_schedule_with_its_own_number_of_chunks_has_it_where_none_is_stated():

@@ -15,7 +15,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.report.plans import plan_frame
 from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options
+from jointopt.spec.jobfile import job_from_options, with_changes
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import Correction, load_surrogate
@@ -24,9 +24,12 @@ from jointopt.surrogate.evidence import evidence_by_source
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
 
+FUSED = {"training.attention": "fused"}
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 64, 128, 4096, dtype="bf16", framework="megatron-lm")
+JOB = with_changes(JOB, FUSED)
 SLOW = replace(JOB, cluster=replace(JOB.cluster, inter_node_gbytes_per_s=JOB.cluster.inter_node_gbytes_per_s / 6.0))
 SMALL = job_from_options("pythia-1b", "a100-sxm4-80gb", 8, 64, 2048, dtype="bf16", framework="megatron-lm")
+SMALL = with_changes(SMALL, FUSED)
 SLOW_HOST = moved(SMALL, np.where(np.array(CONSTANTS) == "host", 3.0, 0.0))
 TOP_MHZ = 1410.0
 Runs = Callable[..., pd.DataFrame]

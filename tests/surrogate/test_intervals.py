@@ -25,6 +25,7 @@ from jointopt.surrogate.intervals import (
     narrower,
     new_kinds,
     outside_of_domain,
+    physics_errors,
     supported,
     with_new_interval,
     with_power_interval,
@@ -263,6 +264,13 @@ def training(**fields: Any) -> Job:
     return replace(one, training=replace(one.training, **fields))
 
 
+@pytest.fixture
+def without_flash3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no recorded run had that kernel."""
+    monkeypatch.setitem(physics_errors(), "attentions", ["flash2"])
+
+
+@pytest.mark.usefixtures("without_flash3")
 def test_attention_that_no_recorded_run_had_is_a_doubt_by_its_kernel_and_by_its_form() -> None:
     known = training(attention="flash2")
     assert in_domain(known, columns()).all()
@@ -287,6 +295,7 @@ def test_a_precision_is_ambiguous_where_its_word_is_none_and_a_recipe_where_no_r
         assert doubts(stated, columns())["recipe"].any() != recorded
 
 
+@pytest.mark.usefixtures("without_flash3")
 def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
     plain, other = training(attention="flash2"), training(attention="flash3")
     assert new_kinds(other, [plain]) == {"attention"}

@@ -15,7 +15,7 @@ from jointopt.spec.jobfile import parse_job
 
 JOB: dict[str, Any] = {
     "model": "llama-3-8b",
-    "training": {"seq_length": 4096, "global_batch_size": 256, "framework": "megatron-lm"},
+    "training": {"seq_length": 4096, "global_batch_size": 256, "framework": "megatron-lm", "attention": "fused"},
     "cluster": {"gpu": "a100-sxm4-80gb", "nodes": 4, "gpus_per_node": 8, "inter_node_gbytes_per_s": 25},
     "search": {"dp": 4, "tp": 1, "pp": 2, "cp": 4, "vpp": 3, "micro_batch_size": 1},
 }

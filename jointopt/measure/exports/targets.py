@@ -11,6 +11,7 @@ from jointopt.core.errors import ExportError, UsageError, nearest
 from jointopt.measure.exports.intent import Export, Intent
 from jointopt.measure.exports.megatron import checkout_version
 from jointopt.measure.exports.options import NEWEST, is_of_release, version_key
+from jointopt.spec.framework import Framework
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,14 @@ class Target:
     releases: tuple[str, ...] = ()  # none: the version is that of what it starts
     version: str = NEWEST
     around: bool = False  # it starts another target's words
+    family: str = ""  # of the framework profiles that price what its words start
+
+    def remark(self, framework: Framework) -> str:
+        """A sentence where its words start other software than was priced by a framework's profile; else blank."""
+        if self.around or framework.family == self.family:
+            return ""
+        started = self.module.replace("_", "-")
+        return f"Priced as {framework.name} software, not as {started}: the times are those of the former."
 
     def export(self, intent: Intent, version: str = "", program: str = "") -> Export:
         """The export that its module makes of an intent; ``program`` is the target that a batch system starts."""
@@ -54,12 +63,12 @@ def _without(words: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
 # 0.12, 0.16.1 and 0.20 (the development branch of August 2026) were read, those between them by their changes
 MEGATRON_CORE = (*(f"0.{minor}" for minor in range(12, 21)), NEWEST)
 TARGETS = {
-    "megatron": Target("megatron", MEGATRON_CORE),
-    "megatron-bridge": Target("megatron_bridge", ("0.3.1",), "0.3.1"),
-    "torchtitan": Target("torchtitan", ("0.2.2", "0.3.0"), "0.3.0"),
-    "deepspeed": Target("deepspeed", ("0.18", "0.19"), "0.19"),
-    "nanotron": Target("nanotron", ("0.4", NEWEST)),
-    "accelerate": Target("accelerate", ("1.15",), "1.15"),
+    "megatron": Target("megatron", MEGATRON_CORE, family="megatron-core"),
+    "megatron-bridge": Target("megatron_bridge", ("0.3.1",), "0.3.1", family="megatron-core"),
+    "torchtitan": Target("torchtitan", ("0.2.2", "0.3.0"), "0.3.0", family="torchtitan"),
+    "deepspeed": Target("deepspeed", ("0.18", "0.19"), "0.19", family="deepspeed"),
+    "nanotron": Target("nanotron", ("0.4", NEWEST), family="nanotron"),
+    "accelerate": Target("accelerate", ("1.15",), "1.15", family="fsdp"),
     "slurm": Target("slurm", around=True),
     "kubernetes": Target("kubernetes", ("v1alpha2",), "v1alpha2", around=True),  # of JobSet
 }

@@ -67,6 +67,8 @@ class Content:
     provenance: Sequence[tuple[str, str]]
     job_file: str
     notes: Sequence[str]
+    doubts: Sequence[str]  # what speaks against the first row, the strongest first, then against others
+    next: Mapping[str, str] | None  # command that comes after, and a word on it
     data: Mapping[str, Any]
 
 
@@ -84,7 +86,8 @@ def content(
         nodes=[_node(job, cooler, plan) for plan in plans], assumed=document.get("assumed") or [],
         dropped=_dropped(document.get("space") or {}), space=_space(document.get("space") or {}, job),
         provenance=_provenance(job, document), job_file=job_file,
-        notes=_notes(job, plans, drift, document), data=_data(job, document, plans, cooler),
+        notes=_notes(job, plans, drift, document), doubts=document.get("doubts") or [],
+        next=document.get("next"), data=_data(job, document, plans, cooler),
     )  # fmt: skip
 
 

@@ -61,6 +61,23 @@ def recognise_framework(text: str) -> tuple[Framework, bool]:
     return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
 
 
+def names_release(text: str) -> bool:
+    """Whether text names a release of software: "NeMo 24.07", "Megatron-LM core_v0.12.0"."""
+    return _RELEASE.search(text) is not None
+
+
+def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
+    """Whether software that ``text`` names is of one of the newer releases of a framework; ``otherwise``: none named.
+
+    A release is the first number with a dot.
+    """
+    found = _RELEASE.search(text)
+    return otherwise if found is None else not any(f"{found[1]}.".startswith(f"{r}.") for r in framework.older_releases)
+
+
+_RELEASE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)+)")
+
+
 def framework_of_words(text: str) -> Framework | None:
     """The profile that free text of several words means ("MLPerf submission, NeMo"); None for any other text.
 

@@ -201,6 +201,14 @@ def test_a_framework_is_slower_on_an_architecture_by_what_is_stated_of_it_alone(
         assert found[f"{way}_memory_s"] > 1.5 * once[f"{way}_memory_s"]
 
 
+def test_an_attention_kernel_is_slower_on_an_architecture_by_what_is_stated_of_that_kernel() -> None:
+    stated = {}, {"flash1": 0.7}, {"flash2": 0.7}
+    usual, flash1, flash2 = (middle(attention="flash2", framework={"slower_on": {"ampere": by}}) for by in stated)
+    saved = [usual[f"{side}_sm_s"] - flash2[f"{side}_sm_s"] for side in ("forward", "backward")]
+    assert saved == pytest.approx([0.3 * core_s for core_s in flash_s(SQUARE)])
+    assert flash1 == usual
+
+
 def test_a_framework_s_shares_of_time_follow_the_clock_and_leave_the_time_at_its_top() -> None:
     usual = middle(attention="flash2", framework={})
     found = middle(attention="flash2", framework={"compute_clock_share": 0.8, "memory_clock_share": 0.3})
