@@ -83,12 +83,8 @@ class JobModel:
             return job
         learned = load_surrogate(surrogate)
         model = cls(on_machine(calibrated(job, calibration), machine), learned, name=surrogate)
-        if learned is None:
-            return model
         model = model.fit_evidence(*_measurements(measured, storage, job, plans))
-        if surrogate in surrogate_names():
-            return model
-        return model.of_user()
+        return model if learned is None or surrogate in surrogate_names() else model.of_user()
 
     def of_user(self) -> JobModel:
         """The model with what its surrogate, one of the user's own, learned from runs on such a cluster."""
@@ -112,10 +108,11 @@ class JobModel:
     def fit_evidence(self, *measurements: Measurements) -> JobModel:
         """The model after measured runs on the job's kind of cluster: its GPU, GPUs per node and framework.
 
-        Runs and job are of one recipe class and one attention kernel, those that either states.
+        Runs and job are of one recipe class and one attention kernel, those that either states. Without a surrogate
+        nothing is learned but the layouts that ran out of memory.
         """
         if self.surrogate is None:
-            return self
+            return replace(self, out=tuple(runs.ran_out(self.job) for runs in measurements))
         job = as_measured(self.job, measurements)
         parts = [runs.evidence(job, self.source) for runs in measurements]
         kin = [runs.kin_evidence(job, self.source) for runs in measurements]

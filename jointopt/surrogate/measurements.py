@@ -169,12 +169,9 @@ class Measurements:
 
     def ran_out(self, job: Job) -> Columns:
         """Layouts of the job that ran out of memory on its kind of cluster, whatever its clocks; none: no columns."""
-        here = self.on(job.cluster.gpu.id)
-        try:
-            works = here.of_kind(job) if (here.table["status"] == OUT).any() else []
-        except TableError:  # `evidence` reports it
-            works = []
-        works = [work.of_class(job.training.recipe_class) for work in works]
+        here, training = self.on(job.cluster.gpu.id), job.training
+        works = here._alike(job, bool((here.table["status"] == OUT).any()))
+        works = [work.of_class(training.recipe_class).of_attention(training.attention) for work in works]
         return ran_out(works, here.table["status"].to_numpy(str), job)
 
     def kin_evidence(self, job: Job, source: str) -> Evidence:

@@ -37,7 +37,7 @@ from jointopt.workflows.campaign.growing import Growing
 from jointopt.workflows.campaign.outlook import Expected, Outlook, of_candidate
 from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
 from jointopt.workflows.campaign.record import Queued, plan_keys
-from jointopt.workflows.campaign.verdict import is_curable, known_before, unlikely, unmeasured, why_none
+from jointopt.workflows.campaign.verdict import UNLIKELY_LEFT, is_curable, known_before, unmeasured, why_none
 from jointopt.workflows.campaign.volumes import front, volumes
 from jointopt.workflows.campaign.worth import Balance, run_s, stakes
 from jointopt.workflows.given import from_files
@@ -285,7 +285,7 @@ class _Loop(Campaign):
             self.balance, left = found.balance(left), left & found.pays
         likely = left & posterior.likely
         if left.any() and not likely.any():
-            self._note_once(unlikely(int(left.sum()), int(left.sum()), "left"))
+            self._note_once(UNLIKELY_LEFT)
         return acquire(
             posterior.columns, measured, self.job.cluster.num_gpus * seconds, count, self._rng, objectives=objectives,
             allowed=likely if likely.any() else left, draws=posterior.draws, apart=posterior.apart,

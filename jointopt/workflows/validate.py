@@ -32,6 +32,7 @@ from jointopt.surrogate.out_of_memory import OUT, holding_as_much
 from jointopt.workflows.campaign.campaign import Campaign
 from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
 from jointopt.workflows.campaign.earlier import Earlier
+from jointopt.workflows.campaign.profiles import at_highest_clock
 from jointopt.workflows.campaign.record import Queued
 from jointopt.workflows.campaign.verdict import OUT_ALREADY, unlikely, why_none
 from jointopt.workflows.given import from_files
@@ -109,7 +110,7 @@ class _Bench(Campaign):
     def work(self, again: bool) -> str:
         """Run the plans that are not stored (``again``: all); why it ended."""
         if self.plans.unlikely:
-            self.note(unlikely(self.plans.unlikely, len(self.plans.rows), "to be run"))
+            self.note(unlikely(self.plans.unlikely, len(self.plans.rows)))
         self.record.open_study(self.plans.columns, self._objectives())
         self._go_on()
         earlier = Earlier() if again else self.earlier(self.plans.rows)
@@ -262,13 +263,14 @@ def _of_list(candidates: Candidates, answers: pd.DataFrame, model: JobModel, top
 def _best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, top: int) -> _Chosen:
     """Of plans that are likely to fit the front, spread, or what comes next where it is smaller, then of the others.
 
-    ``fitting``: their probability (n,), 0 of those that are not run. The others rank by `cost_of_failing` too. The
-    fastest is the reference.
+    ``fitting``: their probability (n,), 0 of those that are not run. The others rank by `cost_of_failing` too,
+    and are of different layouts. The fastest is the reference.
     """
     names = job.objectives
     goals, costly = [columns[name] for name in names], [columns[name] * cost_of_failing(fitting) for name in names]
     likely = _foremost(goals, np.flatnonzero(fitting >= FEASIBLE), top)
-    others = _foremost(costly, np.flatnonzero((fitting > 0.0) & (fitting < FEASIBLE)), top)
+    unlikely = np.flatnonzero((fitting > 0.0) & (fitting < FEASIBLE)).tolist()
+    others = _foremost(costly, np.array(at_highest_clock(candidates, unlikely), np.int64), top)
     rows = np.concatenate([likely[0], others[0][: max(top - len(likely[0]), 0)]])
     if not len(rows):
         raise InfeasibleError(f"No plan of job {job.name!r} can be run: none keeps its constraints by any prediction.")
@@ -276,8 +278,8 @@ def _best(candidates: Candidates, columns: Columns, fitting: Floats, job: Job, t
     default = np.flatnonzero(highest >= np.nanmax(columns["stage_clock_mhz"]))
     reference = int(default[columns["iteration_time_s"][rows[default]].argmin()]) if len(default) else None
     chosen = candidates.rows.iloc[rows].reset_index(drop=True)
-    unlikely = len(rows) - len(likely[0])
-    return _Chosen(chosen, take(columns, rows), reference, likely[1] or others[1], unlikely)
+    front = likely[1] or others[1]
+    return _Chosen(chosen, take(columns, rows), reference, front, len(rows) - len(likely[0]))
 
 
 def _foremost(goals: Sequence[Floats], rows: Ints, top: int) -> tuple[Ints, int]:

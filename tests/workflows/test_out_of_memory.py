@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.runs.store import Store
 from jointopt.search.pareto import take
 from jointopt.spec.job import Job
 from jointopt.spec.jobfile import parse_job
+from jointopt.spec.plans.parse import plan_records
 from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.out_of_memory import surely_out
 from jointopt.workflows.campaign.candidates import searched
@@ -52,6 +53,10 @@ def rows() -> pd.DataFrame:
 
 def layout(plan: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(plan[name] for name in LAYOUT_COLUMNS)
+
+
+def records(plans: Columns) -> list[dict[str, Any]]:
+    return plan_records(plans, plans["stage_clock_mhz"], range(len(plans["pp"])))
 
 
 def run_again(runs: Sequence[MeasuredRun]) -> list[tuple[Any, ...]]:
@@ -126,13 +131,14 @@ def test_two_tunes_on_one_database_run_no_layout_that_the_other_ran_out_of_memor
     assert not out & {layout(plan) for plan in second.ran}
 
 
-def test_a_measured_layout_that_ran_out_of_memory_is_not_proposed() -> None:
-    best = propose(small(), trials=0).front
-    cells = {name: int(best[name][0]) for name in ("tp", "micro_batch_size")}
-    found = propose(small(), trials=0, measured=ran_out(**cells))
-    assert not (
-        (found.front["tp"] == cells["tp"]) & (found.front["micro_batch_size"] == cells["micro_batch_size"])
-    ).any()
+@pytest.mark.parametrize("surrogate", ["default", "none"])
+def test_a_measured_layout_that_ran_out_of_memory_is_not_proposed(surrogate: str) -> None:
+    best = records(propose(small(), trials=0, surrogate=surrogate).front)[0]
+    measured = ran_out(**{name: best[name] for name in ("tp", "micro_batch_size")})
+    found = propose(small(), trials=0, surrogate=surrogate, measured=measured)
+    out = {layout(row) for row in measured.to_dict("records")}
+    assert layout(best) in out
+    assert not out & {layout(plan) for plan in records(found.front)}
     assert found.infeasible[RAN_OUT] > 0
 
 

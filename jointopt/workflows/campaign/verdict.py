@@ -19,6 +19,7 @@ from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, held_to
 
 _CURABLE = ("failed", "timeout")  # a full disk may be mended; too little memory stays too little
+UNLIKELY_LEFT = "No plan that is left is likely to fit, each is likelier to run out of memory: a run decides."
 OUT_ALREADY = "the same layout, or one that needs no more memory, ran out of it"
 _ALIKE = 3  # failures in a row for one cause: a fourth would be no news
 
@@ -116,11 +117,11 @@ def is_curable(row: Mapping[str, Any]) -> bool:
     return row["status"] in _CURABLE and not is_bounded(row)
 
 
-def unlikely(plans: int, of: int, when: str) -> str:
-    """A sentence on so many ``of`` the plans ``when`` (to be run, left) that are likelier not to fit than to fit."""
+def unlikely(plans: int, of: int) -> str:
+    """A sentence on so many ``of`` the plans to be run that are likelier not to fit in memory than to fit."""
     verb = "are" if 1 < plans < of else "is"
     some = f"Each of the {of}" if plans == of else f"{plans} of the {of}"
-    return f"{some} plans {when} {verb} likelier to run out of memory than to fit: a run decides."
+    return f"{some} plans to be run {verb} likelier to run out of memory than to fit: a run decides."
 
 
 def known_before(runs: int, failed: int, forgotten: int, earlier: Earlier, out: int = 0) -> list[str]:
