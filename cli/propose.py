@@ -69,8 +69,14 @@ def propose(
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
     found = workflow.propose(
-        the_job, trials=trials, seed=seed, study=study, baseline=baseline, allow_tight=allow_tight,
-        source=job_words(job, shape, changes, save_job), **basis,
+        the_job,
+        trials=trials,
+        seed=seed,
+        study=study,
+        baseline=baseline,
+        allow_tight=allow_tight,
+        source=job_words(job, shape, changes, save_job),
+        **basis,
     )
     with common.writing("--out"):
         if out:

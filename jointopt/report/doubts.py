@@ -21,7 +21,7 @@ def first_doubts(
 ) -> list[str]:
     """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
     above = above_best(job, first, whose)
-    return [*([above] if above else []), *(one.sentence(whose) for one in largest(hangs_on))]
+    return [*([above] if above else []), *(one.sentence() for one in largest(hangs_on))]
 
 
 def first_lines(

@@ -18,7 +18,6 @@ class OpenSetting:
     """One alternative to what is assumed for a setting that the job leaves open."""
 
     key: str  # of the job file
-    words: str  # of a sentence, with a place for the value: "the framework is {}"
     assumed: Any
     alternative: Any
     time_change_percent: float  # of the first row's time, where the job states the alternative
@@ -29,19 +28,23 @@ class OpenSetting:
         """The option that states the alternative."""
         return f"--set {self.key}={self.alternative}"
 
-    def sentence(self, whose: str) -> str:
-        """The alternative with its effect and how to state it."""
-        other, whose = ", by another layout" if self.plan else "", f"{whose[:1].lower()}{whose[1:]}"
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """By how much the time moves, the option that states the alternative, and what is assumed instead."""
+        other = "; another layout" if self.plan else ""
         return (
-            f"If {self.words.format(_shown(self.alternative))}, not {_shown(self.assumed)} as assumed: "
-            f"{self.time_change_percent:+z.1f} % of {whose} time{other} ({self.states})."
+            f"{self.time_change_percent:+z.1f} %",
+            f"if {self.key}={self.alternative}",
+            (f"(not {_shown(self.assumed)}{other})"),
         )
+
+    def sentence(self) -> str:
+        """The alternative with its effect in a line, as text, page and JSON have it."""
+        return " ".join(self.cells)
 
     def document(self) -> dict[str, Any]:
         """Every field of the JSON, with the option that states the alternative."""
-        found = asdict(self)
-        del found["words"]
-        return found | {"states": self.states}
+        return asdict(self) | {"states": self.states}
 
 
 def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
@@ -59,11 +62,11 @@ def open_lines(found: Sequence[OpenSetting], whose: str) -> list[str]:
     shown = largest(found)
     if not shown:
         return []
-    notes = [f"not {_shown(one.assumed)}{'; another layout' if one.plan else ''}" for one in shown]
+    changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
     columns = [
-        TextColumn("", [f"  {one.time_change_percent:+z.1f} %" for one in shown]),
-        TextColumn("", [f"if {one.key}={one.alternative}" for one in shown], left=True),
-        TextColumn("", notes, left=True),
+        TextColumn("", [f"  {change}" for change in changes]),
+        TextColumn("", list(settings), left=True),
+        TextColumn("", list(notes), left=True),
     ]
     head = f"{whose} time hangs on open settings; --set KEY=VALUE states one:"
     return [*table.paragraphs([head]), *table.lay_out(columns)[1:]]

@@ -40,7 +40,6 @@ class Setting:
     """A setting that jobs may leave open: what stands in, and the values that it may well have instead."""
 
     key: str  # of the job file
-    words: str  # of a sentence, with a place for the value
     assumed: Callable[[Job], Any]  # None where the job states it, or where it moves nothing
     others: Callable[[Job], Sequence[Any]]
 
@@ -98,16 +97,16 @@ def _dispatcher(job: Job) -> str | None:
 
 
 SETTINGS = (
-    Setting("training.framework", "the framework is {}", _framework, lambda job: NAMED),
-    Setting("training.attention", "attention is {}", _attention, _kernels),
-    Setting("cluster.inter_node_gbytes_per_s", "a GPU has {} GB/s between nodes", _network,
+    Setting("training.framework", _framework, lambda job: NAMED),
+    Setting("training.attention", _attention, _kernels),
+    Setting("cluster.inter_node_gbytes_per_s", _network,
             lambda job: [SLOWER_NETWORK * job.cluster.inter_node_gbytes_per_s]),
-    Setting("training.recipe_class", "runs are tuned as {} recipes are", _recipe_class, _other_classes),
-    Setting("training.fp8_recipe", "products are scaled by the recipe {}", _fp8_recipe,
+    Setting("training.recipe_class", _recipe_class, _other_classes),
+    Setting("training.fp8_recipe", _fp8_recipe,
             lambda job: recipes_of(job.training.dtype, job.cluster.gpu)),
-    Setting("training.moe_load_imbalance", "the most loaded expert has {} times the mean of tokens", _routing,
+    Setting("training.moe_load_imbalance", _routing,
             lambda job: [UNEVEN]),
-    Setting("training.token_dispatcher", "tokens go to experts by {}", _dispatcher,
+    Setting("training.token_dispatcher", _dispatcher,
             lambda job: [name for name in ("deepep",) if name != job.training.framework.token_dispatcher]),
 )  # fmt: skip
 
@@ -159,7 +158,7 @@ def _each(job: Job, own: Columns, near: Mapping[str, Any]) -> Iterator[OpenSetti
                 time_s, layout = _nearest(there, near) if near else (_own_time_s(there, _legal(there, own)), own)
                 plan = "" if [int(layout[name][0]) for name in _SPLIT] == splits else _text(layout)
                 change = 100.0 * (time_s / now_s - 1.0)
-                yield OpenSetting(setting.key, setting.words, assumed, other, change, plan)
+                yield OpenSetting(setting.key, assumed, other, change, plan)
 
 
 def _own_time_s(job: Job, layout: Columns) -> float:
