@@ -6,6 +6,7 @@ are out of memory, and have faults.
 
 from __future__ import annotations
 
+import html
 import logging
 import random
 import sys
@@ -140,9 +141,7 @@ def _of_doubts(found: Proposal) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Text without line breaks, indents and the escapes of HTML."""
-    for escape, sign in (("&#39;", "'"), ("&#34;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
-        text = text.replace(escape, sign)
-    return " ".join(text.split())
+    return " ".join(html.unescape(html.unescape(text)).split())  # a page in a frame is escaped twice
 
 
 def _of_clusters(job: Job, *, expected: bool) -> Iterator[str]:
