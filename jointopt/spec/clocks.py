@@ -10,12 +10,11 @@ from jointopt.core.errors import CatalogError, JobError
 from jointopt.core.facts import Assumption
 from jointopt.spec.catalog.gpus import gpu_sheet, read_yaml
 from jointopt.spec.check import Section, is_number, shown
-from jointopt.spec.cluster import Gpu
+from jointopt.spec.cluster import CLOCK_RANGE, Gpu
 
 _TOLERANCE_MHZ = 1.0  # V100 clocks alternate between steps of 7 and 8 MHz, and tools round them differently
 _ROUNDED_MHZ = 0.5  # of clocks in whole steps, which tools round alike
 _MOST_CLOCKS = 10_000
-CLOCK_RANGE = "clock_range"  # the key of the assumption that stands in for a range that no source states
 
 
 def clock_grid_mhz(gpu: Gpu) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from jointopt.core.facts import Assumption
 from jointopt.spec.machine import Machine
 
 MEASURED = "measured"
+CLOCK_RANGE = "clock_range"  # the key of the assumption that stands in for a range of clocks that no source states
 FAR_LINK = 4  # times a GPU's reference system: eight is a figure in Gb/s, and two the next generation of networks
 _WITHOUT_TF32 = ("CDNA 2", "CDNA 4")  # which have bf16
 _MOST_OF_TDP = 1.5

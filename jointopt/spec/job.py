@@ -12,8 +12,7 @@ from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
 from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
-from jointopt.spec.clocks import CLOCK_RANGE
-from jointopt.spec.cluster import Cluster
+from jointopt.spec.cluster import CLOCK_RANGE, Cluster
 from jointopt.spec.framework import Framework
 from jointopt.spec.model import Model
 from jointopt.spec.objectives import OBJECTIVES as OBJECTIVES
