@@ -162,7 +162,9 @@ def _print(
     if as_json or form == "json":
         click.echo(json_text(document()))
     elif form == "csv":
-        click.echo(frame().to_csv(index=False), nl=False)
+        from jointopt.runs.csv_text import csv_text
+
+        click.echo(csv_text(frame()), nl=False)
     else:
         click.echo(markdown() if form == "markdown" else text())
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import JobError
+from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
+from jointopt.core.quote import sh_command
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
@@ -61,7 +61,10 @@ def read_file(path: Path) -> list[Taken]:
         text = raw.decode("utf-8", errors="replace")
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror or error}.") from error
-    found = read_text(text)
+    try:
+        found = read_text(text)
+    except UsageError as error:
+        raise JobError(f"{path}: {error}") from error
     if not found:
         raise JobError(f"jointopt cannot import {path}{_what_it_is(path, text)}; expected {_KINDS}.")
     for taken in found:
@@ -72,7 +75,7 @@ def read_file(path: Path) -> list[Taken]:
 def read_text(text: str) -> list[Taken]:
     """The statements of a text; none where no reader knows it."""
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
-        return _script(shlex.join(text.strip("\0\n").split("\0")))
+        return _script(sh_command(text.strip("\0\n").split("\0")))
     if text.lstrip().startswith("{") and (found := _of_json(text)):
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
@@ -128,12 +131,11 @@ def _log_alone(text: str) -> list[Taken]:
 
 def _config(text: str) -> list[Taken]:
     """A TOML or a YAML."""
-    try:
-        config: Mapping[str, Any] = tomllib.loads(text)
-        if torchtitan.is_torchtitan(config):
-            return [torchtitan.config_taken(config)]
-    except tomllib.TOMLDecodeError:
-        pass
+    toml: Mapping[str, Any] = {}
+    with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
+        toml = tomllib.loads(text)
+    if torchtitan.is_torchtitan(toml):
+        return [torchtitan.config_taken(toml)]
     try:
         config = parse_yaml(text)
     except JobError:
