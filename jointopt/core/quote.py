@@ -102,7 +102,7 @@ def container_mounts(places: Sequence[str]) -> str:
 
 def kubernetes_text(text: str) -> str:
     """Text of a container's command or variables, in which Kubernetes replaces no ``$(NAME)`` and no ``$$``."""
-    return re.sub(r"\$(?=[$(])", "$$$$", text)
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 # --- files of settings ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
-from jointopt.core.quote import sh_command
+from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
@@ -51,7 +51,7 @@ def _what_it_is(path: Path, text: str) -> str:
         ours = {"model", "training", "cluster"} <= parse_yaml(text).keys()
     except JobError:
         return ""
-    return f" (it is already a job file: use `jointopt propose {path}`)" if ours else ""
+    return f" (it is already a job file: use `{our_command('propose', str(path))}`)" if ours else ""
 
 
 def read_file(path: Path) -> list[Taken]:

@@ -90,7 +90,8 @@ def read_script(text: str) -> Script:
     script.variables |= _batch_variables(script.header)
     branches: list[bool | None] = []  # for each open `if`: whether its present branch is taken; None: not known
     done: list[bool] = []  # whether an earlier branch was taken
-    for script.line, statement in _statements(text, script):
+    for number, statement in _statements(text, script):
+        script.line = number
         if not _condition(statement, branches, done, script):
             _run_where(branches, statement, script)
     return script
