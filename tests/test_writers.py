@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -73,8 +74,13 @@ NO_COMMANDS = {  # messages, and a value that is quoted where it is made
 }
 
 
-def calls(tree: ast.Module) -> Iterator[str]:
+@functools.cache
+def calls(file: str) -> set[str]:
     """Names of called functions, with the module where it says which: ``dump of yaml``."""
+    return set(_calls(trees()[file]))
+
+
+def _calls(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             module = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
@@ -98,12 +104,12 @@ def test_whoever_writes_text_for_a_program_quotes_it_by_the_functions_for_that()
 
 
 def test_files_are_written_by_those_that_are_listed_alone() -> None:
-    found = {name for name, tree in package().items() if {"write_whole", "write_text"} & set(calls(tree))}
+    found = {name for name in package() if {"write_whole", "write_text"} & calls(name)}
     assert found == FILES
 
 
 def test_each_language_is_written_in_one_place() -> None:
-    found = {what: {name for name, tree in package().items() if what in set(calls(tree))} for what in ALONE}
+    found = {what: {name for name in package() if what in calls(name)} for what in ALONE}
     assert found == ALONE
 
 

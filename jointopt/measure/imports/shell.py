@@ -133,12 +133,13 @@ def _statements(text: str, script: Script) -> Iterator[tuple[int, str]]:
         if line.lstrip().startswith("#"):
             continue
         first, whole = first if held else number, held + line
+        if whole.rstrip().endswith("\\"):
+            held = whole.rstrip()[:-1] + " "
+            continue
         looked_at += len(held)
         if looked_at > _MOST_HELD:
             script.left_out.append(whole[:200])
             held, looked_at = "", 0
-        elif whole.rstrip().endswith("\\"):
-            held = whole.rstrip()[:-1] + " "
         elif _is_open(whole):
             held = whole + "\n"
         else:

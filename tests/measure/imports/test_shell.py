@@ -144,11 +144,11 @@ def test_a_long_list_of_options_is_read_as_before() -> None:
 
 
 HEAVY = {
-    "no end of a quotation": "echo 'a\n" + "b\n" * 40_000, "no end of an array": "A=(\n" + "--b c\n" * 20_000,
+    "no end of a quotation": "echo 'a\n" + "b\n" * 10_000, "no end of an array": "A=(\n" + "--b c\n" * 8_000,
     "blanks in a condition": "if [ " + " " * 100_000 + " ]; then\nfi\n", "brackets": "if " + "[ " * 50_000,
     "blanks before an end": "if x; then " + " " * 100_000 + "f i", "a product": "a=3\n" + "a=$((a*a))\n" * 60,
     "a long sum": "a=$((" + "1+" * 60_000 + "1))", "parentheses": "a=$((" + "(" * 900 + ")" * 900 + "))",
-    "semicolons": ";" * 100_000, "dollars": "$((" * 30_000, "lines": "a\n" * 90_000,
+    "semicolons": ";" * 20_000, "dollars": "$((" * 30_000, "lines": "a\n" * 15_000,
 }  # fmt: skip
 
 
