@@ -291,6 +291,8 @@ def _printed(field: Field, work: Path) -> str:
     }  # fmt: skip
     for command, given in commands.items():
         called = field.run(command.replace("jointopt ", "interpreter ", 1), work).get("interpreter", [])
+        if len(called) != 1:
+            return f"{given} started {called} by {command}"
         values = {word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in called[-1]}
         if not given <= values | set(called[-1]):
             return f"{given} arrived as {called} by {command}"

@@ -17,7 +17,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.launch import OPTIONS, cluster_of
-from jointopt.measure.imports.shell import UNKNOWN, Script, read_script
+from jointopt.measure.imports.shell import MOST_CHARACTERS, UNKNOWN, Script, read_script
 from jointopt.measure.imports.taken import Options, Taken, pairs_of
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.logs import megatron as megatron_log
@@ -130,7 +130,9 @@ def _log_alone(text: str) -> list[Taken]:
 
 
 def _config(text: str) -> list[Taken]:
-    """A TOML or a YAML."""
+    """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
+    if len(text) > MOST_CHARACTERS:
+        return []
     toml: Mapping[str, Any] = {}
     with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
         toml = tomllib.loads(text)

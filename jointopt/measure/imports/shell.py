@@ -84,7 +84,7 @@ def read_script(text: str) -> Script:
     if len(text) > MOST_CHARACTERS:
         raise JobError(
             f"it is no log or config that is known, and has {len(text):,} characters; expected at most "
-            f"{MOST_CHARACTERS:,} of a script."
+            f"{MOST_CHARACTERS:,} of a script or a config."
         )
     script = Script(header=[word for line in text.splitlines() for word in _header_words(line)])
     script.variables |= _batch_variables(script.header)
@@ -235,7 +235,11 @@ def _test_holds(text: str, script: Script) -> bool | None:
 def _run(statement: str, script: Script) -> None:
     """Sets the variables of a statement and notes its commands."""
     if array := _ARRAY.match(statement):
-        words = _split(_expanded(re.sub(r"(^|\s)#.*", "", array[3], flags=re.MULTILINE), script))
+        try:
+            words = _split(_expanded(re.sub(r"(^|\s)#.*", "", array[3], flags=re.MULTILINE), script))
+        except ValueError:  # what a variable stands for opens a quotation, or ends in a backslash
+            script.left_out.append(" ".join(statement[:200].split()))
+            return
         before = script.variables.get(array[1], "") + " " if array[2] else ""
         script.assign(array[1], before + " ".join(_quoted(word) for word in words))
         return
