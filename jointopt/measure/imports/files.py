@@ -65,6 +65,10 @@ def read_file(path: Path) -> list[Taken]:
         found = read_text(text)
     except UsageError as error:
         raise JobError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise JobError(
+            f"{path}: it is nested more deeply than any file of a known program; expected {_KINDS}."
+        ) from error
     if not found:
         raise JobError(f"jointopt cannot import {path}{_what_it_is(path, text)}; expected {_KINDS}.")
     for taken in found:
