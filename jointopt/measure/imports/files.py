@@ -28,6 +28,7 @@ from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.huggingface import model_from_config
 
 _MOST_BYTES = 500_000_000
+_MOST_POINTS = 200  # in a line of TOML, whose parser takes the square of the parts of a name in time
 _OVERRIDE = re.compile(
     r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|dataset|exp_manager|mixed_precision)\.?[\w.]*)=(.*)"
 )
@@ -138,8 +139,9 @@ def _config(text: str) -> list[Taken]:
     if len(text) > MOST_CHARACTERS:
         return []
     toml: Mapping[str, Any] = {}
-    with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
-        toml = tomllib.loads(text)
+    if all(line.count(".") <= _MOST_POINTS for line in text.splitlines()):
+        with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
+            toml = tomllib.loads(text)
     if torchtitan.is_torchtitan(toml):
         return [torchtitan.config_taken(toml)]
     try:

@@ -46,10 +46,11 @@ def test_of_a_plan_in_json_the_columns_of_layouts_are_read() -> None:
     assert taken.plan == {"tp": 2, "pp": 1, "dp": 4}
 
 
-DEEP = ("train model." + "a." * 20_000 + "b=1", "{" + '"a":{' * 20_000, "a = " + "[" * 20_000, "a = " + "1" * 9_999)
+DEEP = ("train model." + "a." * 20_000 + "b=1", "{" + '"a":{' * 20_000, "a = " + "[" * 20_000, "a = " + "1" * 9_999,
+        "a." * 50_000 + "a = 1")  # fmt: skip
 
 
-@pytest.mark.parametrize("text", DEEP, ids=["overrides", "JSON", "TOML", "number"])
+@pytest.mark.parametrize("text", DEEP, ids=["overrides", "JSON", "TOML", "number", "name"])
 def test_what_is_nested_too_deeply_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "odd").write_text(text)
     with pytest.raises(JobError, match=r"^(jointopt cannot import )?\S+odd\b"):
