@@ -158,17 +158,6 @@ def test_studies_of_a_newer_optuna_are_refused_in_a_sentence(tmp_path: Path) -> 
     assert "expected a database URL" not in sentence
 
 
-@pytest.mark.parametrize("reason", ["[Errno 28] No space left on device", "database or disk is full"])
-def test_a_full_disk_is_called_one(reason: str, tmp_path: Path) -> None:
-    from jointopt.runs.database import database_errors
-
-    with (
-        pytest.raises(UsageError, match="cannot take more, as the disk is full"),
-        database_errors("sqlite:///x", "store"),
-    ):
-        raise sqlite3.OperationalError(reason)
-
-
 def test_a_retraining_with_no_store_is_as_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("dp,status\n1,ok\n")
     words = ["retrain", "--table", str(tmp_path / "runs.csv"), "--storage", "none", "--out", str(tmp_path / "out")]
