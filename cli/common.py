@@ -162,7 +162,9 @@ def _print(
     if as_json or form == "json":
         click.echo(json_text(document()))
     elif form == "csv":
-        click.echo(frame().to_csv(index=False), nl=False)
+        from jointopt.runs.csv_text import csv_text
+
+        click.echo(csv_text(frame()), nl=False)
     else:
         click.echo(markdown() if form == "markdown" else text())
 
@@ -217,14 +219,15 @@ def options(settings: Sequence[tuple[str, dict[str, Any]]], command: F) -> F:
     return command
 
 
-def _url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
+def url_or_none(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
+    """The URL, None for the word none."""
     return None if url == "none" else url
 
 
 def storage(what: str, default: str = "sqlite:///jointopt.db") -> Callable[[F], F]:
     """The option ``--storage``: None where nothing is to be kept or read."""
     return click.option(
-        "--storage", default=default, show_default=True, callback=_url, envvar=_STORAGE, show_envvar=True,
+        "--storage", default=default, show_default=True, callback=url_or_none, envvar=_STORAGE, show_envvar=True,
         help=f"Database URL of {what}; none = use none.",
     )  # fmt: skip
 

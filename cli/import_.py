@@ -59,13 +59,14 @@ def import_(
       jointopt import run.log --gpu h100-sxm5-80gb --propose
       jointopt import run.log node0-dcgm.txt node1-dcgm.txt --runs runs.csv
     """
+    from jointopt.runs.csv_text import csv_text
     from jointopt.workflows import import_ as workflow
 
     found = workflow.import_(files, warmup=warmup, **settings.with_network(given))
     if out:
         _write(out, found.job_text(), "--out")
     if runs:
-        _write(runs, found.frame().to_csv(index=False), "--runs")
+        _write(runs, csv_text(found.frame()), "--runs")
     common.answer(workflow.with_proposals(found, **basis) if propose else found, as_json)
 
 

@@ -31,12 +31,13 @@ class PlanType(click.ParamType[Any]):
         found = self._pattern.fullmatch(value.strip()) if isinstance(value, str) else None
         if found is None:
             return value
+        from jointopt.core.quote import our_command
         from jointopt.workflows.plan_files import plan_of
 
         if "=" in value and not Path(found[1]).exists():
             raise click.UsageError(
                 f"--plan of {ctx.info_name if ctx else 'this command'} takes a JSON file of select or explain; got "
-                f"{value!r} (`jointopt explain JOB --plan {value!r} --json > plan.json` writes one)."
+                f"{value!r} (`{our_command('explain', 'JOB', plan=value)} --json > plan.json` writes one)."
             )
         return plan_of(Path(found[1]), int(found[2]) if found[2] else None)
 

@@ -11,7 +11,10 @@ from jointopt.cli import common
 
 @click.command(short_help="Train a surrogate on measurements.")
 @click.option("--table", "tables", multiple=True, type=common.PATH, help="Measurement table; repeatable.")
-@click.option("--storage", help="Store of measurements to train on as well (Optuna URL).")
+@click.option(
+    "--storage", callback=common.url_or_none,
+    help="Database URL of measurements to train on as well; none = use none.",
+)  # fmt: skip
 @click.option("--out", required=True, type=common.PATH, help="Folder to write.")
 @common.seed()
 @click.option("--licence", "licences", multiple=True, help="'SOURCE: licence', for the card; repeatable.")

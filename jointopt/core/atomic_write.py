@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -95,4 +96,6 @@ def _check_new_file(folder: Path, named: Path) -> None:
 
 def unwritten(error: OSError) -> str:
     """Why a file could not be written, and where one can be, as a part of a message."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({error.strerror}); make room there"
     return f"{error.strerror or error}; expected a folder that exists and can be written"

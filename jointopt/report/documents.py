@@ -5,7 +5,6 @@ The keys of a document are a contract: add, do not rename. Numbers are in second
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jointopt.core.facts import Assumption
+from jointopt.core.quote import html_text
 from jointopt.core.schema import Columns
 from jointopt.spec.plans.parse import PLAN_KEYS, plan_records
 from jointopt.surrogate.memory import FEASIBLE
@@ -58,7 +58,7 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         """The answer as a notebook shows it."""
-        return f"<pre>{html.escape(self.text())}</pre>"
+        return f"<pre>{html_text(self.text())}</pre>"
 
     def markdown(self) -> str:
         """The rows of the answer as a table in Markdown."""

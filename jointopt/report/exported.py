@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointopt.core.errors import PlanError, UsageError
+from jointopt.core.quote import sh_exports
 from jointopt.measure.exports.command import folded, node_words
 from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
 from jointopt.measure.exports.targets import program_of, target_named
@@ -40,7 +41,7 @@ class Exported:
 
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in self.export.environment.items()]
+        lines = sh_exports(self.export.environment)
         start = folded(node_words(self.export, self.nodes, self.gpus_per_node))
         return "\n".join(["#!/bin/bash", *_comment(self.remark), *lines, start]) + "\n"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.errors import JointOptError
+from jointopt.core.quote import sh_word
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS, program_of
 from jointopt.report.exported import exported
@@ -35,7 +35,7 @@ def next_command(job: Job, plan: Mapping[str, Any], text: str, source: str) -> N
     """
     if not source:
         return None
-    wanted = f"--plan {shlex.quote(text)}"
+    wanted = f"--plan {sh_word(text)}"
     try:
         name = next(n for n, target in TARGETS.items() if target is program_of(intent_of(job, plan)))
         exported(job, plan, name)

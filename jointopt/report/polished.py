@@ -10,7 +10,6 @@ pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from jointopt.core.atomic_write import check_file, write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
+from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import table
@@ -123,8 +123,8 @@ class Polished(Result):
         """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
         check_zeus_path(path)
         found = f"{self.chosen.iteration_time_s:.6g} s and {self.chosen.energy_j:.6g} J per iteration, all GPUs"
-        rows = [f"{row!r},\n" for row in self.schedule]
-        write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {self.job.name}, {found}\n"]))
+        rows = [f"{python_text(row)},\n" for row in self.schedule]
+        write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {comment(self.job.name)}, {found}\n"]))
 
 
 def check_zeus_path(path: Path) -> None:
@@ -136,7 +136,7 @@ def check_zeus_path(path: Path) -> None:
 
 def zeus_command(path: Path) -> str:
     """The command that starts Zeus' server with the schedule; every rank of a stage then gets the stage's entry."""
-    arguments = shlex.quote(json.dumps({"solution_path": str(path)}))
+    arguments = sh_word(json.dumps({"solution_path": str(path)}))
     return (
         f"ZEUS_PFO_SCHEDULER=PointSolution3D ZEUS_PFO_SCHEDULER_ARGS={arguments} "
         f"uvicorn zeus.optimizer.pipeline_frequency.server.router:app --port 7787"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.atomic_write import replacing, write_whole
+from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
+from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, Ints
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
@@ -179,7 +179,7 @@ class Proposal(Result):
     def _repr_html_(self) -> str:
         """The front as a notebook shows it: what it is of, and its plans."""
         frame = self._shown_frame().iloc[spread_along(self.front, ROWS_FOR_PEOPLE)]
-        head = html.escape(" ".join(" ".join(_title(self)).split()))
+        head = html_text(" ".join(" ".join(_title(self)).split()))
         return f"<p>{head}</p>{frame.to_html(index=False, float_format='{:.5g}'.format, border=0)}"
 
     def plot(self) -> go.Figure:
@@ -253,14 +253,16 @@ class Proposal(Result):
 
         Beside them ``record.csv.gz`` holds every plan that the search evaluated, where the proposal has them.
         """
+        from jointopt.runs.csv_text import csv_text  # with pandas
+        from jointopt.runs.table import write_table
+
         folder.mkdir(parents=True, exist_ok=True)
-        contents = (json_text(self.document()), self.to_frame().to_csv(index=False), self.text(show_all=True))
+        contents = (json_text(self.document()), csv_text(self.to_frame()), self.text(show_all=True))
         for name, text in zip(FILES, contents, strict=True):
             write_whole(folder / name, text.removesuffix("\n") + "\n")
         (folder / RECORD).unlink(missing_ok=True)  # of an earlier proposal
         if self.record is not None:
-            with replacing(folder / RECORD) as part:
-                plan_frame(self.record).to_csv(part, index=False, compression={"method": "gzip", "mtime": 1})
+            write_table(plan_frame(self.record), folder / RECORD)
 
 
 def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
@@ -358,7 +360,7 @@ def _summary(proposal: Proposal) -> list[str]:
     lines += [*basis_lines(proposal.assumed, proposal.informed_by), *paragraphs(proposal.learned)]
     if proposal.storage and proposal.study_name:
         lines += study_lines(proposal.study_name, proposal.storage)
-        lines.append(f"  jointopt select {proposal.study_name} --storage {proposal.storage}")
+        lines.append(f"  {our_command('select', proposal.study_name, storage=proposal.storage)}")
     return lines
 
 

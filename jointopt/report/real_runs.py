@@ -167,7 +167,7 @@ class MeasuredResult(Result):
             without = f", without the {self.unstored} that could not be stored" if self.unstored else ""
             lines.append(f"Measurements: {self.place}{without}")
         if self.study_name:
-            name, opened = table.study_lines(self.study_name, f"{self.place or ''} --study {self.study_name}")
+            name, opened = table.study_lines(self.study_name, self.place or "", self.study_name)
             lines += [name, *table.paragraphs([opened], "      ")]
         return table.blocks_text(table.paragraphs([title]), rows or ["Nothing was measured."], lines)
 

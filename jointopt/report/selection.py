@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jointopt.core.quote import our_command
 from jointopt.core.schema import Columns
 from jointopt.report.documents import Result, pick, plan_entries
 from jointopt.report.plans import (
@@ -102,7 +103,7 @@ class Selection(Result):
     def next_command(self) -> str:
         """The command that explains the plan chosen; ``job.yaml`` is the job's own file where it is no shipped job."""
         job = self.shipped_job or "job.yaml"
-        return f'jointopt explain {job} --plan "{short_plan(self.plans, self.row)}"'
+        return our_command("explain", job, plan=short_plan(self.plans, self.row))
 
     def document(self) -> dict[str, Any]:
         """The plan chosen with its predictions, how it stands to every limit, and what a looser one buys."""

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 
+from jointopt.core.quote import our_command
 from jointopt.core.units import KWH
 
 WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
@@ -176,9 +177,9 @@ def result(name: str, value: float) -> str:
     return quantity(value, OBJECTIVE_UNITS[name][1])
 
 
-def study_lines(name: str, storage: str) -> list[str]:
-    """The name of a study, and the command that opens it."""
-    return [f"Study: {name}", f"  jointopt dashboard --storage {storage}"]
+def study_lines(name: str, storage: str, study: str | None = None) -> list[str]:
+    """The name of a study, and the command that opens it, or the newest one of the storage."""
+    return [f"Study: {name}", f"  {our_command('dashboard', storage=storage, study=study)}"]
 
 
 def equal_runs(keys: Iterable[Hashable]) -> list[range]:

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from jointopt.core.atomic_write import replacing, unwritten
 from jointopt.core.errors import UsageError
-from jointopt.runs.database import database_errors, file_of, open_database, without_password
-from jointopt.runs.migrations import MEASURED, RETRACTED, VERSION, migrate, version
+from jointopt.core.quote import sh_command
+from jointopt.runs.database import VERSION, database_errors, file_of, open_database, without_password
+from jointopt.runs.migrations import MEASURED, RETRACTED, migrate, version
 from jointopt.runs.spill import spill_files
 from jointopt.runs.store import content_hash
 
@@ -81,7 +82,8 @@ def repair(url: str) -> tuple[Path | None, int, int]:
     file = file_of(url)
     if file is None:
         raise UsageError("Only an SQLite file can be repaired; PostgreSQL has tools of its own (pg_dump, pg_amcheck).")
-    _there(url)
+    with suppress(sa.exc.SQLAlchemyError), _there(url).connect():
+        pass  # where the store is of a newer version, a UsageError
     with suppress(UsageError):
         if not check(url).faults:
             with database_errors(url, _WHAT):
@@ -112,7 +114,7 @@ def _there(url: str) -> sa.Engine:
 def _file_faults(url: str) -> Iterator[str]:
     file = file_of(url)
     if file is not None and file.stat().st_mode & 0o002:
-        yield f"every user may change {file}: chmod 600 {file}"
+        yield f"every user may change {file}: {sh_command(['chmod', '600', str(file)])}"
 
 
 def _counted(engine: sa.Engine) -> tuple[int, int]:
@@ -130,7 +132,7 @@ def _counted(engine: sa.Engine) -> tuple[int, int]:
 
 def _copy(engine: sa.Engine, to: sa.Engine) -> None:
     """The rows of the store and those retracted."""
-    migrate(to)
+    migrate(to, keep=False)
     for table in (MEASURED, RETRACTED):
         if not sa.inspect(engine).has_table(table.name):
             continue
@@ -140,7 +142,7 @@ def _copy(engine: sa.Engine, to: sa.Engine) -> None:
                 target.execute(sa.insert(table), [dict(row._mapping) for row in rows])
     with to.begin() as target:  # kinds are numbered anew
         target.execute(sa.text("DELETE FROM jointopt_schema"))
-    migrate(to)
+    migrate(to, keep=False)
 
 
 def _salvaged(damaged: Path, new: sqlite3.Connection) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import UsageError
+from jointopt.core.quote import sh_word
 from jointopt.core.secrets import masked
 
 if TYPE_CHECKING:
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
 
 TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
+SCHEMA = "jointopt_schema"  # the versions that its tables have reached, and by which jointopt
+VERSION = 3  # the newest that this jointopt knows (`jointopt.runs.migrations`)
+_FULL = "cannot take more, as the disk is full; make room there, then start again: nothing is lost"
 # What SQLite's words mean, and what to do.
 _REASONS = {
     "could not parse": "is no database URL; expected one such as sqlite:///jointopt.db.",
     "is locked": "is locked by another program, which was waited for; let that end, or find it with: fuser FILE",
-    "disk is full": "cannot take more, as the disk is full; make room there, then start again: nothing is lost",
+    "disk is full": _FULL,
+    "no space left": _FULL,
+    "compatible with the table schema": "is of another release of Optuna: {reason}.",
+    "quota exceeded": "cannot take more, as the quota of its disk is used up; make room there, then start again: "
+    "nothing is lost",
     "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "
     "another one with --storage",
     "malformed": "is damaged; see what can be saved with: jointopt store repair --storage {url}",
@@ -34,6 +42,7 @@ _REASONS = {
     "disk i/o error": "cannot be read or written: the disk reports an error; look at it, then: jointopt store check",
 }
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")
+_LEAST_ROOM = 64 * 2**10  # bytes: pages and a journal of one row
 _ROOM = 16 * 2**20  # bytes: a log beside the file needs some
 _LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it hears that the database is locked
 
@@ -49,15 +58,50 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
     parsed = sqlalchemy.engine.make_url(url)
     if parsed.get_backend_name() != "sqlite":
         # a server has few connections (PostgreSQL 100), and many processes share it: none is kept between two uses
-        return sqlalchemy.create_engine(parsed, poolclass=sqlalchemy.pool.NullPool)
+        engine = sqlalchemy.create_engine(parsed, poolclass=sqlalchemy.pool.NullPool)
+        _refuse_newer(engine, url)
+        return engine
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
     engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
     sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
+    _refuse_newer(engine, url)
     if lock_first:
         sqlalchemy.event.listen(engine, "connect", _begin_by_hand)
         sqlalchemy.event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
     return engine
+
+
+def _refuse_newer(engine: sqlalchemy.Engine, url: str) -> None:
+    """Has the first connection end in a UsageError where the measurements are of a version that is not known here.
+
+    So nothing is read or written as what it is not, whoever opens the database.
+    """
+    import sqlalchemy
+
+    def refuse(connection: Any, _: object) -> None:
+        found = [row for name in ("version, jointopt", "version, NULL") for row in _selected(connection, name)]
+        newest, maker = max(found, key=lambda row: int(row[0]), default=(0, None))
+        if int(newest) > VERSION:
+            by = f"jointopt {maker}" if maker else "the jointopt that made it"
+            raise UsageError(
+                f"The measurement store {without_password(url)!r} is of version {newest}, and this jointopt reads "
+                f"{VERSION} at most; use {by} or a newer one, or another database with --storage: nothing was changed."
+            )
+
+    sqlalchemy.event.listen(engine, "first_connect", refuse)
+
+
+def _selected(connection: Any, columns: str) -> list[tuple[Any, ...]]:
+    """Rows of the table of versions; none where it, or a column, is missing, or the database cannot be read."""
+    try:
+        cursor = connection.cursor()
+        cursor.execute(f"SELECT {columns} FROM {SCHEMA}")
+        return [tuple(row) for row in cursor.fetchall()]
+    except Exception:  # of any driver: whoever opened the database meets it again, and reports it
+        with suppress(Exception):
+            connection.rollback()
+        return []
 
 
 def _begin_by_hand(connection: Any, _: object) -> None:
@@ -119,7 +163,7 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
     """
     import sqlalchemy
 
-    own = (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError, OSError, ValueError)
+    own = (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, ImportError, RuntimeError, OSError, ValueError)
     failures: tuple[type[Exception], ...] = (*own, *wrappers)
     try:
         yield
@@ -127,16 +171,25 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
         cause = error.__cause__ if isinstance(error, wrappers) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[0].rstrip(".")
         known = next((words for part, words in _REASONS.items() if part in reason.lower()), "")
+        known = _FULL if known.startswith("cannot be read or written: the disk") and _is_full(url) else known
         expected = (
             "expected a database URL such as sqlite:///jointopt.db in a folder that exists and can be written, or "
             "postgresql+psycopg://user@host/name with its driver installed."
         )
         place = without_password(url)
         raise UsageError(
-            f"The {what} {place!r} {known.format(url=place)}"
+            f"The {what} {place!r} {known.format(url=sh_word(place), reason=masked(reason).replace('. ', '; '))}"
             if known
             else f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
         ) from error
+
+
+def _is_full(url: str) -> bool:
+    """Whether the disk of an SQLite file has no room, which SQLite may call an error of the disk."""
+    file = file_of(url)
+    with suppress(OSError):
+        return file is not None and shutil.disk_usage(file.absolute().parent).free < _LEAST_ROOM
+    return False
 
 
 def may_hold_rows(url: str) -> bool:

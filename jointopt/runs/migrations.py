@@ -8,11 +8,17 @@ batch, beside GPU, GPUs per node, framework and model) and each row's plan as a 
 from __future__ import annotations
 
 import logging
+import os
+import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from importlib.metadata import version as release
+from pathlib import Path
 
 import sqlalchemy as sa
 
-from jointopt.runs.database import MEASUREMENTS, make_table
+from jointopt.runs.database import MEASUREMENTS, VERSION, make_table
+from jointopt.runs.database import SCHEMA as SCHEMA_NAME
 from jointopt.runs.kinds import Kind, kind_of, plan_key
 
 _log = logging.getLogger(__name__)
@@ -52,27 +58,53 @@ KINDS = sa.Table(
     sa.UniqueConstraint(*Kind._fields),
 )
 SCHEMA = sa.Table(
-    "jointopt_schema",
+    SCHEMA_NAME,
     METADATA,
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("reached_at", sa.String(32), nullable=False, server_default=sa.func.current_timestamp()),
+    sa.Column("jointopt", sa.String(32)),  # the release that reached it
 )
 
 
-def migrate(engine: sa.Engine) -> None:
-    """Make the tables where they are missing, and take the steps that are; of several processes that do, all win."""
-    if version(engine) == VERSION:
+def migrate(engine: sa.Engine, keep: bool = True) -> None:
+    """Make the tables where they are missing, and take the steps that are; of several processes that do, all win.
+
+    The steps are one transaction. Before it an SQLite file with rows is copied (``keep``) to one beside it whose name
+    ends in ``.version-2``, by the version that it has.
+    """
+    at = version(engine)
+    if at == VERSION:
         return
+    if at and keep:
+        _keep_copy(engine, at)
     fresh = not sa.inspect(engine).has_table(MEASURED.name)
     for table in (SCHEMA, MEASURED, RETRACTED, KINDS):
         make_table(engine, table)
     with engine.begin() as connection:
         reached = VERSION if fresh else int(connection.scalar(sa.select(sa.func.max(SCHEMA.c.version))) or 1)
+        _add_column(connection, "jointopt VARCHAR(32)", SCHEMA)
         for number, step in STEPS.items():
             if number > reached:
                 step(connection)
         if connection.scalar(sa.select(SCHEMA.c.version).where(SCHEMA.c.version == VERSION)) is None:
-            connection.execute(sa.insert(SCHEMA).values(version=VERSION))
+            connection.execute(sa.insert(SCHEMA).values(version=VERSION, jointopt=release("jointopt")))
+
+
+def _keep_copy(engine: sa.Engine, at: int) -> None:
+    """Copy an SQLite file with everything in it beside itself; a whole copy that is there already stays."""
+    file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else Path()
+    if not file.is_file() or (copy := file.with_name(f"{file.name}.version-{at}")).exists():
+        return
+    part = file.with_name(f".{copy.name}.{os.getpid()}.part")
+    try:
+        part.touch(0o600)
+        with closing(sqlite3.connect(file)) as old, closing(sqlite3.connect(part)) as new:
+            old.backup(new)
+        with suppress(FileExistsError):  # of another process, which may have gone on since: that one is as it was
+            os.link(part, copy)
+    finally:
+        part.unlink(missing_ok=True)
+    _log.info("The database as it was, of version %d, is kept as %s; it may go once all is well.", at, copy)
 
 
 def version(engine: sa.Engine) -> int:
@@ -124,12 +156,11 @@ def _to_version_3(connection: sa.Connection) -> None:
         index.create(connection)
 
 
-def _add_column(connection: sa.Connection, column: str) -> None:
-    """Add a column to the measurements where it is missing."""
-    there = {found["name"] for found in sa.inspect(connection).get_columns(MEASURED.name)}
+def _add_column(connection: sa.Connection, column: str, table: sa.Table = MEASURED) -> None:
+    """Add a column to a table where it is missing."""
+    there = {found["name"] for found in sa.inspect(connection).get_columns(table.name)}
     if column.partition(" ")[0] not in there:
-        connection.execute(sa.text(f"ALTER TABLE {MEASURED.name} ADD COLUMN {column}"))
+        connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {column}"))
 
 
-STEPS: dict[int, Callable[[sa.Connection], None]] = {2: _to_version_2, 3: _to_version_3}
-VERSION = max(STEPS)
+STEPS: dict[int, Callable[[sa.Connection], None]] = {2: _to_version_2, 3: _to_version_3}  # the last to `VERSION`

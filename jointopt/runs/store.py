@@ -27,6 +27,7 @@ from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import as_table, json_rows
 from jointopt.runs.database import (
     TABLES,
+    VERSION,
     database_errors,
     file_of,
     in_turn,
@@ -35,7 +36,7 @@ from jointopt.runs.database import (
     write_ahead,
 )
 from jointopt.runs.kinds import Wanted, kind_of, plan_key
-from jointopt.runs.migrations import MEASURED, RETRACTED, VERSION, kind_ids, migrate, version
+from jointopt.runs.migrations import MEASURED, RETRACTED, kind_ids, migrate, version
 from jointopt.runs.nearest import nearest_rows
 from jointopt.runs.spill import waiting
 

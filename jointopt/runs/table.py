@@ -11,6 +11,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pandas as pd
 from jointopt.core.atomic_write import replacing, unwritten
 from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
+from jointopt.core.quote import csv_original
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
 from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
 from jointopt.runs.csv_text import csv_texts
@@ -115,10 +117,12 @@ def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) 
 
     The file is there when it is whole. ``rounded``: columns whose floats are written to seven digits.
     """
-    opened = gzip.open if path.name.endswith(".gz") else open
     try:
-        with replacing(path) as part, opened(part, "wt", encoding="utf-8", newline="") as file:
-            file.writelines(csv_texts(table, rounded))
+        with replacing(path) as part, part.open("wb") as file:
+            # the same table is the same file: no name and no time in its head
+            packed = gzip.GzipFile("", "wb", fileobj=file, mtime=1) if path.name.endswith(".gz") else nullcontext(file)
+            with packed as binary:
+                binary.writelines(text.encode() for text in csv_texts(table, rounded))
     except OSError as error:
         raise TableError(f"{path} cannot be written: {unwritten(error)}.") from error
 
@@ -192,7 +196,18 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
         raise _unreadable(path, _ragged(text, path) or error) from error
     table.columns = table.columns.str.strip()
-    return table
+    return _as_given(table) if "'" in text else table
+
+
+def _as_given(table: pd.DataFrame) -> pd.DataFrame:
+    """Text without the apostrophe by which `csv_cell` keeps a spreadsheet from taking it for a formula."""
+    for at, dtype in enumerate(table.dtypes):
+        if not pd.api.types.is_numeric_dtype(dtype):
+            column = table.iloc[:, at]
+            guarded = column.astype(str).str.startswith("'").to_numpy()
+            if guarded.any():
+                table.isetitem(at, column.where(~guarded, column.astype(str).map(csv_original)).to_numpy())
+    return table.rename(columns=csv_original)
 
 
 def _ragged(text: str, path: Path) -> str:

@@ -11,7 +11,8 @@ from jointopt.spec.check import Section, shown
 NO_GPU_REQUEST = "none"
 CONTAINER_RUNTIMES = ("pyxis", "apptainer")
 _DAYS_30 = 43_200  # minutes
-_DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=\S+)?")  # one option of sbatch, as one word
+_DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=[^\s'\"\\]+)?")  # one option of sbatch, as one word
+_MOUNT = re.compile(r"[^,:$`]+(:[^,:$`]+){0,2}")  # place, place in the container, flags
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def read_slurm(job: Section) -> Slurm:
         sbatch=tuple(_directive(section, "sbatch", line) for line in _lines(section, "sbatch")),
         container=_word(section, "container") if section.has("container") else None,
         container_runtime=section.choice("container_runtime", CONTAINER_RUNTIMES, usual.container_runtime),
-        mounts=_lines(section, "mounts"),
+        mounts=tuple(_mount(section, place) for place in _lines(section, "mounts")),
     )
 
 
@@ -81,6 +82,15 @@ def _word(section: Section, key: str) -> str:
     if not re.fullmatch(r"[^\s'\"\\#]+", word):
         raise section.refuse(key, "one word, as sbatch takes it")
     return word
+
+
+def _mount(section: Section, place: str) -> str:
+    if not _MOUNT.fullmatch(place):
+        raise JobError(
+            f"{section.at('mounts')} must be paths such as /data or /data:/in-it, one in each line and without commas "
+            f"and variables, which nothing replaces there; got {shown(place)}."
+        )
+    return place
 
 
 def _directive(section: Section, key: str, line: str) -> str:
@@ -94,7 +104,8 @@ def _directive(section: Section, key: str, line: str) -> str:
         )
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
-            f"{section.at(key)} must be an option of sbatch as one word, such as --mail-type=END; got {shown(line)}."
+            f"{section.at(key)} must be an option of sbatch as one word without quotes, such as --mail-type=END; "
+            f"got {shown(line)}."
         )
     return line
 

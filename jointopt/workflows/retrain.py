@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import logging
 import platform
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import pandas as pd
 
 from jointopt.core.atomic_write import check_folder, replace_files, unwritten
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
+from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, Bools
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
@@ -249,9 +249,9 @@ def _card(
     storage: str | None, out: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Data, errors and versions behind a surrogate, and how to make it again."""
-    arguments = [f"--table {shlex.quote(path.name)}" for path in tables]
-    arguments += [f"--storage {shlex.quote(without_password(storage))}"] if storage else []
-    arguments += [f"--licence {shlex.quote(text)}" for text in licences]
+    options = [("--table", path.name) for path in tables]
+    options += [("--storage", without_password(storage))] if storage else []
+    options += [("--licence", text) for text in licences] + [("--seed", str(seed)), ("--out", out.name)]
     errors = scores.set_index("source").round(4).T.to_dict()
     return {
         # timed rows given; those that were learned from stand in learned_from
@@ -263,7 +263,7 @@ def _card(
         "seed": seed, "python": platform.python_version(),
         "versions": {name: _version(name) for name in _VERSIONS},
         "rebuild_in": "the folder of the files that files_sha256 names" if tables else "any folder",
-        "rebuild": f"jointopt retrain {' '.join(arguments)} --seed {seed} --out {out.name}",
+        "rebuild": sh_command(["jointopt", "retrain", *(word for option in options for word in option)]),
     }  # fmt: skip
 
 

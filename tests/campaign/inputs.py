@@ -120,6 +120,44 @@ def _by_pieces(text: bytes, mark: bytes, first: float, second: float, token: str
     return mark.join(pieces)
 
 
+# pieces of scripts, of which some state in a few lines what no memory holds; $N is a variable, §: another piece
+PIECES = (
+    "N=§", "N=$N$N", 'N="${N} ${M}"', "N+=§", "N+=$N", "N=(§ §)", 'N=("${N[@]}" "${M[@]}")', "N+=(§)", "M=$((N * N))",
+    "N=${M:-§}", "export N=§ M=§", "if [ § = § ]; then §; else §; fi", "if [[ $N == § ]]; then", "elif [ -z $N ]; then",
+    "else", "fi", "train --num-layers § --hidden-size § $N", "torchrun --nproc-per-node § train.py $N ${M[@]} \\",
+    "  --tensor-model-parallel-size § \\",
+    "#SBATCH --nodes=§", "§ && § || §; § | §", "$(§)", "`§`", "$((§))", "'§", '"§',
+    "(", ")", "§ > § 2>&1", "for i in §; do", "done", "cat <<END", "END", "§=§", "--§ §", "§ # §",
+)  # fmt: skip
+_WORDS = ("1", "8", "a", "$N", "${N}", "${M[@]}", "$1", "--seq-length", "4096", " ", "x" * 200, "$((N + 1))", *AWKWARD)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> bytes:
+    """Pieces of shell, whole groups of them many times over."""
+    lines = []
+    for _ in range(draw(st.integers(1, 8))):
+        group = draw(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4))
+        for word in ("", *draw(st.lists(st.sampled_from(_WORDS), max_size=6))):
+            group = [line.replace("§", word or "§", 2 if word else 0) for line in group]
+        lines += group * draw(st.sampled_from((1, 1, 2, 20, 60)))
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+def repeated(seeds: tuple[bytes, ...]) -> st.SearchStrategy[bytes]:
+    """One of ``seeds`` in which a piece stands so often that the file has up to a megabyte."""
+    place = st.floats(0, 1, exclude_max=True)
+    marks = st.sampled_from((b"", *map(str.encode, "\n .:|[(,")))
+    sizes = st.sampled_from((10_000, 100_000, 1_000_000))
+    return st.builds(_repeat, st.sampled_from(seeds), place, st.sampled_from((1, 2, 5, 40, 400)), sizes, marks)
+
+
+def _repeat(seed: bytes, place: float, size: int, total: int, mark: bytes) -> bytes:
+    at = int(place * max(len(seed), 1))
+    piece = seed[at : at + size] + mark or b" "
+    return seed[:at] + piece * (total // len(piece)) + seed[at:]
+
+
 def _read_job(path: Path) -> object:
     from jointopt.spec.jobfile import load_job
 
@@ -189,6 +227,8 @@ _KINDS: dict[str, Callable[[], Kind]] = {
     "plans": lambda: Kind("plans", ".json", _plans(), _read_plan),
     "calibrations": lambda: Kind("calibrations", ".yaml", (CALIBRATION.encode(),), _read_calibration),
     "logs": lambda: Kind("logs", ".txt", _logs(), _read_log),
+    "scripts": lambda: Kind("scripts", ".sh", (b"torchrun --nproc-per-node 8 pretrain_gpt.py",), _read_log),
+    "long logs": lambda: Kind("long logs", ".txt", _logs(), _read_log),
     "surrogates": _surrogates,
     "exports": _exports,
 }
@@ -205,6 +245,10 @@ def inputs(kind: Kind) -> st.SearchStrategy[bytes]:
     """Changed files of a kind."""
     if kind.name == "surrogates":
         return st.sampled_from(kind.seeds).flatmap(_of_surrogates)
+    if kind.name == "scripts":
+        return scripts()
+    if kind.name == "long logs":
+        return repeated(kind.seeds)
     if kind.name in ("jobs", "plans", "calibrations", "exports"):
         return changed(kind.seeds) | restructured(kind.seeds, kind.suffix)
     return changed(kind.seeds)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.campaign import canaries
 from tests.campaign.inputs import inputs, kind_named, outcome
 from tests.campaign.kills import Field
 
-IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "exports")
+IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "scripts", "exports")
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
@@ -28,13 +29,30 @@ def test_a_changed_file_is_read_or_refused_in_a_sentence(name: str, data: st.Dat
     assert outcome(kind, file) in ("read", "refused")
 
 
+def test_no_text_of_an_export_is_run_and_every_word_arrives_as_given_or_is_refused(tmp_path: Path) -> None:
+    wrong: list[tuple[str, str]] = []
+    found = canaries.campaign(6 * len(canaries.KINDS), 7, tmp_path, lambda *what: wrong.append(what))
+    assert wrong == []
+    assert all(outcomes["given"] for outcomes in found.values())
+
+
+def test_the_canaries_notice_a_word_that_is_not_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jointopt.core.quote.shlex.quote", lambda word: word)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "field").mkdir()
+    found = canaries.campaign(6 * len(canaries.KINDS), 7, tmp_path / "field")
+    assert all(found[kind]["wrong"] for kind in ("megatron", "slurm", "kubernetes", "printed"))
+
+
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_every_file_is_a_good_one_before_it_is_changed(name: str, tmp_path: Path) -> None:
     kind = kind_named(name)
     file = tmp_path / f"input{kind.suffix}"
     for seed in kind.seeds[:5]:
         file.write_bytes(seed)
-        assert outcome(kind, file) in ("read", "refused") if name == "logs" else outcome(kind, file) == "read"
+        assert (
+            outcome(kind, file) in ("read", "refused") if name in ("logs", "scripts") else outcome(kind, file) == "read"
+        )
 
 
 def test_a_measuring_command_that_is_killed_loses_and_leaves_nothing(driver_library: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.runs.database import may_hold_rows
 from jointopt.runs.store import Store
+from jointopt.runs.table import write_table
 from jointopt.search.studies.storage import prepare_storage
 
 
@@ -61,3 +63,18 @@ def test_no_message_of_a_database_repeats_a_password(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         Store(url).read()
     assert "s3cret" not in str(refused.value)
+
+
+def test_a_full_disk_is_called_one_whatever_meets_it(small_disk: Path) -> None:
+    many = pd.DataFrame({"tp": range(60), "notes": ["n" * 2_000] * 60})
+    made = f"sqlite:///{small_disk / 'runs.db'}"
+    uses = {
+        "rows": lambda: Store(made).add(many, "here"),
+        "a new store": lambda: Store(f"sqlite:///{small_disk / 'new.db'}").add(many[:1], "here"),
+        "studies": lambda: prepare_storage(f"sqlite:///{small_disk / 'studies.db'}"),
+        "a table": lambda: write_table(many, small_disk / "table.csv"),
+    }  # fmt: skip
+    for use in uses.values():
+        with pytest.raises(UsageError, match="the disk is full"):
+            use()
+        (small_disk / "fill").write_bytes(bytes(max(shutil.disk_usage(small_disk).free - 4_096, 0)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jointopt.measure.exports.block_yaml import block_yaml
+from jointopt.core.quote import yaml_text
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.script import PROGRAM, model_files, script_words
 
@@ -46,7 +46,7 @@ def export(intent: Intent, version: str) -> Export:
                 "--gradient_accumulation_steps", str(intent.micro_batches))  # fmt: skip
     return Export(
         NAME, version, script_words(intent), {}, int(cluster.num_gpus), PROGRAM, launcher,
-        {FILE: block_yaml(config)} | model_files(intent), tuple(gaps.notes),
+        {FILE: yaml_text(config)} | model_files(intent), tuple(gaps.notes),
     )  # fmt: skip
 
 

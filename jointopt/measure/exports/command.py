@@ -1,14 +1,14 @@
-"""The command of one node as words of shell, in which the node's place is the variables of `NODE`."""
+"""The command of one node as words of shell, in which the node's place is variables of its own."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
+from jointopt.core.quote import sh_variable, sh_word
 from jointopt.measure.exports.intent import Export
 
-NODE = ("NODE_RANK", "MASTER_ADDR")
+_PLACES = {f"${name}": sh_variable(name) for name in ("NODE_RANK", "MASTER_ADDR")}
 _OVERRIDE = re.compile(r"'?[a-z]\w*(?:\.\w+)*=")
 
 
@@ -20,8 +20,8 @@ def node_words(export: Export, nodes: int, gpus_per_node: int) -> list[str]:
         several = ["--nnodes", str(nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$MASTER_ADDR",
                    "--master-port", "29500"] if nodes > 1 else []  # fmt: skip
         start = ["torchrun", *several, "--nproc-per-node", str(gpus_per_node)]
-    program = export.program.split()
-    return [*map(_quoted, start), *program, *map(shlex.quote, export.words)]
+    words = map(sh_word, (*export.program.split(), *export.words))
+    return [*(_PLACES.get(word) or sh_word(word) for word in start), *words]
 
 
 def folded(words: Sequence[str], indent: str = "    ") -> str:
@@ -33,7 +33,3 @@ def folded(words: Sequence[str], indent: str = "    ") -> str:
         else:
             lines[-1] += f" {word}"
     return f" \\\n{indent}".join(lines)
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"' if word[1:] in NODE and word.startswith("$") else shlex.quote(word)

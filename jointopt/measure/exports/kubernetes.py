@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from jointopt.measure.exports.block_yaml import block_yaml
+from jointopt.core.quote import kubernetes_text, sh_word, yaml_text
 from jointopt.measure.exports.command import folded, node_words
 from jointopt.measure.exports.intent import Export, Intent
 from jointopt.measure.exports.targets import program_of
@@ -34,7 +34,7 @@ def export(intent: Intent, version: str, program: str = "") -> Export:
     }  # fmt: skip
     image = [] if intent.job.slurm.container else ["Yours to set: the image, IMAGE in the file."]
     clocks = "Pods may not set GPU clocks: jointopt exec around the pod's command needs a privileged container."
-    text = f"{block_yaml(config_map)}---\n{block_yaml(jobset)}"
+    text = f"{yaml_text(config_map)}---\n{yaml_text(jobset)}"
     return Export(NAME, version, (), inner.environment, inner.world_size, "", (), {FILE: text},
                   (*inner.notes, *image, clocks))  # fmt: skip
 
@@ -51,11 +51,12 @@ def _job(intent: Intent, inner: Export, name: str) -> dict[str, Any]:
     """The Job of all nodes: an index for each, which is its rank."""
     cluster = intent.job.cluster
     command = folded(node_words(inner, cluster.nodes, cluster.gpus_per_node))
-    place = f"export NODE_RANK=$JOB_COMPLETION_INDEX MASTER_ADDR={name}-node-0-0.{name}\nexec {command}\n"
+    address = sh_word(f"{name}-node-0-0.{name}")
+    place = f"export NODE_RANK=$JOB_COMPLETION_INDEX MASTER_ADDR={address}\nexec {command}\n"
     container = {
         "name": "train", "image": intent.job.slurm.container or "IMAGE",
-        "command": ["bash", "-c", place],
-        "env": [{"name": key, "value": value} for key, value in inner.environment.items()],
+        "command": ["bash", "-c", kubernetes_text(place)],
+        "env": [{"name": key, "value": kubernetes_text(value)} for key, value in inner.environment.items()],
         "resources": {"limits": {"nvidia.com/gpu": cluster.gpus_per_node}},
         "volumeMounts": [{"name": "plan", "mountPath": _FOLDER}, {"name": "shm", "mountPath": "/dev/shm"}],
     }  # fmt: skip

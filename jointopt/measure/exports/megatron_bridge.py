@@ -7,11 +7,10 @@ other classes and are not written.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from jointopt.core.quote import hydra_word, yaml_text
 from jointopt.core.schema import MODULES
-from jointopt.measure.exports.block_yaml import block_yaml
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.megatron import (
     CAPTURED_OF_EXPERTS,
@@ -78,7 +77,7 @@ def export(intent: Intent, version: str) -> Export:
         environment["NVTE_CPU_OFFLOAD_V1"] = "1"  # it refuses to start without, lest weights are offloaded too
     return Export(
         NAME, version, tuple(_words(sections)), environment, int(intent.job.cluster.num_gpus),
-        "scripts/training/run_recipe.py", files={FILE: block_yaml(sections)}, notes=(note, *notes, *gaps.notes),
+        "scripts/training/run_recipe.py", files={FILE: yaml_text(sections)}, notes=(note, *notes, *gaps.notes),
     )  # fmt: skip
 
 
@@ -232,9 +231,8 @@ def _words(sections: dict[str, Any]) -> list[str]:
     words = []
     for section, values in sections.items():
         if not isinstance(values, dict):
-            words.append(f"{section}={values}")
+            words.append(hydra_word(section, values))
             continue
         for name, value in values.items():
-            text = value if isinstance(value, str) and "|" not in value else json.dumps(value, separators=(",", ":"))
-            words.append(f"{section}.{name}={text}")
+            words.append(hydra_word(f"{section}.{name}", value))
     return words

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jointopt.measure.exports.block_yaml import block_yaml
+from jointopt.core.quote import yaml_text
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
 from jointopt.spec.overlap import is_on
@@ -27,7 +27,7 @@ def export(intent: Intent, version: str) -> Export:
         gaps.notes.append("Yours to set: the dataset, the tokenizer, the learning rate, where checkpoints lie.")
     return Export(
         NAME, version, ("--config-file", FILE), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        int(intent.job.cluster.num_gpus), "run_train.py", files={FILE: block_yaml(_config(intent, old))},
+        int(intent.job.cluster.num_gpus), "run_train.py", files={FILE: yaml_text(_config(intent, old))},
         notes=tuple(gaps.notes),
     )  # fmt: skip
 

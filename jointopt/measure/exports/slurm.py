@@ -6,9 +6,8 @@ Sources: srun(1), sbatch(1); pyxis' README (--container-image, --container-mount
 from __future__ import annotations
 
 import json
-import shlex
-from pathlib import Path
 
+from jointopt.core.quote import comment, container_mounts, sbatch_line, sh_exports, sh_variable, sh_word
 from jointopt.measure.exports.command import folded, node_words
 from jointopt.measure.exports.intent import Export, Intent
 from jointopt.measure.exports.targets import program_of
@@ -43,14 +42,14 @@ def export(intent: Intent, version: str, program: str = "") -> Export:
     inner_target = program_of(intent, program)
     inner = inner_target.export(intent, version if version != "development" else "")
     cluster, slurm = intent.job.cluster, intent.job.slurm
-    lines = directives(intent.job.name, cluster, slurm, Path("%x-%j.log"), _LIMIT_S[intent.purpose])
-    lines = [line.replace("%%", "%") for line in lines]  # here, the pattern of sbatch is meant
+    log = "%j.log" if "/" in intent.job.name else "%x-%j.log"  # sbatch's own patterns: the job's name, its number
+    lines = directives(intent.job.name, cluster, slurm, log, _LIMIT_S[intent.purpose])
     words = [*_container(slurm), *node_words(inner, cluster.nodes, cluster.gpus_per_node)]
     text = _TEMPLATE.format(
-        directives="\n".join(f"#SBATCH {line}" for line in lines), job=intent.job.name, program=inner.target,
-        version=inner.version, plan=PLAN, setup="\n".join(slurm.setup), gpus=cluster.gpus_per_node,
-        environment="\n".join(f"export {name}={shlex.quote(value)}" for name, value in inner.environment.items()),
-        nodes=cluster.nodes, order=inner.rank_order, command=folded(words, " " * 8),
+        directives="\n".join(map(sbatch_line, lines)), job=comment(intent.job.name), program=inner.target,
+        version=comment(inner.version), plan=sh_word(PLAN), setup="\n".join(slurm.setup), gpus=cluster.gpus_per_node,
+        environment="\n".join(sh_exports(inner.environment)),
+        nodes=cluster.nodes, order=sh_word(inner.rank_order), command=folded(words, " " * 8),
     )  # fmt: skip
     files = {FILE: text, PLAN: json.dumps(dict(intent.plan), indent=2) + "\n", **inner.files}
     return Export(NAME, inner.version, (), inner.environment, inner.world_size, "", (), files, inner.notes)
@@ -60,12 +59,12 @@ def _container(slurm: Slurm) -> list[str]:
     """Words in front of a node's command: a step of its own on the node with pyxis, or apptainer."""
     if slurm.container is None:
         return []
-    mounts, here = ",".join(slurm.mounts), "$PWD"
+    mounts, here = sh_word(container_mounts(slurm.mounts)), sh_variable("PWD")
     if slurm.container_runtime == "apptainer":
-        bound = ["--bind", shlex.quote(mounts)] if mounts else []
-        return ["apptainer", "exec", "--nv", *bound, "--pwd", f'"{here}"', shlex.quote(slurm.container)]
-    bound = [f'--container-mounts="{here}:{here}{"," + mounts if mounts else ""}"']
+        bind = ["--bind", mounts] if slurm.mounts else []
+        return ["apptainer", "exec", "--nv", *bind, "--pwd", here, sh_word(slurm.container)]
+    bound = f"--container-mounts={here}:{here}" + (f",{mounts}" if slurm.mounts else "")
     return [
-        "srun", "--overlap", "--nodes=1", "--ntasks=1", '--nodelist="$SLURMD_NODENAME"', "--cpu-bind=none",
-        f"--container-image={shlex.quote(slurm.container)}", *bound, f'--container-workdir="{here}"',
+        "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={sh_variable('SLURMD_NODENAME')}",
+        "--cpu-bind=none", f"--container-image={sh_word(slurm.container)}", bound, f"--container-workdir={here}",
     ]  # fmt: skip

@@ -7,11 +7,11 @@ of 0.2.2, torchtitan/config/configs.py and models/*/config_registry.py of 0.3.0.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from jointopt.core.errors import ExportError
+from jointopt.core.quote import python_text, toml_text
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
 from jointopt.spec.catalog.models import load_model
@@ -29,8 +29,8 @@ _MODELS = {
 _FP8 = {"llama3_405b": "llama3_405b", "deepseek_v3_671b": "deepseek_v3_671b_float8"}  # those of 0.3 that train in fp8
 SCHEDULES = {"1f1b": "1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
 INTERLEAVED = "Interleaved1F1B"  # 1f1b of several stages per rank
-_FILE = '''\
-"""{model} with a pipeline split of its own: put this file where Python finds it."""
+_FILE = """\
+{about}
 
 from torchtitan.models.{module}.config_registry import {function}
 
@@ -39,7 +39,7 @@ def plan():
     config = {function}()
     config.parallelism.module_fqns_per_model_part = {parts}
     return config
-'''
+"""
 
 
 def export(intent: Intent, version: str) -> Export:
@@ -62,12 +62,15 @@ def export(intent: Intent, version: str) -> Export:
         gaps.notes.append("Yours to set: the dataset, the tokenizer's folder (hf_assets_path), the learning rate.")
     if old:
         settings["model"] = {"name": module, "flavor": flavor, **settings.get("model", {})}
-        words, files = ("--job.config_file", "torchtitan.toml"), {"torchtitan.toml": _toml(settings)}
+        words, files = ("--job.config_file", "torchtitan.toml"), {"torchtitan.toml": toml_text(settings)}
         return Export(NAME, version, words, files=files, notes=tuple(gaps.notes), **common)
     parts = settings["parallelism"].pop("module_fqns_per_model_part", None)
     files, start = {}, ("--module", module, "--config", function)
     if parts is not None:
-        named = {"model": intent.model.name, "module": module, "function": function, "parts": parts}
+        about = python_text(
+            f"{intent.model.name} with a pipeline split of its own: put this file where Python finds it."
+        )
+        named = {"about": about, "module": module, "function": function, "parts": parts}
         files, start = {"plan_config.py": _FILE.format(**named)}, ("--module", "plan_config", "--config", "plan")
     return Export(NAME, version, (*start, *_words(settings)), files=files, notes=tuple(gaps.notes), **common)
 
@@ -199,14 +202,6 @@ def _parts(split: tuple[int, ...], head: str) -> list[list[str]]:
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", head]
     return parts
-
-
-def _toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections of TOML, whose numbers, booleans, strings and lists are written as in JSON."""
-    lines = []
-    for section, values in settings.items():
-        lines += [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items()), ""]
-    return "\n".join(lines)
 
 
 def _words(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:

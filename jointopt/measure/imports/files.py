@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import JobError
+from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
+from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.launch import OPTIONS, cluster_of
-from jointopt.measure.imports.shell import UNKNOWN, Script, read_script
+from jointopt.measure.imports.shell import MOST_CHARACTERS, UNKNOWN, Script, read_script
 from jointopt.measure.imports.taken import Options, Taken, pairs_of
 from jointopt.measure.launchers.failures import failure_of
 from jointopt.measure.logs import megatron as megatron_log
@@ -28,6 +28,7 @@ from jointopt.spec.files import parse_json, parse_yaml
 from jointopt.spec.huggingface import model_from_config
 
 _MOST_BYTES = 500_000_000
+_MOST_POINTS = 200  # in a line of TOML, whose parser takes the square of the parts of a name in time
 _OVERRIDE = re.compile(
     r"\+{0,2}((?:training\.)?(?:model|train|trainer|ddp|dataset|exp_manager|mixed_precision)\.?[\w.]*)=(.*)"
 )
@@ -51,7 +52,7 @@ def _what_it_is(path: Path, text: str) -> str:
         ours = {"model", "training", "cluster"} <= parse_yaml(text).keys()
     except JobError:
         return ""
-    return f" (it is already a job file: use `jointopt propose {path}`)" if ours else ""
+    return f" (it is already a job file: use `{our_command('propose', str(path))}`)" if ours else ""
 
 
 def read_file(path: Path) -> list[Taken]:
@@ -61,7 +62,14 @@ def read_file(path: Path) -> list[Taken]:
         text = raw.decode("utf-8", errors="replace")
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror or error}.") from error
-    found = read_text(text)
+    try:
+        found = read_text(text)
+    except UsageError as error:
+        raise JobError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise JobError(
+            f"{path}: it is nested more deeply than any file of a known program; expected {_KINDS}."
+        ) from error
     if not found:
         raise JobError(f"jointopt cannot import {path}{_what_it_is(path, text)}; expected {_KINDS}.")
     for taken in found:
@@ -72,7 +80,7 @@ def read_file(path: Path) -> list[Taken]:
 def read_text(text: str) -> list[Taken]:
     """The statements of a text; none where no reader knows it."""
     if "\0" in text and "--" in text:  # the arguments of a process, as the kernel shows them
-        return _script(shlex.join(text.strip("\0\n").split("\0")))
+        return _script(sh_command(text.strip("\0\n").split("\0")))
     if text.lstrip().startswith("{") and (found := _of_json(text)):
         return [found]
     if "torchtitan.models." in text and (found := torchtitan.python_taken(text)):
@@ -127,13 +135,15 @@ def _log_alone(text: str) -> list[Taken]:
 
 
 def _config(text: str) -> list[Taken]:
-    """A TOML or a YAML."""
-    try:
-        config: Mapping[str, Any] = tomllib.loads(text)
-        if torchtitan.is_torchtitan(config):
-            return [torchtitan.config_taken(config)]
-    except tomllib.TOMLDecodeError:
-        pass
+    """A TOML or a YAML of at most as many characters as a script, since parsers take long for odd ones."""
+    if len(text) > MOST_CHARACTERS:
+        return []
+    toml: Mapping[str, Any] = {}
+    if all(line.count(".") <= _MOST_POINTS for line in text.splitlines()):
+        with suppress(ValueError, RecursionError):  # no TOML, a number of thousands of digits, nested too deeply
+            toml = tomllib.loads(text)
+    if torchtitan.is_torchtitan(toml):
+        return [torchtitan.config_taken(toml)]
     try:
         config = parse_yaml(text)
     except JobError:

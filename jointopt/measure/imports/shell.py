@@ -1,7 +1,8 @@
 """The commands of a shell script, without running it: variables, arrays, line ends, simple conditions.
 
 What only a shell could know (the output of a program, arguments of the script, conditions on files) stays unknown: such
-a value is written ``§NAME``, and the lines of such a condition are left out and listed.
+a value is written ``§NAME``, and the lines of such a condition are left out and listed. What variables stand for is
+bounded, since a few lines can state a text that doubles with each of them: a script beyond it is a JobError.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from jointopt.core.errors import JobError
+from jointopt.core.quote import sh_word
+
 UNKNOWN = "§"
+MOST_CHARACTERS = 200_000  # of a script, as of a job file
+MOST_OF_A_VALUE = 2**16  # characters of a variable
+MOST_EXPANDED = 2**21  # characters that variables are replaced by, in all
+_MOST_HELD = 2**22  # characters looked at for the end of quotations and arrays of several lines, in all
+_MOST_OF_A_CONDITION = 4_000
+_MOST_OF_A_SUM, _MOST_OF_A_NUMBER = 1_000, 30
 _HEADER = re.compile(r"^#(?:SBATCH|PBS|FLUX:?)\s+(.*)$")
 _NAME = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"^\s*(?:export |local |declare (?:-\w+ )?|readonly )?([A-Za-z_]\w*)(\+?)=\((.*)\)\s*$", re.DOTALL)
@@ -24,6 +34,7 @@ _EXPANSION = re.compile(
     r"|\$\{(?P<name>\w+)(?:\[[@*]\])?(?P<rule>:?[-=])?(?P<default>[^{}$]*)\}|\$\{[^{}$]*\}|\$(?P<bare>\w+)|\$[@*#?!$-]"
 )
 _TEST = re.compile(r"\[\[?\s+(.*?)\s+\]\]?(?=\s|;|$)")  # [ ... ] or [[ ... ]]
+_WHITE = re.compile(r"\s+")
 _DESCRIPTOR = re.compile(r"(?<=\s)[12&](?=>)")  # 2>&1
 _PREFIXES = ("export", "local", "readonly", "declare")
 _TESTS: dict[str, Callable[[str, str], bool]] = {
@@ -45,15 +56,42 @@ class Script:
     variables: dict[str, str] = field(default_factory=dict)
     header: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    line: int = 0  # of the statement that is read
+    expanded: int = 0  # characters that variables were replaced by
+
+    def assign(self, name: str, value: str) -> None:
+        """Sets a variable. JobError for a value that is too long."""
+        if len(value) > MOST_OF_A_VALUE:
+            raise JobError(
+                f"line {self.line}: the value of {name[:40]} has {len(value):,} characters; expected at most "
+                f"{MOST_OF_A_VALUE:,}: take out what doubles it, or import the command that the script starts."
+            )
+        self.variables[name] = value
+
+    def expand(self, value: str) -> str:
+        """A value that takes the place of its variable. JobError where these are too long together."""
+        self.expanded += len(value)
+        if self.expanded > MOST_EXPANDED:
+            raise JobError(
+                f"line {self.line}: variables stand for more than {MOST_EXPANDED:,} characters up to here; expected "
+                "less: import the command that the script starts."
+            )
+        return value
 
 
 def read_script(text: str) -> Script:
-    """The commands that a script would start, in order."""
+    """The commands that a script would start, in order. JobError for one that is too long, or stands for too much."""
+    if len(text) > MOST_CHARACTERS:
+        raise JobError(
+            f"it is no log or config that is known, and has {len(text):,} characters; expected at most "
+            f"{MOST_CHARACTERS:,} of a script or a config."
+        )
     script = Script(header=[word for line in text.splitlines() for word in _header_words(line)])
     script.variables |= _batch_variables(script.header)
     branches: list[bool | None] = []  # for each open `if`: whether its present branch is taken; None: not known
     done: list[bool] = []  # whether an earlier branch was taken
-    for statement in _statements(text):
+    for number, statement in _statements(text, script):
+        script.line = number
         if not _condition(statement, branches, done, script):
             _run_where(branches, statement, script)
     return script
@@ -88,21 +126,27 @@ def _batch_variables(header: list[str]) -> dict[str, str]:
     return {name: value.rpartition(":")[2] for name, value in found.items() if value}
 
 
-def _statements(text: str) -> Iterator[str]:
-    """Lines without comments, those that belong together in one."""
-    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    held = ""
-    for line in lines:
-        whole = held + line
+def _statements(text: str, script: Script) -> Iterator[tuple[int, str]]:
+    """(number of the first line, lines without comments), of lines that belong together one."""
+    held, first, looked_at = "", 0, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        first, whole = first if held else number, held + line
         if whole.rstrip().endswith("\\"):
             held = whole.rstrip()[:-1] + " "
+            continue
+        looked_at += len(held)
+        if looked_at > _MOST_HELD:
+            script.left_out.append(whole[:200])
+            held, looked_at = "", 0
         elif _is_open(whole):
             held = whole + "\n"
         else:
             held = ""
-            yield whole
+            yield first, whole
     if held:
-        yield held
+        yield first, held
 
 
 def _is_open(text: str) -> bool:
@@ -140,7 +184,7 @@ def _condition(statement: str, branches: list[bool | None], done: list[bool], sc
     if "then" not in statement or not re.search(r"\bthen\s+\S", statement):
         return True
     body = re.split(r"\bthen\s+", statement, maxsplit=1)[1]
-    then, _, other = re.sub(r";?\s*\bfi\b.*", "", body).partition("; else ")
+    then, _, other = re.split(r"\bfi\b", body, maxsplit=1)[0].rstrip().removesuffix(";").partition("; else ")
     held = branches[-1]
     _run_where(branches, then, script)
     _run_where([*branches[:-1], held if held is None else not held], other, script)
@@ -152,6 +196,9 @@ def _condition(statement: str, branches: list[bool | None], done: list[bool], sc
 
 def _holds(statement: str, script: Script) -> bool | None:
     """Whether a condition holds; None where only a shell could know."""
+    if len(statement) > _MOST_OF_A_CONDITION:
+        return None
+    statement = _WHITE.sub(" ", statement)
     tests = [_test_holds(text, script) for text in _TEST.findall(statement)]
     words = statement.split()
     ways = {"||", "&&"} & set(words)
@@ -188,9 +235,13 @@ def _test_holds(text: str, script: Script) -> bool | None:
 def _run(statement: str, script: Script) -> None:
     """Sets the variables of a statement and notes its commands."""
     if array := _ARRAY.match(statement):
-        words = _split(_expanded(re.sub(r"(^|\s)#.*", "", array[3], flags=re.MULTILINE), script))
+        try:
+            words = _split(_expanded(re.sub(r"(^|\s)#.*", "", array[3], flags=re.MULTILINE), script))
+        except ValueError:  # what a variable stands for opens a quotation, or ends in a backslash
+            script.left_out.append(" ".join(statement[:200].split()))
+            return
         before = script.variables.get(array[1], "") + " " if array[2] else ""
-        script.variables[array[1]] = before + " ".join(_quoted(word) for word in words)
+        script.assign(array[1], before + " ".join(_quoted(word) for word in words))
         return
     for part in _parts(statement):
         try:
@@ -221,7 +272,7 @@ def _parts(statement: str) -> Iterator[str]:
 
 
 def _quoted(word: str) -> str:
-    return word if word.startswith("--") else shlex.quote(word)
+    return word if word.startswith("--") else sh_word(word)
 
 
 def _simple_commands(words: Iterable[str]) -> Iterator[list[str]]:
@@ -256,7 +307,7 @@ def _assign(word: str, script: Script) -> bool:
     if not found or word.startswith("-"):
         return False
     name, more, value = found.groups()
-    script.variables[name] = script.variables.get(name, "") + value if more else value
+    script.assign(name, script.variables.get(name, "") + value if more else value)
     return True
 
 
@@ -298,19 +349,26 @@ def _value(found: re.Match[str], script: Script) -> str:
         return "" if found[0] in ("$@", "$*", '"$@"') else UNKNOWN
     known = script.variables.get(name)
     if known:
-        return known
+        return script.expand(known)
     if found["rule"]:
-        return str(found["default"])
+        return script.expand(str(found["default"]))
     return known if known is not None else UNKNOWN + name
 
 
 def _sum_of(text: str, script: Script) -> str:
     """The value of ``$((...))``, whose names need no dollar sign."""
-    named = re.sub(r"[A-Za-z_]\w*", lambda found: script.variables.get(found[0], UNKNOWN), text)
+    if len(text) > _MOST_OF_A_SUM:
+        return UNKNOWN
+    named = re.sub(r"[A-Za-z_]\w*", lambda found: _number_named(found[0], script), text)
     try:
         return str(_evaluated(ast.parse(named.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return UNKNOWN
+
+
+def _number_named(name: str, script: Script) -> str:
+    value = script.variables.get(name, UNKNOWN)
+    return value if len(value) <= _MOST_OF_A_NUMBER else UNKNOWN
 
 
 def _evaluated(node: ast.expr) -> int:

@@ -16,6 +16,7 @@ import pandas as pd
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
+from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.guard.scratch import scratch_folder
@@ -171,7 +172,7 @@ class CommandLauncher(LocalLauncher):
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command line of ``plan``, as a shell would take it."""
-        return shlex.join(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
+        return sh_command(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
 
     @contextmanager
     def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:

@@ -64,7 +64,7 @@ class SlurmLauncher(OfProgram):
         self.program = _program(program, command, options, iterations, warmup_iterations)
         self.default_clocks, self.meter = default_clocks, meter
         self._delivered: Iterator[Ended] | None = None
-        if "\n" in str(self.folder) or '"' in str(self.folder):
+        if not str(self.folder).isprintable():
             raise UsageError(f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold.")
 
     def candidates(self, job: Job) -> Columns | None:

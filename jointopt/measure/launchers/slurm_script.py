@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from jointopt.core.quote import comment, container_mounts, sbatch_line, sh_command, sh_word
 from jointopt.measure.launchers.program import NODE_VARIABLES
 from jointopt.spec.cluster import Cluster
 from jointopt.spec.slurm import NAMED, NO_GPU_REQUEST, Slurm
 
 LOG, EXIT, RESULT = "log.txt", "exit.txt", "result.json"
 _SLACK_MIN = 2  # to set up and to end, beyond the limit of the run
-_VARIABLE = re.compile(r"\$\{(" + "|".join(NODE_VARIABLES) + r")\}")
 
 _TEMPLATE = """\
 #!/bin/bash
@@ -53,22 +51,25 @@ def script(
 
     Its last line of work writes "exit code, seconds" to ``exit.txt`` in ``folder``, which a killed job leaves out.
     """
+    log = str(folder / LOG).replace("%", "%%")  # a per cent sign would begin a pattern of sbatch
     return _TEMPLATE.format(
-        directives="\n".join(f"#SBATCH {line}" for line in directives(name, cluster, slurm, folder / LOG, limit_s)),
-        plan=plan, folder=shlex.quote(str(folder)), result=RESULT, exit=EXIT, log=LOG, setup="\n".join(slurm.setup),
-        command=shell_words(words), limit_s=math.ceil(limit_s),
+        directives="\n".join(map(sbatch_line, directives(name, cluster, slurm, log, limit_s))),
+        plan=comment(plan), folder=sh_word(str(folder)), result=RESULT, exit=EXIT, log=LOG,
+        setup="\n".join(slurm.setup), command=shell_words(words), limit_s=math.ceil(limit_s),
     )  # fmt: skip
 
 
-def directives(name: str, cluster: Cluster, slurm: Slurm, log: Path, limit_s: float) -> list[str]:
-    """Options of sbatch: one task on each node of the cluster, for at most ``limit_s`` and some slack."""
-    output = str(log).replace("%", "%%")  # a per cent sign would begin a pattern of sbatch
+def directives(name: str, cluster: Cluster, slurm: Slurm, log: str, limit_s: float) -> list[str]:
+    """Options of sbatch: one task on each node of the cluster, for at most ``limit_s`` and some slack.
+
+    ``log`` is a pattern of sbatch. `sbatch_line` makes a line of each.
+    """
     minutes = slurm.time_limit_min or math.ceil(limit_s / 60) + _SLACK_MIN
     gpus = [] if slurm.gpu_request == NO_GPU_REQUEST else [slurm.gpu_request]
     return [
         f"--job-name={name}", f"--nodes={cluster.nodes}", "--ntasks-per-node=1",
         *(line.replace("{gpus}", str(cluster.gpus_per_node)) for line in gpus),
-        f"--time={minutes}", f'--output="{output}"', "--open-mode=append",
+        f"--time={minutes}", f"--output={log}", "--open-mode=append",
         "--requeue" if slurm.requeue else "--no-requeue", *(["--exclusive"] if slurm.exclusive else []),
         *(f"--{key}={value}" for key in NAMED if (value := getattr(slurm, key)) is not None), *slurm.sbatch,
     ]  # fmt: skip
@@ -76,24 +77,17 @@ def directives(name: str, cluster: Cluster, slurm: Slurm, log: Path, limit_s: fl
 
 def shell_words(words: Sequence[str]) -> str:
     """Words as shell takes them, in which the variables of the node stand for their values."""
-    return " ".join(map(_quoted, words))
+    return sh_command(words, NODE_VARIABLES)
 
 
 def container_words(slurm: Slurm, places: Sequence[Path]) -> list[str]:
     """Words in front of a node's command: a step of its own with pyxis, or apptainer; ``places`` are mounted too."""
     if slurm.container is None:
         return []
-    mounts = ",".join([*dict.fromkeys(f"{place}:{place}" for place in places), *slurm.mounts])
+    mounts = container_mounts([*dict.fromkeys(f"{place}:{place}" for place in places), *slurm.mounts])
     if slurm.container_runtime == "apptainer":
         return ["apptainer", "exec", "--nv", "--bind", mounts, "--pwd", str(places[0]), slurm.container]
     return [
         "srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=${SLURMD_NODENAME}", "--cpu-bind=none",
         f"--container-image={slurm.container}", f"--container-mounts={mounts}", f"--container-workdir={places[0]}",
     ]  # fmt: skip
-
-
-def _quoted(word: str) -> str:
-    """One word of shell; of all variables only those of the node stand for a value."""
-    parts = _VARIABLE.split(word)  # text, name, text, name, ..., text
-    shell = (f'"${{{part}}}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part)
-    return "".join(shell) or "''"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.core.facts import joined_notes
+from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import STATUSES, Columns
 from jointopt.measure.devices import node_meters
 from jointopt.measure.devices.conditions import Conditions, unmetered
@@ -63,10 +63,9 @@ class FrameworkLauncher(LocalLauncher):
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
         here = self.program.cwd or Path.cwd()
-        words = shlex.join(self.program.local_words(job, plan, here))
-        files = "".join(f"cat > {shlex.quote(name)} <<'END'\n{text.rstrip()}\nEND\n"
-                        for name, text in self.program.files(job, plan).items())  # fmt: skip
-        return f"cd {shlex.quote(str(here))}\n{files}{words}\n"
+        words = sh_command(self.program.local_words(job, plan, here))
+        files = "".join(sh_file(name, text) for name, text in self.program.files(job, plan).items())
+        return f"cd {sh_word(str(here))}\n{files}{words}\n"
 
 
 class CommandStartedLauncher(LocalLauncher):
@@ -98,7 +97,7 @@ class CommandStartedLauncher(LocalLauncher):
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command, and the script of one node that it starts."""
         folder = Path("FOLDER")
-        return f"{shlex.join(self._words(job, plan, folder))}\n\n# {_FILE}\n{self._start(job, plan, folder)}"
+        return f"{sh_command(self._words(job, plan, folder))}\n\n# {_FILE}\n{self._start(job, plan, folder)}"
 
     @contextmanager
     def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import re
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
+from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.measure.launchers.early import row_of_bound
 from jointopt.measure.launchers.local import LocalLauncher
@@ -106,10 +106,10 @@ class TorchrunLauncher(LocalLauncher):
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks, in a folder of their own."""
         self.candidates(job)
-        words = shlex.join(self.program.local_words(job, plan, Path()))
-        variables = " ".join(f"{name}={value}" for name, value in _ENVIRONMENT.items())
-        spec = f"cat > {_SPEC} <<'END'\n{self.program.spec(job, plan).text()}\nEND"
-        return f'cd "$(mktemp -d)"\n{spec}\n{variables} {words}\ncat {_RESULT}\n'
+        words = sh_command(self.program.local_words(job, plan, Path()))
+        variables = " ".join(f"{name}={sh_word(value)}" for name, value in _ENVIRONMENT.items())
+        spec = sh_file(_SPEC, self.program.spec(job, plan).text())
+        return f'cd "$(mktemp -d)"\n{spec}{variables} {words}\ncat {_RESULT}\n'
 
 
 def read_result(path: Path, model: Model) -> dict[str, Any] | None:

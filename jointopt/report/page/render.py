@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import dataclass
 from importlib import resources
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jointopt.core.atomic_write import write_whole
+from jointopt.core.quote import html_text
 from jointopt.report.documents import plain
 
 
@@ -47,7 +47,7 @@ class Page:
 
     def _repr_html_(self) -> str:
         """The page as a notebook shows it, in a frame of its own."""
-        return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="900"></iframe>'
+        return f'<iframe srcdoc="{html_text(self.html())}" width="100%" height="900"></iframe>'
 
 
 def _file(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
@@ -55,7 +56,7 @@ def plan_note(plans: Columns, row: int, fastest: int) -> str:
     clocks = f"{_clocks(plans['stage_clock_mhz'][row])} {', '.join(known)}".strip()
     return (
         f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n{_degrees(plans, row)}\n\n{clocks}"
-        f'\n\n`jointopt explain JOB --plan "{plan_text(plans, row)}"`\n'
+        f"\n\n`{our_command('explain', 'JOB', plan=plan_text(plans, row))}`\n"
     )
 
 

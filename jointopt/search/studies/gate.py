@@ -5,8 +5,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from jointopt.core.quote import header_value, local_url
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -34,7 +36,7 @@ class Gate:
         query = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         if environ["REQUEST_METHOD"] == "GET" and any(name == "token" for name, _ in query):
             return self._without_token(environ, query, start)
-        return self._app(environ, start)
+        return self._app(environ, _without_line_ends(start))
 
     def _refusal(self, environ: WSGIEnvironment) -> str:
         """Why a request is not let through; blank where it is."""
@@ -61,8 +63,17 @@ class Gate:
         self, environ: WSGIEnvironment, query: list[tuple[str, str]], start: StartResponse
     ) -> list[bytes]:
         """Send the browser to the same page without the token, which it keeps as a cookie."""
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        rest = [(name, value) for name, value in query if name != "token"]
         cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Lax; Path=/"
-        place = "/" + environ.get("PATH_INFO", "/").lstrip("/") + (f"?{rest}" if rest else "")
+        place = local_url(environ.get("PATH_INFO", "/"), rest)
         start("303 See Other", [("Location", place), ("Set-Cookie", cookie), ("Cache-Control", "no-store")])
         return []
+
+
+def _without_line_ends(start: StartResponse) -> StartResponse:
+    """``start`` for headers of the application, of which none ends early and goes on as another one."""
+
+    def started(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        return start(status, [(name, header_value(value)) for name, value in headers], *more)
+
+    return started

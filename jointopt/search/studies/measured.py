@@ -16,6 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.processes import may_live, this_process
+from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
@@ -242,7 +243,7 @@ def _trial_note(attributes: Mapping[str, Any], broken: tuple[str, ...]) -> str:
         interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
         error = f"{predicted / measured - 1:+z.1%}" if measured and predicted else ""
         lines.append(f"| {name} ({unit}) | {_text(predicted)} | {interval} | {_text(measured)} | {error} |")
-    return "\n".join([*lines, "", f"`jointopt explain JOB --plan '{attributes['plan']}'`", ""])
+    return "\n".join([*lines, "", f"`{our_command('explain', 'JOB', plan=attributes['plan'])}`", ""])
 
 
 def _text(value: float | None) -> str:

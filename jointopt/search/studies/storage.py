@@ -8,7 +8,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -158,6 +158,9 @@ def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBSt
     is_new = (file := file_of(url)) is not None and not file.exists()
     private_file(url)
     shared = _parsed(url).get_backend_name() == "postgresql"
+    if file is not None and not is_new:
+        with suppress(SQLAlchemyError), open_database(url).connect():
+            pass  # where its measurements are of a newer version, a UsageError
     with in_turn(open_database(url), TABLES) if shared else nullcontext():
         return _opened(url, engine_kwargs, is_new)
 

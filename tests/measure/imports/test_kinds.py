@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from jointopt.measure.imports.files import read_text
+from jointopt.core.errors import JobError
+from jointopt.measure.imports.files import read_file, read_text
 
 SHAPE = '"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 9'
 KINDS = [  # a text, and what it is read as; blank: nothing
@@ -41,3 +44,14 @@ def test_a_file_is_known_by_what_stands_in_it(text: str, kind: str) -> None:
 def test_of_a_plan_in_json_the_columns_of_layouts_are_read() -> None:
     (taken,) = read_text('{"tp": 2, "pp": 1, "dp": 4, "predicted_time_s": 5.0, "notes": "x"}')
     assert taken.plan == {"tp": 2, "pp": 1, "dp": 4}
+
+
+DEEP = ("train model." + "a." * 20_000 + "b=1", "{" + '"a":{' * 20_000, "a = " + "[" * 20_000, "a = " + "1" * 9_999,
+        "a." * 50_000 + "a = 1")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DEEP, ids=["overrides", "JSON", "TOML", "number", "name"])
+def test_what_is_nested_too_deeply_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "odd").write_text(text)
+    with pytest.raises(JobError, match=r"^(jointopt cannot import )?\S+odd\b"):
+        read_file(tmp_path / "odd")

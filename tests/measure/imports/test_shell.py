@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.core.errors import JobError
 from jointopt.measure.imports.shell import read_script
 
 
@@ -112,3 +115,50 @@ def test_a_condition_that_only_a_shell_could_decide_is_left_out_and_named(condit
 @given(st.text(max_size=300))
 def test_no_text_makes_the_reader_fail(text: str) -> None:
     read_script(text + "\ntrain --a 1")
+
+
+DOUBLING = {
+    "reference": "a=$a$a", "quotation": 'a="${a}${a}"', "addition": "a+=$a", "array": 'a=("${a[@]}" "${a[@]}")',
+    "default": "a=${b:-$a$a}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DOUBLING.values(), ids=DOUBLING)
+def test_a_value_that_doubles_is_refused_with_its_line_in_no_time(line: str) -> None:
+    script = "# a script of 160 bytes\na=xy\n" + f"{line}\n" * 40
+    started = time.process_time()
+    with pytest.raises(JobError, match=r"^line (1\d|2\d): the value of a has \d+,\d+ characters; expected at most"):
+        read_script(script)
+    assert time.process_time() - started < 5.0
+
+
+def test_values_that_are_long_together_are_refused_with_their_line() -> None:
+    with pytest.raises(JobError, match=r"^line 3: variables stand for more than 2,097,152 characters"):
+        read_script(f"a={'x' * 60_000}\n\necho {'$a ' * 100}\n")
+
+
+def test_a_long_list_of_options_is_read_as_before() -> None:
+    options = " \\\n".join(f"--option-{i} {i}" for i in range(1_000))
+    lines = f'O="{options}"\n' + "".join(f'R+=("--more-{i} $N")\n' for i in range(100)) + "N=4\ntrain $O ${R[@]}"
+    assert len(words(lines)) == 1 + 2_000 + 200
+
+
+HEAVY = {
+    "no end of a quotation": "echo 'a\n" + "b\n" * 10_000, "no end of an array": "A=(\n" + "--b c\n" * 8_000,
+    "blanks in a condition": "if [ " + " " * 100_000 + " ]; then\nfi\n", "brackets": "if " + "[ " * 50_000,
+    "blanks before an end": "if x; then " + " " * 100_000 + "f i", "a product": "a=3\n" + "a=$((a*a))\n" * 60,
+    "a long sum": "a=$((" + "1+" * 60_000 + "1))", "parentheses": "a=$((" + "(" * 900 + ")" * 900 + "))",
+    "semicolons": ";" * 20_000, "dollars": "$((" * 30_000, "lines": "a\n" * 15_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", HEAVY.values(), ids=HEAVY)
+def test_no_script_takes_long(script: str) -> None:
+    started = time.process_time()
+    read_script(script)
+    assert time.process_time() - started < 10.0
+
+
+def test_a_script_has_a_limit() -> None:
+    with pytest.raises(JobError, match="has 300,000 characters; expected at most 200,000 of a script"):
+        read_script("train\n" * 50_000)

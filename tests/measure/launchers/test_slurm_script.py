@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jointopt.core.facts import FailureKind
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_control import parse_job
-from jointopt.measure.launchers.slurm_script import _quoted
+from jointopt.measure.launchers.slurm_script import shell_words
 from jointopt.measure.launchers.slurm_watch import End, why_failed
 from jointopt.spec.job import Job
 from jointopt.spec.slurm import Slurm
@@ -83,7 +83,7 @@ def test_setup_lines_come_before_the_run(job: Job) -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=3))
 def test_words_reach_the_program_as_they_are(words: list[str]) -> None:
-    line = " ".join(map(_quoted, [*words, "$(id)", "`id`", "$HOME", "at-${NODE_RANK}.json"]))
+    line = shell_words([*words, "$(id)", "`id`", "$HOME", "at-${NODE_RANK}.json"])
     ran = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], env={"NODE_RANK": "3 4"}, capture_output=True)
     assert ran.stdout.decode().split("\0")[:-1] == [*words, "$(id)", "`id`", "$HOME", "at-3 4.json"]
 
