@@ -12,6 +12,7 @@ from tests.test_house import ROOT, trees
 
 # writers of text for a shell, a batch system, a framework, a spreadsheet or a browser, with the functions that they use
 WRITERS = {
+    "cli/job_words.py": {"sh_command", "sh_word"},
     "cli/plan.py": {"our_command"},
     "jointopt/measure/exports/accelerate.py": {"yaml_text"},
     "jointopt/measure/exports/command.py": {"sh_variable", "sh_word"},
@@ -32,6 +33,7 @@ WRITERS = {
     "jointopt/measure/launchers/torchrun.py": {"sh_command", "sh_file", "sh_word"},
     "jointopt/report/documents.py": {"html_text"},
     "jointopt/report/exported.py": {"sh_exports"},
+    "jointopt/report/next_command.py": {"sh_word"},
     "jointopt/report/page/render.py": {"html_text"},
     "jointopt/report/polished.py": {"comment", "python_text", "sh_word"},
     "jointopt/report/proposal.py": {"html_text", "our_command"},
@@ -67,10 +69,11 @@ ALONE = {
 COMMAND = re.compile(
     r"(?:^|\n)\s*(?:#SBATCH |#!/bin|export |cat >)|\bjointopt [a-z]+ (?:[^.;:,`]* )?[\"']?$|chmod \d+ $"
 )
-NO_COMMANDS = {  # messages, and a value that is quoted where it is made
+NO_COMMANDS: dict[str, str | tuple[str, ...]] = {  # messages, and a value that is quoted where it is made
     "jointopt/measure/imports/files.py": "jointopt cannot import ",
     "jointopt/runs/database.py": "and this jointopt reads ",
     "jointopt/measure/exports/kubernetes.py": " MASTER_ADDR=",
+    "jointopt/report/next_command.py": ("jointopt export ", "jointopt explain "),
 }
 
 
