@@ -11,8 +11,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.secrets import masked
+from jointopt.runs.outages import passes
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -22,7 +23,7 @@ MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 # What SQLite's words mean, and what to do.
 _REASONS = {
     "could not parse": "is no database URL; expected one such as sqlite:///jointopt.db.",
-    "is locked": "is locked by another program, which was waited for; let that end, or find it with: fuser FILE",
+    "is locked": "is locked by another program; let that end, or find it with: fuser FILE",
     "disk is full": "cannot take more, as the disk is full; make room there, then start again: nothing is lost",
     "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "
     "another one with --storage",
@@ -35,7 +36,7 @@ _REASONS = {
 }
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")
 _ROOM = 16 * 2**20  # bytes: a log beside the file needs some
-_LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it hears that the database is locked
+LOCK_WAIT_S = 1.0  # SQLite lets one writer in; another waits so long for each attempt (`jointopt.runs.outages`)
 
 
 def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
@@ -52,7 +53,7 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
         return sqlalchemy.create_engine(parsed, poolclass=sqlalchemy.pool.NullPool)
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
-    engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+    engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": LOCK_WAIT_S})
     sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
     if lock_first:
         sqlalchemy.event.listen(engine, "connect", _begin_by_hand)
@@ -115,11 +116,11 @@ def has_table(url: str, name: str) -> bool:
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
 
-    ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is the reason.
+    OutageError where the state passes by itself. ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is the reason.
     """
     import sqlalchemy
 
-    own = (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError, OSError, ValueError)
+    own = (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, ImportError, RuntimeError, OSError, ValueError)
     failures: tuple[type[Exception], ...] = (*own, *wrappers)
     try:
         yield
@@ -132,11 +133,12 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
             "postgresql+psycopg://user@host/name with its driver installed."
         )
         place = without_password(url)
-        raise UsageError(
-            f"The {what} {place!r} {known.format(url=place)}"
-            if known
-            else f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
-        ) from error
+        sentence = f"The {what} {place!r} {known.format(url=place)}"
+        if passes(error):
+            raise OutageError(sentence if known else f"The {what} {place!r} does not answer: {masked(reason)}.") from error
+        if not known:
+            sentence = f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
+        raise UsageError(sentence) from error
 
 
 def may_hold_rows(url: str) -> bool:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import CatalogError, LauncherError, UsageError
+from jointopt.core.errors import CatalogError, LauncherError, OutageError, UsageError
 from jointopt.core.units import GIB
 from jointopt.measure.devices import machine as devices
 from jointopt.measure.devices.clocks import restore_offer
@@ -185,7 +185,7 @@ def _database(url: str) -> Feature:
     try:
         with database_errors(url, "database"):
             known = has_table(url, "studies") or has_table(url, "jointopt_measurements")
-    except UsageError as error:
+    except (OutageError, UsageError) as error:
         return Feature(name, False, str(error).rstrip("."))
     path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
     if path is not None and not known:
