@@ -52,7 +52,7 @@ def test_a_lock_that_outlasts_the_wait_is_called_one(tmp_path: Path, monkeypatch
     store.add(pd.DataFrame({"tp": [1]}), "here")
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with patience(0.1), pytest.raises(OutageError, match=r"is locked by another program; .* fuser FILE$"):
+        with patience(0.1), pytest.raises(OutageError, match=r"is locked by another program; .*fuser FILE"):
             store.add(pd.DataFrame({"tp": [2]}), "here")
 
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _MOST_RELATED = 20_000  # stored runs that a campaign begins with
 T = TypeVar("T")
 _WAIT_S = 2.0  # for a database before runs go on without it
-_RESERVE_WAIT_S = 30.0  # before plans are run that are not reserved
+_RESERVE_WAIT_S = 10.0  # before plans are run that are not reserved
 
 
 @dataclass(frozen=True)
