@@ -116,7 +116,8 @@ def has_table(url: str, name: str) -> bool:
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
 
-    OutageError where the state passes by itself. ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is the reason.
+    OutageError where the state passes by itself. ``what`` is kept there, as the message calls it; of an exception of
+    ``wrappers`` the cause is the reason.
     """
     import sqlalchemy
 
@@ -135,7 +136,8 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
         place = without_password(url)
         sentence = f"The {what} {place!r} {known.format(url=place)}"
         if passes(error):
-            raise OutageError(sentence if known else f"The {what} {place!r} does not answer: {masked(reason)}.") from error
+            silent = f"The {what} {place!r} does not answer: {masked(reason)}."
+            raise OutageError(sentence if known else silent) from error
         if not known:
             sentence = f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
         raise UsageError(sentence) from error

@@ -1,7 +1,7 @@
 """Outages of a database that pass (a lock, a restart, cut connections, none left): waited for, with a word and an end.
 
 The measurement store, reservations and Optuna's studies all wait by `wait_out`; how long is the `patience` of whoever
-calls them: a minute where a command has nothing else to do, as long as it takes for a worker in the middle of its plans.
+calls them: a minute where a command has nothing else to do, as long as it takes for a worker amid its plans.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 from jointopt.core.errors import OutageError
 from jointopt.core.secrets import masked
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., Any])
 PATIENCE_S = 60.0
 WORD_S = 2.0  # that an outage lasts before it is mentioned
 _PAUSE_S = 0.5  # the longest between two attempts
@@ -41,10 +41,6 @@ _PASSING = (
 _SQLSTATES = ("08", "57P", "53300", "40001", "40P01", "55P03")  # beginnings of PostgreSQL's codes of such states
 
 
-class _OnDatabase(Protocol):
-    url: str
-
-
 def passes(error: BaseException) -> bool:
     """Whether an error of a database, or its cause, is of a state that ends by itself."""
     seen: BaseException | None = error
@@ -55,7 +51,8 @@ def passes(error: BaseException) -> bool:
         state = str(getattr(original, "sqlstate", None) or "")
         if state.startswith(_SQLSTATES):
             return True
-        of_database = hasattr(seen, "orig") or isinstance(original, sqlite3.Error) or "psycopg" in type(original).__module__
+        of_driver = isinstance(original, sqlite3.Error) or "psycopg" in type(original).__module__
+        of_database = hasattr(seen, "orig") or of_driver
         if of_database and any(words in str(original).lower() for words in _PASSING):
             return True
         seen = seen.__cause__
@@ -99,14 +96,11 @@ def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
         return found
 
 
-D = TypeVar("D", bound=_OnDatabase)
-
-
-def patient(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P], T]:
+def patient(method: Method) -> Method:
     """The method of an object with a ``url``, begun again as by `wait_out`."""
 
     @functools.wraps(method)
-    def waiting(self: D, *given: P.args, **named: P.kwargs) -> T:
+    def waiting(self: Any, *given: Any, **named: Any) -> Any:
         return wait_out(self.url, lambda: method(self, *given, **named))
 
-    return waiting
+    return cast("Method", waiting)

@@ -1,6 +1,6 @@
 """Rows that a database may not have yet: in a file beside it before anything else is done with them.
 
-Each process has a file of its own, locked as long as it lives; what one leaves that was killed, the next start takes in.
+Each process has a file of its own, locked as long as it lives; what a killed one leaves, the next start takes in.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from typing import Any
 
 from jointopt.runs.database import file_of
 
+SPILL = "spill"
+
 
 class Spill:
-    """The rows of this process that the database of ``url`` may lack; ``origin`` is where they come from."""
+    """The rows of this process that the database of ``url`` may lack; ``origin`` is where they come from.
 
-    def __init__(self, url: str, origin: str) -> None:
-        self._url, self._origin = url, origin
+    ``kind``: a word for rows that the store is not to take in.
+    """
+
+    def __init__(self, url: str, origin: str, kind: str = SPILL) -> None:
+        self._url, self._origin, self._kind = url, origin, kind
         self._token = secrets.token_hex(4)
         self._open: dict[Path, int] = {}  # files with rows, and their handles
 
@@ -34,7 +39,7 @@ class Spill:
         File and folder are synchronised with the disk before this returns.
         """
         line = (json.dumps({"origin": self._origin, "row": dict(row)}) + "\n").encode()
-        for file in _places(self._url, f".{self._token}"):
+        for file in _places(self._url, f".{self._token}", self._kind):
             with suppress(OSError):
                 _append(self._handle(file), line)
                 return file
@@ -85,12 +90,13 @@ class Spill:
         raise OSError(f"{file} is removed again and again")
 
 
-def spill_files(url: str) -> list[Path]:
+def spill_files(url: str, kind: str = SPILL) -> list[Path]:
     """The files in which rows of a database wait: beside it, with this user's state, or with temporary files."""
     found: dict[Path, None] = {}
-    for place in _places(url, ""):
-        pattern = f"{glob.escape(str(place.with_suffix('')))}*{place.suffix}"
-        found |= dict.fromkeys(Path(name) for name in sorted(glob.glob(pattern)))
+    for place in _places(url, "", kind):
+        stem = glob.escape(str(place.with_suffix("")))
+        for pattern in (f"{stem}{place.suffix}", f"{stem}.*{place.suffix}"):
+            found |= dict.fromkeys(Path(name) for name in sorted(glob.glob(pattern)))
     return list(found)
 
 
@@ -99,12 +105,12 @@ def rows_in(file: Path) -> list[tuple[str, dict[str, Any]]]:
     return list(_rows(file.read_text(encoding="utf-8", errors="replace")))
 
 
-def waiting(url: str) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
+def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
     """Each file of this user that no living process writes, with (origin, row) of its lines but torn ones; locked.
 
     The file is removed when the next one is requested, as its rows are in the store by then.
     """
-    for file in spill_files(url):
+    for file in spill_files(url, kind):
         with suppress(OSError):
             handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
             with os.fdopen(handle, encoding="utf-8", errors="replace") as stream:
@@ -116,13 +122,13 @@ def waiting(url: str) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]
                 file.unlink(missing_ok=True)
 
 
-def _places(url: str, token: str) -> list[Path]:
+def _places(url: str, token: str, kind: str) -> list[Path]:
     """Files with a ``token`` in their names, the best first."""
     key, file = hashlib.sha256(url.encode()).hexdigest()[:16], file_of(url)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "spill"
-    beside = [] if file is None else [file.absolute().with_name(f"{file.name}.spill{token}.jsonl")]
-    temporary = Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{key}{token}.jsonl")
-    return [*beside, state / f"{key}{token}.jsonl", temporary]
+    beside = [] if file is None else [file.absolute().with_name(f"{file.name}.{kind}{token}.jsonl")]
+    named = f"{key}{'' if kind == SPILL else f'-{kind}'}{token}.jsonl"
+    return [*beside, state / named, Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}")]
 
 
 def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,8 +1,8 @@
-"""Fails the n-th call by which a tune keeps its runs, n = 1, 2, ... until a tune passes without a failure, as SQLite does.
+"""Fails the n-th call by which a tune keeps its runs, n = 1, 2, ... until a tune passes without, as SQLite does.
 
-``python tests/campaign/injected.py [replay|command] [INJECTIONS] [ONE_IN]``: calls are those of files (open, write, fsync,
-truncate, unlink, replace) and of the database (connect, statement, commit), each failed once or from then on, a commit
-also after it was done. After each tune the next start takes in what waits; counted are rows that the launcher returned
+``python tests/campaign/injected.py [replay|command] [INJECTIONS] [ONE_IN]``: calls are those of files (open, write,
+fsync, truncate, unlink, replace) and of the database (connect, statement, commit), each failed once or from then on, a
+commit also after it was done. After each tune the next start takes in what waits; counted are rows that the launcher returned
 and the store lacks, rows twice, tracebacks, and sentences that claim what is not so.
 """
 
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ TINY: dict[str, Any] = {
 FILES = ("open", "write", "fsync", "ftruncate", "unlink", "replace")
 LOCKED, BROKEN = "database is locked", "disk I/O error"
 MODES = (  # what fails, with what, whether all later calls fail too, and which share of calls is tried: one in so many
-    ("files", "EIO", False, 1), ("files", "ENOSPC", True, 1), ("answer", LOCKED, False, 1), ("answer", BROKEN, False, 1),
-    ("database", BROKEN, False, 2), ("database", LOCKED, False, 2), ("database", BROKEN, True, 5),
-    ("database", LOCKED, True, 10),
+    ("files", "EIO", False, 1), ("files", "ENOSPC", True, 1), ("answer", LOCKED, False, 1),
+    ("answer", BROKEN, False, 1), ("database", BROKEN, False, 2), ("database", LOCKED, False, 2),
+    ("database", BROKEN, True, 5), ("database", LOCKED, True, 10),
 )  # fmt: skip
 PROGRAM = "import json, sys; json.dump({'iteration_time_s': 1 + int(sys.argv[2]) / 7 + int(sys.argv[3])}, open(sys.argv[1], 'w'))"  # noqa: E501
 
@@ -166,7 +166,7 @@ def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
     logging.getLogger("jointopt").addHandler(said)
     wrong, text = Counter[str](), ""
     try:
-        with injected(fault), _only_while_keeping(fault) if kind == "command" else suppress():
+        with injected(fault), _only_while_keeping(fault) if kind == "command" else nullcontext():
             text = tune(job, launcher, RUNS, storage=url, surrogate="none").text()
     except JointOptError as error:
         text = str(error)
@@ -175,8 +175,7 @@ def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
     finally:
         logging.getLogger("jointopt").removeHandler(said)
     wrong += _false(" ".join((*said.said, text)), text, url, launcher.rows)
-    with suppress(KeyError):
-        Store(url).take_in()
+    Store(url).take_in()
     found = Counter(Store(url).read()["iteration_time_s"].tolist())
     wrong["lost"] = len(set(launcher.rows) - set(found))
     wrong["twice"] = sum(count - 1 for count in found.values())
@@ -246,10 +245,10 @@ def injections(kind: str, most: int, modes: Iterable[tuple[str, str, bool, int]]
             fault = Fault(what, reason, lasting, number)
             found = attempt(empty, kind, fault)
             if fault.calls < number:
-                print(f"{kind}: {what}, {reason}{', and on' * lasting}: {number - 1} calls; {done}; {dict(wrong)}", flush=True)
+                print(f"{kind}: {what}, {reason}, {lasting}: {number - 1} calls; {done}; {dict(wrong)}", flush=True)
                 break
             if found:
-                print(f"{kind}: {what} {number}, {reason}{', and on' * lasting}: {dict(found)}", flush=True)
+                print(f"{kind}: {what} {number}, {reason}, {lasting}: {dict(found)}", flush=True)
             done, wrong, number = done + 1, wrong + found, number + step
     shutil.rmtree(folder)
     return done, wrong

@@ -1,8 +1,9 @@
 """Takes the database away from a tune while it measures: restarts, locks, kills; no run may be lost.
 
 ``python tests/campaign/outages.py restarts 10``: so many restarts of a PostgreSQL server during one tune.
-``python tests/campaign/outages.py kills 40 locked [SEED]``: so many tunes, each killed at a random moment (by SIGKILL mostly)
-while another program has locked its SQLite file, its disk is ``full``, or its PostgreSQL server is ``restarting``.
+``python tests/campaign/outages.py kills 40 locked [SEED]``: so many tunes, each killed at a random moment, by
+SIGKILL mostly, while another program has locked its SQLite file, its disk is ``full``, or its PostgreSQL server is
+``restarting``.
 """
 
 from __future__ import annotations

@@ -64,11 +64,11 @@ def test_a_worker_may_wait_for_as_long_as_it_takes(caplog: pytest.LogCaptureFixt
     ("words", "passing"),
     [
         ("database is locked", True),
-        ("connection to server on socket \"/tmp/.s.PGSQL.5432\" failed: No such file or directory", True),
+        ('connection to server on socket "/tmp/.s.PGSQL.5432" failed: No such file or directory', True),
         ("connection failed: FATAL:  the database system is starting up", True),
         ("FATAL:  sorry, too many clients already", True),
         ("server closed the connection unexpectedly", True),
-        ("FATAL:  password authentication failed for user \"me\"", False),
+        ('FATAL:  password authentication failed for user "me"', False),
         ("database or disk is full", False),
         ("attempt to write a readonly database", False),
         ("disk I/O error", False),

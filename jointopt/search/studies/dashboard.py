@@ -13,8 +13,8 @@ import optuna
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.runs.database import has_table, without_password
-from jointopt.search.studies.gate import Gate
 from jointopt.runs.outages import wait_out
+from jointopt.search.studies.gate import Gate
 from jointopt.search.studies.storage import open_storage, study_errors
 
 if TYPE_CHECKING:

@@ -170,7 +170,7 @@ class Storage:
 def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
     """The storage of a URL, its tables made where they are missing; of several processes that make them, all win.
 
-    ``engine_kwargs``: by default SQLite is waited for as elsewhere, and a server's connections that were cut are replaced.
+    ``engine_kwargs``: by default SQLite is waited for as elsewhere, and cut connections to a server are replaced.
     """
     is_new = (file := file_of(url)) is not None and not file.exists()
     private_file(url)
