@@ -70,13 +70,13 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
-    """What ``act`` on the database of ``url`` returns, begun again until no outage is in its way.
+    """The result of ``act`` on the database of ``url``, begun again until no outage is in its way.
 
     ``act`` may be cut anywhere and must come to the same when it is begun again. ``kept``: what is safe meanwhile, in
     words. Raises OutageError where that lasts longer than the `patience`.
     """
-    began, since, told, pause_s = time.monotonic(), time.strftime("%H:%M:%S"), False, 0.02
-    limit_s = PATIENCE_S if (asked := _patience.get()) is None else asked
+    began, since, mentioned, pause_s = time.monotonic(), time.strftime("%H:%M:%S"), False, 0.02
+    limit_s = PATIENCE_S if (set_s := _patience.get()) is None else set_s
     while True:
         try:
             found = act()
@@ -84,14 +84,14 @@ def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
             waited_s = time.monotonic() - began
             if waited_s >= limit_s:
                 raise
-            if waited_s >= WORD_S and not told:
-                told = True
+            if waited_s >= WORD_S and not mentioned:
+                mentioned = True
                 end = "until it answers" if math.isinf(limit_s) else f"for at most {limit_s:.0f} s"
                 _log.warning("Waiting for %s since %s, %s%s. %s", masked(url), since, end, kept and f"; {kept}", error)
             time.sleep(min(random.uniform(0.5, 1.0) * pause_s, limit_s - waited_s))
             pause_s = min(2 * pause_s, _PAUSE_S)
             continue
-        if told:
+        if mentioned:
             _log.info("%s answers again after %.0f s.", masked(url), time.monotonic() - began)
         return found
 

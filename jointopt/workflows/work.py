@@ -177,8 +177,8 @@ class _Runs:
 
     def know(self, key: str, row: Mapping[str, Any]) -> None:
         """Take the result of a plan as known."""
-        told = {name: row[name] for name in ("status", "notes", *self._goals) if not is_blank(row.get(name))}
-        plain = {name: value if isinstance(value, str) else float(value) for name, value in told.items()}
+        cells = {name: row[name] for name in ("status", "notes", *self._goals) if not is_blank(row.get(name))}
+        plain = {name: value if isinstance(value, str) else float(value) for name, value in cells.items()}
         self._keep({"plan": key} | plain)
         self._rows[key] = {"status": "failed", "notes": ""} | plain
 

@@ -2,8 +2,8 @@
 
 ``python tests/campaign/injected.py [replay|command] [INJECTIONS] [ONE_IN]``: calls are those of files (open, write,
 fsync, truncate, unlink, replace) and of the database (connect, statement, commit), each failed once or from then on, a
-commit also after it was done. After each tune the next start takes in what waits; counted are rows that the launcher returned
-and the store lacks, rows twice, tracebacks, and sentences that claim what is not so.
+commit also after it was done. After each tune the next start takes in what waits; counted are rows that the
+launcher returned and the store lacks, rows twice, tracebacks, and sentences that claim what is not so.
 """
 
 from __future__ import annotations
@@ -144,26 +144,27 @@ def injected(fault: Fault) -> Iterator[None]:
 
 
 class Sentences(logging.Handler):
-    """What the tool said."""
+    """The messages of the tool."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, entry: logging.LogRecord) -> None:
-        self.said.append(entry.getMessage())
+        self.messages.append(entry.getMessage())
 
 
 def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
     """One tune with a fault in it, and the start after it; what is wrong then."""
     folder = Path(tempfile.mkdtemp(prefix="injected-"))
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
-    url, job, said = f"sqlite:///{shutil.copy(empty, folder / 'runs.db')}", parse_job(TINY, "tiny", Path()), Sentences()
+    url = f"sqlite:///{shutil.copy(empty, folder / 'runs.db')}"
+    job, sentences = parse_job(TINY, "tiny", Path()), Sentences()
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(PROGRAM.replace('{', '{{').replace('}', '}}'))}"
     launcher = Returned(
         ReplayLauncher(table(job)) if kind == "replay" else CommandLauncher(f"{command} {{result}} {{dp}} {{tp}}")
     )
-    logging.getLogger("jointopt").addHandler(said)
+    logging.getLogger("jointopt").addHandler(sentences)
     wrong, text = Counter[str](), ""
     try:
         with injected(fault), _only_while_keeping(fault) if kind == "command" else nullcontext():
@@ -173,8 +174,8 @@ def attempt(empty: Path, kind: str, fault: Fault) -> Counter[str]:
     except Exception as error:
         wrong[f"traceback {type(error).__name__}: {error}"[:100]] += 1
     finally:
-        logging.getLogger("jointopt").removeHandler(said)
-    wrong += _false(" ".join((*said.said, text)), text, url, launcher.rows)
+        logging.getLogger("jointopt").removeHandler(sentences)
+    wrong += _false(" ".join((*sentences.messages, text)), text, url, launcher.rows)
     Store(url).take_in()
     found = Counter(Store(url).read()["iteration_time_s"].tolist())
     wrong["lost"] = len(set(launcher.rows) - set(found))
@@ -208,14 +209,14 @@ def _only_while_keeping(fault: Fault) -> Iterator[None]:
             setattr(record.Record, name, function)
 
 
-def _false(said: str, text: str, url: str, ended: list[float]) -> Counter[str]:
+def _false(messages: str, text: str, url: str, ended: list[float]) -> Counter[str]:
     """Claims that are not so when the tool has ended."""
     stored = set(Store(url).read()["iteration_time_s"].tolist())
     files = {file: {row["iteration_time_s"] for _, row in rows_in(file)} for file in spill_files(url)}
     kept, false = stored.union(*files.values()), Counter[str]()
     for name in re.findall(r"(?:runs are|run is) kept in (\S+?),? which", text):
         false[f"false: kept in {Path(name).name}"] += not files.get(Path(name))
-    false["false: all are kept"] += TERMINATED in said and not set(ended) <= kept
+    false["false: all are kept"] += TERMINATED in messages and not set(ended) <= kept
     false["false: in the store"] += "Measurements:" in text and "without the" not in text and not set(ended) <= stored
     false["false: has all runs"] += "The store has all runs now" in text and not set(ended) <= stored
     return +false
@@ -245,7 +246,7 @@ def injections(kind: str, most: int, modes: Iterable[tuple[str, str, bool, int]]
             fault = Fault(what, reason, lasting, number)
             found = attempt(empty, kind, fault)
             if fault.calls < number:
-                print(f"{kind}: {what}, {reason}, {lasting}: {number - 1} calls; {done}; {dict(wrong)}", flush=True)
+                print(f"{kind}: {what}, {reason}, {lasting}: {fault.calls} calls; {done}; {dict(wrong)}", flush=True)
                 break
             if found:
                 print(f"{kind}: {what} {number}, {reason}, {lasting}: {dict(found)}", flush=True)

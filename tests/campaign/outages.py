@@ -37,9 +37,9 @@ took = random.uniform(0.5, 2.0)
 json.dump({"iteration_time_s": took}, open(result, "w"))
 with open(ledger, "a") as file: file.write(f"{took}\\n")
 """
-TOLD = re.compile(r"^run \d+: (\S+) (m?s)\b", re.MULTILINE)
+REPORTED = re.compile(r"^run \d+: (\S+) (m?s)\b", re.MULTILINE)
 KEPT = "runs that had ended are kept"
-BAD = {"told and lost", "lost", "twice", "false", "traceback"}
+BAD = {"reported and lost", "lost", "twice", "false", "traceback"}
 
 
 class Tune:
@@ -59,13 +59,13 @@ class Tune:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """Its messages."""
         return (self.folder / "log").read_text(errors="replace")
 
     @property
-    def told(self) -> int:
+    def reported(self) -> int:
         """Runs of which it has said how they ended."""
-        return len(TOLD.findall(self.log))
+        return len(REPORTED.findall(self.log))
 
     @property
     def ledger(self) -> list[float]:
@@ -74,9 +74,9 @@ class Tune:
         return [float(line) for line in file.read_text().split()] if file.exists() else []
 
     def wait_for(self, runs: int, within_s: float = 120.0) -> None:
-        """Wait until so many runs were told, or the tune has ended."""
+        """Wait until so many runs were reported, or the tune has ended."""
         until = time.monotonic() + within_s
-        while self.told < runs and self.process.poll() is None and time.monotonic() < until:
+        while self.reported < runs and self.process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
 
 
@@ -86,14 +86,14 @@ def stored(url: str) -> Counter[float]:
 
 
 def restarted(server: Any, url: str, folder: Path, restarts: int, away_s: float) -> dict[str, Any]:
-    """What became of a tune during which the server was away so often, for so many seconds each time."""
+    """The end of a tune during which the server was away so often, for so many seconds each time."""
     tune = Tune(folder, url, budget=restarts + 3, seconds=1.5)
     tune.wait_for(1)
     for number in range(restarts):
         server.stop("immediate" if number % 2 else "fast")
         time.sleep(away_s)
         server.start()
-        tune.wait_for(tune.told + 1)
+        tune.wait_for(tune.reported + 1)
     code, rows, ledger = tune.process.wait(300), stored(url), tune.ledger
     return {"restarts": restarts, "code": code, "runs": len(ledger), "lost": len(set(ledger) - set(rows)),
             "twice": sum(rows.values()) - len(rows), "tracebacks": tune.log.count("Traceback")}  # fmt: skip
@@ -108,17 +108,17 @@ def killed(folder: Path, chance: random.Random, away: Away) -> Counter[str]:
         time.sleep(chance.choice((0.5, 2, 4, 8, 16)) * chance.uniform(0.5, 1.5))
         tune.process.send_signal(chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
         tune.process.wait(60)
-        log, told, ended = tune.log, tune.told, tune.ledger
+        log, reported, ended = tune.log, tune.reported, tune.ledger
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
     Store(url).take_in()
     rows = stored(url)
-    wrong["runs"], wrong["told"] = len(ended), told
-    wrong["told and lost"] = max(0, told - len(rows))
+    wrong["runs"], wrong["reported"] = len(ended), reported
+    wrong["reported and lost"] = max(0, reported - len(rows))
     # the program that ended last may have ended with the tool, which did not come to read its result
     lost = [time_s for time_s in ended if time_s not in rows]
     wrong["ended with the tool"], wrong["lost"] = int(lost == ended[-1:]), len(lost) if lost != ended[-1:] else 0
     wrong["twice"] = sum(rows.values()) - len(rows)
-    wrong["false"] = int(KEPT in log and told > len(rows))
+    wrong["false"] = int(KEPT in log and reported > len(rows))
     wrong["traceback"] = log.count("Traceback")
     away.end()
     return +wrong
@@ -167,7 +167,7 @@ class Away:
 
 
 def main() -> int:
-    """Print what became of the runs."""
+    """Print the ends of the runs."""
     verb, count = sys.argv[1], int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, as would commands
     if verb == "restarts":

@@ -74,7 +74,7 @@ def test_a_worker_may_wait_for_as_long_as_it_takes(caplog: pytest.LogCaptureFixt
         ("disk I/O error", False),
     ],
 )
-def test_what_passes_by_itself_is_told_from_what_does_not(words: str, passing: bool) -> None:
+def test_an_error_that_passes_by_itself_is_an_outage_and_another_is_not(words: str, passing: bool) -> None:
     error = sa.exc.OperationalError("x", {}, sqlite3.OperationalError(words))
     assert passes(error) == passing
     with pytest.raises(OutageError if passing else UsageError), database_errors(URL, "store"):

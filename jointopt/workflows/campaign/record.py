@@ -188,7 +188,7 @@ class Record:
             return alone
 
     def _reached(self, act: Callable[[], T], wait_s: float = _WAIT_S, probes: bool = False) -> T:
-        """What ``act`` on the database returns. OutageError where that is away, which is logged once.
+        """The result of ``act`` on the database. OutageError where that is away, which is logged once.
 
         Once it is away, an act that ``probes`` tries it, and all others fail at once.
         """
