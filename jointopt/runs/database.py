@@ -24,7 +24,7 @@ MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 _REASONS = {
     "could not parse": "is no database URL; expected one such as sqlite:///jointopt.db.",
     "is locked": "is locked by another program; find it with `fuser FILE`, and let it end.",
-    "disk is full": "cannot take more, as the disk is full; make room there, then start again: nothing is lost",
+    "disk is full": "cannot take more, as the disk is full; make room there, then start again.",
     "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "
     "another one with --storage",
     "malformed": "is damaged; see what can be saved with: jointopt store repair --storage {url}",

@@ -411,7 +411,7 @@ class Record:
             return self._reached(lambda: act(study))
         except UsageError as error:
             self._study = None
-            self._note(f"The study shows no further runs, the store keeps them: {error}")
+            self._note(f"The study shows no further runs: {error}")
             return None
 
 
