@@ -15,9 +15,9 @@ import pytest
 
 # Fixtures, and parameters of fixtures, that need an extra, a server, a browser or root: tests with them bear the mark.
 NEEDY = {
-    "torch", "dask", "cluster", "postgres", "page", "small_disk", "shared_url=postgresql", "setting=slurm",
-    "setting=torchrun", "setting=megatron", "setting=torchtitan", "setting=nanotron", "setting=deepspeed",
-    "setting=megatron-bridge", "setting=nanotron by command",
+    "torch", "dask", "cluster", "postgres", "postgres_server", "page", "small_disk", "shared_url=postgresql",
+    "setting=slurm", "setting=torchrun", "setting=megatron", "setting=torchtitan", "setting=nanotron",
+    "setting=deepspeed", "setting=megatron-bridge", "setting=nanotron by command",
 }  # fmt: skip
 # Why a test may be skipped in CI: what is there or not is none of CI's making.
 ALLOWED = (

@@ -51,6 +51,10 @@ def of_table(path: object) -> Iterator[None]:
         raise TableError(f"{path}: {sentence[0].lower()}{sentence[1:]}") from error
 
 
+class OutageError(JointOptError):
+    """A database that cannot be used for now (locked, restarting, out of connections), and will be by itself."""
+
+
 class InfeasibleError(JointOptError):
     """The job is well-formed and nothing satisfies it; the message says why and what would help."""
 

@@ -11,9 +11,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.quote import sh_word
 from jointopt.core.secrets import masked
+from jointopt.runs.outages import passes
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -22,16 +23,15 @@ TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 SCHEMA = "jointopt_schema"  # the versions that its tables have reached, and by which jointopt
 VERSION = 3  # the newest that this jointopt knows (`jointopt.runs.migrations`)
-_FULL = "cannot take more, as the disk is full; make room there, then start again: nothing is lost"
+_FULL = "cannot take more, as the disk is full; make room there, then start again"
 # What SQLite's words mean, and what to do.
 _REASONS = {
     "could not parse": "is no database URL; expected one such as sqlite:///jointopt.db.",
-    "is locked": "is locked by another program, which was waited for; let that end, or find it with: fuser FILE",
+    "is locked": "is locked by another program; find it with: fuser FILE, and let it end",
     "disk is full": _FULL,
     "no space left": _FULL,
     "compatible with the table schema": "is of another release of Optuna: {reason}.",
-    "quota exceeded": "cannot take more, as the quota of its disk is used up; make room there, then start again: "
-    "nothing is lost",
+    "quota exceeded": "cannot take more, as the quota of its disk is used up; make room there, then start again",
     "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "
     "another one with --storage",
     "malformed": "is damaged; see what can be saved with: jointopt store repair --storage {url}",
@@ -44,7 +44,7 @@ _REASONS = {
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")
 _LEAST_ROOM = 64 * 2**10  # bytes: pages and a journal of one row
 _ROOM = 16 * 2**20  # bytes: a log beside the file needs some
-_LOCK_WAIT_S = 30  # SQLite lets one writer in; another waits so long before it hears that the database is locked
+LOCK_WAIT_S = 1.0  # SQLite lets one writer in; another waits so long for each attempt (`jointopt.runs.outages`)
 
 
 def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
@@ -63,7 +63,7 @@ def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:
         return engine
     in_memory = parsed.database in (None, "", ":memory:")
     pool = sqlalchemy.pool.StaticPool if in_memory else sqlalchemy.pool.NullPool
-    engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": _LOCK_WAIT_S})
+    engine = sqlalchemy.create_engine(parsed, poolclass=pool, connect_args={"timeout": LOCK_WAIT_S})
     sqlalchemy.event.listen(engine, "do_connect", lambda *_: private_file(url))
     _refuse_newer(engine, url)
     if lock_first:
@@ -159,7 +159,8 @@ def has_table(url: str, name: str) -> bool:
 def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """UsageError of one sentence instead of a database's traceback; a password in the URL is not repeated.
 
-    ``what`` is kept there, as the message calls it; of an exception of ``wrappers`` the cause is the reason.
+    OutageError where the state passes by itself. ``what`` is kept there, as the message calls it; of an exception of
+    ``wrappers`` the cause is the reason.
     """
     import sqlalchemy
 
@@ -177,11 +178,13 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
             "postgresql+psycopg://user@host/name with its driver installed."
         )
         place = without_password(url)
-        raise UsageError(
-            f"The {what} {place!r} {known.format(url=sh_word(place), reason=masked(reason).replace('. ', '; '))}"
-            if known
-            else f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
-        ) from error
+        sentence = f"The {what} {place!r} {known.format(url=sh_word(place), reason=masked(reason).replace('. ', '; '))}"
+        if passes(error):
+            silent = f"The {what} {place!r} does not answer: {masked(reason)}."
+            raise OutageError(sentence if known else silent) from error
+        if not known:
+            sentence = f"The {what} {place!r} cannot be used: {masked(reason)}; {expected}"
+        raise UsageError(sentence) from error
 
 
 def _is_full(url: str) -> bool:

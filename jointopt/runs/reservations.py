@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.core.processes import may_live, this_process
 from jointopt.runs.database import database_errors, make_table, now_s, open_database
+from jointopt.runs.outages import patient
 
 LEASE_S = 60.0  # that a runner may be silent
 _RUNNING, _DONE, _FREE = "running", "done", "free"
@@ -86,11 +87,16 @@ class Reservations:
 
     def __post_init__(self) -> None:
         self._runner = f"{this_process()}:{secrets.token_hex(4)}"
+        self._make()
+        self.look()
+
+    @patient
+    def _make(self) -> None:
         with database_errors(self.url, "measurement store"):
             self._engine = open_database(self.url, lock_first=True)
             make_table(self._engine, _TABLE)
-        self.look()
 
+    @patient
     def look(self) -> dict[str, Reservation]:
         """All reservations of the study by plan; runs that have ended by now count as known to this runner."""
         with database_errors(self.url, "measurement store"), self._engine.connect() as connection:
@@ -104,6 +110,7 @@ class Reservations:
         self._known = {plan: one.runs for plan, one in found.items()}
         return found
 
+    @patient
     def take(self, plan: str, again: bool = False) -> bool:
         """Reserve a plan for this runner; False where another runs it, or has run it since this one last looked.
 
@@ -119,12 +126,14 @@ class Reservations:
                 threading.Thread(target=self._renew, daemon=True).start()
         return taken
 
+    @patient
     def end(self, plan: str, ran: bool = True) -> None:
         """The plan was run, and its result is kept; or it was not, and is free for others."""
-        self._held.discard(plan)
         values: Mapping[str, Any] = {"state": _DONE, "runs": _TABLE.c.runs + 1, "lost": 0} if ran else {"state": _FREE}
         with database_errors(self.url, "measurement store"), self._engine.begin() as connection:
-            connection.execute(sa.update(_TABLE).where(self._mine(plan)).values(**values))
+            running = self._mine(plan) & (_TABLE.c.state == _RUNNING)  # a run counts once, however often this begins
+            connection.execute(sa.update(_TABLE).where(running).values(**values))
+        self._held.discard(plan)
         if ran:
             self._known[plan] = self._known.get(plan, 0) + 1
 

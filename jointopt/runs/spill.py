@@ -1,11 +1,16 @@
-"""Rows that a database would not take: kept in a file beside it, and taken in by the next start."""
+"""Rows that a database may not have yet: in a file beside it before anything else is done with them.
+
+Each process has a file of its own, locked as long as it lives; what a killed one leaves, the next start takes in.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,45 +19,116 @@ from typing import Any
 
 from jointopt.runs.database import file_of
 
+SPILL = "spill"
 
-def spill(url: str, row: Mapping[str, Any], origin: str) -> Path | None:
-    """Append a row (JSON values) to the first file that takes it, and return that; None where none does."""
-    line = json.dumps({"origin": origin, "row": dict(row)}) + "\n"
-    for file in spill_files(url):
-        with suppress(OSError):
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+class Spill:
+    """The rows of this process that the database of ``url`` may lack; ``origin`` is where they come from.
+
+    ``kind``: a word for rows that the store is not to take in.
+    """
+
+    def __init__(self, url: str, origin: str, kind: str = SPILL) -> None:
+        self._url, self._origin, self._kind = url, origin, kind
+        self._token = secrets.token_hex(4)
+        self._open: dict[Path, int] = {}  # files with rows, and their handles
+
+    def keep(self, row: Mapping[str, Any]) -> Path | None:
+        """Write a row (JSON values) to the disk, in the first file that takes it, which is returned; None: none does.
+
+        File and folder are synchronised with the disk before this returns.
+        """
+        line = (json.dumps({"origin": self._origin, "row": dict(row)}) + "\n").encode()
+        for file in _places(self._url, f".{self._token}", self._kind):
+            with suppress(OSError):
+                _append(self._handle(file), line)
+                return file
+        return None
+
+    def clear(self) -> None:
+        """Forget all rows, which the database has now."""
+        for file, handle in self._open.items():
+            with suppress(OSError):  # what stays is taken in again, and stored once
+                file.unlink(missing_ok=True)
+            os.close(handle)
+        self._open = {}
+
+    def close(self) -> None:
+        """Leave the rows to the next start."""
+        for file, handle in self._open.items():
+            with suppress(OSError):
+                if not os.fstat(handle).st_size:
+                    file.unlink(missing_ok=True)
+            os.close(handle)
+        self._open = {}
+
+    @property
+    def files(self) -> list[Path]:
+        """Files that hold rows now."""
+        return [file for file, handle in self._open.items() if os.fstat(handle).st_size]
+
+    def _handle(self, file: Path) -> int:
+        """The file, open and locked; made anew where somebody has removed it."""
+        handle = self._open.get(file)
+        if handle is not None and os.fstat(handle).st_nlink:
+            return handle
+        if handle is not None:
+            os.close(self._open.pop(file))
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(10):
+            handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                _append(handle, line.encode())
-            finally:
+                fcntl.flock(handle, fcntl.LOCK_EX)  # one that takes files in may look at an empty one, and remove it
+                if os.fstat(handle).st_nlink:
+                    _sync_folder(file.parent)
+                    self._open[file] = handle
+                    return handle
+            except BaseException:
                 os.close(handle)
-            return file
-    return None
+                raise
+            os.close(handle)
+        raise OSError(f"{file} is removed again and again")
 
 
-def spill_files(url: str) -> list[Path]:
-    """The files in which rows of a database may wait: beside it, with this user's state, or with temporary files."""
-    key, file = hashlib.sha256(url.encode()).hexdigest()[:16], file_of(url)
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "spill"
-    beside = [] if file is None else [file.with_name(f"{file.name}.spill.jsonl")]
-    return [*beside, state / f"{key}.jsonl", Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{key}.jsonl")]
+def spill_files(url: str, kind: str = SPILL) -> list[Path]:
+    """The files in which rows of a database wait: beside it, with this user's state, or with temporary files."""
+    found: dict[Path, None] = {}
+    for place in _places(url, "", kind):
+        stem = glob.escape(str(place.with_suffix("")))
+        for pattern in (f"{stem}{place.suffix}", f"{stem}.*{place.suffix}"):
+            found |= dict.fromkeys(Path(name) for name in sorted(glob.glob(pattern)))
+    return list(found)
 
 
-def waiting(url: str) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
-    """Each of this user's files, with (origin, row) of its lines but torn ones; locked while it is looked at.
+def rows_in(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(origin, row) of each line of a file but torn ones."""
+    return list(_rows(file.read_text(encoding="utf-8", errors="replace")))
+
+
+def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
+    """Each file of this user that no living process writes, with (origin, row) of its lines but torn ones; locked.
 
     The file is removed when the next one is requested, as its rows are in the store by then.
     """
-    for file in spill_files(url):
+    for file in spill_files(url, kind):
         with suppress(OSError):
             handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
             with os.fdopen(handle, encoding="utf-8", errors="replace") as stream:
                 if os.fstat(handle).st_uid != os.geteuid():
                     continue
-                fcntl.flock(stream, fcntl.LOCK_EX)
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 found = list(_rows(stream.read()))
                 yield file, found
                 file.unlink(missing_ok=True)
+
+
+def _places(url: str, token: str, kind: str) -> list[Path]:
+    """Files with a ``token`` in their names, the best first."""
+    key, file = hashlib.sha256(url.encode()).hexdigest()[:16], file_of(url)
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "spill"
+    beside = [] if file is None else [file.absolute().with_name(f"{file.name}.{kind}{token}.jsonl")]
+    named = f"{key}{'' if kind == SPILL else f'-{kind}'}{token}.jsonl"
+    return [*beside, state / named, Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}")]
 
 
 def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,12 +140,21 @@ def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _append(handle: int, line: bytes) -> None:
     """Append a whole line, or nothing: a full disk may take a part of it."""
-    fcntl.flock(handle, fcntl.LOCK_EX)
     size = os.fstat(handle).st_size
     try:
         if os.write(handle, line) != len(line):
             raise OSError
         os.fsync(handle)
     except OSError:
-        os.ftruncate(handle, size)
+        with suppress(OSError):
+            os.ftruncate(handle, size)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk know of a new file in a folder; some file systems cannot, and need not."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -10,8 +10,6 @@ import datetime
 import hashlib
 import json
 import logging
-import random
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,12 +36,13 @@ from jointopt.runs.database import (
 from jointopt.runs.kinds import Wanted, kind_of, plan_key
 from jointopt.runs.migrations import MEASURED, RETRACTED, kind_ids, migrate, version
 from jointopt.runs.nearest import nearest_rows
+from jointopt.runs.outages import patient
 from jointopt.runs.spill import waiting
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 6  # SQLite has waited half a minute for its lock by then, each time
+_ATTEMPTS = 6  # to add rows that others add at the same moment
 _ROWS_READ = 5_000  # that are held as JSON at a time
 _ROWS_PER_STATEMENT = 500  # SQLite takes at most 999 parameters in versions before 3.32
 
@@ -70,47 +69,51 @@ class Store:
     """The measurements of a database (an SQLAlchemy URL, as Optuna takes it). Several processes may write at once."""
 
     def __init__(self, url: str = "sqlite:///jointopt.db") -> None:
-        self._url = url
+        self.url = url
         with database_errors(url, "measurement store"):
             self._engine = self._writer = open_database(url)
             if file_of(url) is not None:  # a write begins with the lock, so that it waits for others and never fails
                 self._writer = open_database(url, lock_first=True)
 
+    @patient
     def add(self, rows: pd.DataFrame, origin: str) -> Added:
         """Adds the rows that are not there yet, all of them or, where that fails, none.
 
         ``rows``: as `jointopt.runs.table.check_measurements` lets them pass; blank ones and `PROVENANCE` are left out.
-        Raises TableError for a cell that its column cannot hold, UsageError where the database cannot be written.
+        Raises TableError for a cell that its column cannot hold, UsageError where the database cannot be written, and
+        OutageError where it could be later (`jointopt.runs.outages`), as all methods do.
         """
         records, by_hash = _hashed(rows)
         if not by_hash:
             return Added(0, 0)
-        with database_errors(self._url, "measurement store"):
+        with database_errors(self.url, "measurement store"):
             self._prepare()
-            new = _patiently(lambda: self._insert(by_hash, origin))
+            new = _once_each(lambda: self._insert(by_hash, origin))
             gone = self._retracted(by_hash)
         return Added(new, records - new, len(gone))
 
+    @patient
     def retract(self, rows: pd.DataFrame, origin: str) -> Retracted:
         """Marks the stored rows that are equal to ``rows``, all of them or none: they are kept, and `read` no more.
 
         Added again they stay retracted. ``rows`` and errors as for `add`.
         """
         records, by_hash = _hashed(rows)
-        with database_errors(self._url, "measurement store"):
+        with database_errors(self.url, "measurement store"):
             if not by_hash or not self._has(MEASURED):
                 return Retracted(0, 0, records)
             self._prepare()
-            new, absent = _patiently(lambda: self._mark(by_hash, origin))
+            new, absent = _once_each(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
+    @patient
     def read(self, wanted: Wanted | None = None) -> pd.DataFrame:
         """Measurements in the order of adding but those retracted, all or those ``wanted``; no rows where none is.
 
         Columns are those of the schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and
         ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
         """
-        with database_errors(self._url, "measurement store"):
+        with database_errors(self.url, "measurement store"):
             same: dict[str, str] = {}
             parts = [_table(rows, same) for rows in self._rows(wanted)]
         if len(parts) < 2:
@@ -118,22 +121,22 @@ class Store:
         extras = dict.fromkeys(name for part in parts for name in part.columns if name not in (*COLUMNS, *PROVENANCE))
         return pd.concat(parts, ignore_index=True).reindex(columns=[*COLUMNS, *extras, *PROVENANCE])
 
+    @patient
     def count(self) -> int:
         """Number of measurements but those retracted."""
-        with database_errors(self._url, "measurement store"):
+        with database_errors(self.url, "measurement store"):
             if not self._has(MEASURED):
                 return 0
             with self._engine.connect() as connection:
                 return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def take_in(self) -> int:
-        """Add what could not be written before and waits in files (`jointopt.runs.spill`); how many rows that were."""
+        """Add what processes have left in files (`jointopt.runs.spill`); how many rows the store did not have."""
         taken = 0
-        for _, rows in waiting(self._url):
+        for _, rows in waiting(self.url):
             for origin in dict.fromkeys(origin for origin, _ in rows):
                 frame = pd.DataFrame([row for of, row in rows if of == origin])
-                self.add(frame, origin)
-                taken += len(frame)
+                taken += self.add(frame, origin).new
         return taken
 
     def _rows(self, wanted: Wanted | None) -> Iterator[Sequence[Any]]:
@@ -155,7 +158,7 @@ class Store:
                 ids, all_of_them = nearest_rows(connection, wanted, self._kept())
                 if not all_of_them:
                     _log.info(
-                        "Of related runs in %s the %s nearest are used.", without_password(self._url), f"{len(ids):,}"
+                        "Of related runs in %s the %s nearest are used.", without_password(self.url), f"{len(ids):,}"
                     )
                 for some in _pieces(ids, _ROWS_PER_STATEMENT):
                     yield connection.execute(query.where(MEASURED.c.id.in_(some))).all()
@@ -169,8 +172,8 @@ class Store:
         """Make what is missing in the database, and bring it up to this version."""
         if version(self._engine) < VERSION:
             with in_turn(self._writer, TABLES):
-                _patiently(lambda: migrate(self._writer))
-            write_ahead(self._engine, self._url)
+                _once_each(lambda: migrate(self._writer))
+            write_ahead(self._engine, self.url)
 
     def _retracted(self, hashes: Collection[str]) -> set[str]:
         """The hashes among these whose rows were retracted."""
@@ -206,15 +209,11 @@ class Store:
         return len(new), len(by_hash) - len(stored)
 
 
-def _patiently(write: Callable[[], T]) -> T:
-    """Return what ``write`` returns, tried again while another writer is in its way."""
-    for attempt in range(_ATTEMPTS - 1):
-        try:
+def _once_each(write: Callable[[], T]) -> T:
+    """Return what ``write`` returns, tried again where another writer has added one of the same rows meanwhile."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(IntegrityError):
             return write()
-        except (IntegrityError, OperationalError) as error:  # it added the same row meanwhile, or holds a lock
-            if not isinstance(error, IntegrityError) and "lock" not in str(error.orig).lower():
-                raise
-        time.sleep(random.uniform(0.5, 1.0) * 0.05 * 2**attempt)
     return write()
 
 

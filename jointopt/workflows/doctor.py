@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.errors import CatalogError, LauncherError, UsageError
+from jointopt.core.errors import CatalogError, LauncherError, OutageError, UsageError
 from jointopt.core.units import GIB
 from jointopt.measure.devices import machine as devices
 from jointopt.measure.devices.clocks import restore_offer
@@ -24,6 +24,7 @@ from jointopt.physics.probe_fit import fit
 from jointopt.report.diagnosis import Probed
 from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table, without_password
+from jointopt.runs.outages import patience
 from jointopt.spec.catalog.clusters import link_defaults
 from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.spec.cluster import Gpu
@@ -183,16 +184,17 @@ def _database(url: str) -> Feature:
     if url == "none":
         return Feature(name, True, "none, as --storage or JOINTOPT_STORAGE states: nothing is kept")
     try:
-        with database_errors(url, "database"):
+        with database_errors(url, "database"), patience(0.0):
             known = has_table(url, "studies") or has_table(url, "jointopt_measurements")
-    except UsageError as error:
+            count = _count(url) if known else 0
+    except (OutageError, UsageError) as error:
         return Feature(name, False, str(error).rstrip("."))
     path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
     if path is not None and not known:
         if not os.access(path.absolute().parent, os.W_OK):
             return Feature(name, False, f"{place} cannot be made: {path.absolute().parent} is not writable")
         return Feature(name, True, f"{place} will be made")
-    return Feature(name, True, f"{place}, {_count(url)} measurements")
+    return Feature(name, True, f"{place}, {count} measurements")
 
 
 def _count(url: str) -> int:

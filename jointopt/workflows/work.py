@@ -84,7 +84,7 @@ def work(
     identity |= {"evidence": model.fingerprint} if model.fingerprint else {}
     escaped = name.replace("{", "{{").replace("}", "}}")
     watch = Stopwatch(escaped + ": {:,} plans evaluated here, {:,} wanted by all workers ...")
-    with _answering(job, runner, evaluate, dask, workers) as (answer, at_once):
+    with _answering(job, runner, evaluate, dask, workers, storage, name) as (answer, at_once):
         goals = _goals(job, of_runs=runner is not None)
         problem = wide if answer is None else _answered(job, narrow, answer, goals, evaluate or "")
         worked = share(
@@ -118,11 +118,15 @@ def _goals(job: Job, *, of_runs: bool) -> tuple[str, ...]:
 
 @contextmanager
 def _answering(
-    job: Job, runner: Launcher | None, evaluate: str | None, dask: str | None, workers: int
-) -> Iterator[tuple[Answer | None, int]]:
+    job: Job, runner: Launcher | None, evaluate: str | None, dask: str | None, workers: int, storage: str, study: str
+) -> Iterator[tuple[Answer | None, int]]:  # fmt: skip
     """The function that answers for plans (None: the physics does), and for how many batches at a time."""
+    if runner is not None and dask is None and not workers:
+        with _kept_runs(runner, job.goals, storage, study) as runs:
+            yield runs, 1
+        return
     if dask is None and not workers:
-        yield None if evaluate is None else _Runs(runner, job.goals) if runner else load_function(evaluate), 1
+        yield None if evaluate is None else load_function(evaluate), 1
         return
     if evaluate is None or runner is not None:
         raise UsageError("--dask and --workers share out what --evaluate MODULE:FUNCTION answers; name one.")
@@ -142,16 +146,41 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
     return wanted
 
 
+@contextmanager
+def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
+    """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
+    from jointopt.runs.spill import Spill, waiting
+
+    kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
+    kept = Spill(storage, study, kind)
+    runs = _Runs(launcher, goals, kept.keep)
+    try:
+        for _, rows in waiting(storage, kind):
+            for _, row in rows:
+                runs.know(str(row.pop("plan", "")), row)
+        yield runs
+        kept.clear()
+    finally:
+        kept.close()
+
+
 class _Runs:
     """Evaluates plans by running them; each is run once, though a failed neighbour has it requested again.
 
-    No layout is run at another clock once it has run out of memory.
+    No layout is run at another clock once it has run out of memory. ``keep`` is called with each result first.
     """
 
-    def __init__(self, launcher: Launcher, goals: tuple[str, ...]) -> None:
-        self._launcher, self._goals = launcher, goals
+    def __init__(self, launcher: Launcher, goals: tuple[str, ...], keep: Callable[[Mapping[str, Any]], object]) -> None:
+        self._launcher, self._goals, self._keep = launcher, goals, keep
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._out: list[Columns] = []  # layouts that ran out of memory
+
+    def know(self, key: str, row: Mapping[str, Any]) -> None:
+        """Take the result of a plan as known."""
+        cells = {name: row[name] for name in ("status", "notes", *self._goals) if not is_blank(row.get(name))}
+        plain = {name: value if isinstance(value, str) else float(value) for name, value in cells.items()}
+        self._keep({"plan": key} | plain)
+        self._rows[key] = {"status": "failed", "notes": ""} | plain
 
     def __call__(self, job: Job, plans: Columns) -> Mapping[str, Any]:
         """The goals of plans; RunFailedError for a run that failed, ValueError for one without a figure of a goal.
@@ -169,7 +198,7 @@ class _Runs:
                     yield records[place]
 
         for run in run_all(self._launcher, job, new(), lambda place, text: _log.info("%s", text)):
-            self._rows[keys[begun[run.place]]] = run.row
+            self.know(keys[begun[run.place]], run.row)
             if run.row["status"] == OUT:
                 self._out.append(_layout(plans, begun[run.place]))
         rows = [self._rows.get(key, {"status": OUT, "notes": f"not run, since {OUT_ALREADY}"}) for key in keys]

@@ -18,7 +18,7 @@ from jointopt.runs.care import backup, check, repair
 from jointopt.runs.cells import json_rows
 from jointopt.runs.kinds import Wanted, plan_key, plan_keys, related_to
 from jointopt.runs.migrations import VERSION
-from jointopt.runs.spill import spill, spill_files, waiting
+from jointopt.runs.spill import Spill, rows_in, spill_files, waiting
 from jointopt.runs.store import Added, Store, content_hash
 
 
@@ -224,21 +224,35 @@ def test_an_export_comes_back_in_full(file: Path, tmp_path: Path) -> None:
 
 def test_a_row_that_the_database_does_not_take_waits_in_a_file_for_the_next_start(file: Path) -> None:
     url, row = f"sqlite:///{file}", {"dp": 2, "iteration_time_s": 1.5}
-    assert spill(url, row, "tune") == spill_files(url)[0] == file.with_name("runs.db.spill.jsonl")
-    with spill_files(url)[0].open("a") as stream:
+    kept = (mine := Spill(url, "tune")).keep(row)
+    assert [kept] == spill_files(url) == list(file.parent.glob("runs.db.spill.*.jsonl"))
+    with kept.open("a") as stream:
         stream.write('{"origin": "tune", "ro')  # torn by a full disk
+    assert Store(url).take_in() == 0  # a living process has it
+    mine.close()
     assert Store(url).take_in() == 1
     assert Store(url).read()[["dp", "iteration_time_s", "origin"]].values.tolist() == [[2, 1.5, "tune"]]
-    assert (Store(url).take_in(), spill_files(url)[0].exists()) == (0, False)
+    assert (Store(url).take_in(), spill_files(url)) == (0, [])
+
+
+def test_a_file_that_somebody_removed_is_made_again_for_the_next_row(file: Path) -> None:
+    mine = Spill(f"sqlite:///{file}", "tune")
+    mine.keep({"dp": 1}).unlink()
+    kept = mine.keep({"dp": 2})
+    assert [row for _, row in rows_in(kept)] == [{"dp": 2}]
+    mine.clear()
+    assert not kept.exists()
 
 
 def test_where_the_disk_of_the_database_is_full_the_file_is_elsewhere(small_disk: Path, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     url = f"sqlite:///{small_disk / 'runs.db'}"
     (small_disk / "fill").write_bytes(b"x" * 60_000)
-    spilled = {spill(url, {"dp": 2, "notes": "n" * 3000, "iteration_time_s": 1.0 + i}, "tune") for i in range(5)}
+    mine = Spill(url, "tune")
+    spilled = {mine.keep({"dp": 2, "notes": "n" * 3000, "iteration_time_s": 1.0 + i}) for i in range(5)}
     assert spilled <= set(spill_files(url))
-    assert spill_files(url)[1] in spilled
+    assert any(file.parent.parent.parent == tmp_path / "state" for file in spilled)
+    mine.close()
     assert sum(len(rows) for _, rows in waiting(url)) == 5
 
 

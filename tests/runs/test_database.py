@@ -10,8 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import OutageError, UsageError
 from jointopt.runs.database import may_hold_rows
+from jointopt.runs.outages import patience
 from jointopt.runs.store import Store
 from jointopt.runs.table import write_table
 from jointopt.search.studies.storage import prepare_storage
@@ -48,13 +49,12 @@ def test_a_new_database_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_outlasts_the_wait_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jointopt.runs.database._LOCK_WAIT_S", 0.05)
-    monkeypatch.setattr("jointopt.runs.store._ATTEMPTS", 1)
+    monkeypatch.setattr("jointopt.runs.database.LOCK_WAIT_S", 0.05)
     store = Store(f"sqlite:///{tmp_path / 'runs.db'}")
     store.add(pd.DataFrame({"tp": [1]}), "here")
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UsageError, match=r"is locked by another program, .* fuser FILE$"):
+        with patience(0.1), pytest.raises(OutageError, match=r"is locked by another program; .*fuser FILE"):
             store.add(pd.DataFrame({"tp": [2]}), "here")
 
 

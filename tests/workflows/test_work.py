@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import LauncherError, UsageError
+from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.physics.facility import bill
 from jointopt.search.pareto import front_of, non_dominated, objectives, stacked
@@ -154,6 +155,27 @@ def test_real_runs_answer_and_a_plan_that_fails_ends_no_search(url, tmp_path):
     ran = (tmp_path / "ran").read_text().split()
     assert (found.evaluated + found.failed, len(ran)) == (12, 12)  # a failed one has its neighbours run once
     assert found.failed == ran.count("4")
+
+
+class Interrupted(CommandLauncher):
+    """Raises an interrupt in place of its third run."""
+
+    def run(self, job, plan):
+        self.left = getattr(self, "left", 3) - 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().run(job, plan)
+
+
+def test_runs_of_a_worker_that_ended_before_it_could_report_them_are_not_run_again(url, tmp_path):
+    job = jointopt.load_job(JOB)
+    with pytest.raises(KeyboardInterrupt):
+        work(job, url, trials=5, launcher=Interrupted(COMMAND), batch=4, study="s")
+    assert len(list(tmp_path.glob("runs.db.work-*.jsonl"))) == 1
+    found = work(job, url, trials=5, launcher="command", command=COMMAND, batch=4, study="s")
+    ran = (tmp_path / "ran").read_text().split()
+    assert (found.evaluated + found.failed, len(ran)) == (5, 5)
+    assert list(tmp_path.glob("runs.db.work-*.jsonl")) == []
 
 
 @pytest.mark.parametrize(

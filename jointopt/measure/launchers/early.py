@@ -62,7 +62,7 @@ def behind_row(program: Program, job: Job, log: Path) -> dict[str, Any] | None:
 
 def _whole_lines(log: Path) -> str:
     """The log without its last line, which may be half written; blank where there is none yet."""
-    return whole_log(log).rpartition("\n")[0] if log.is_file() else ""
+    return whole_log(log).rpartition("\n")[0]
 
 
 def least_watts(meter: Meter, start_s: float, end_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -71,8 +72,20 @@ def failure_of(log: str, code: int, timed_out: bool, limit_s: float) -> Failure:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether nothing more can be written to the file system of a folder."""
-    return shutil.disk_usage(folder).free < _BLOCK_BYTES
+    """Whether nothing more can be written to the file system of a folder; of one that is gone nothing is known."""
+    try:
+        return shutil.disk_usage(folder).free < _BLOCK_BYTES
+    except OSError:
+        return False
+
+
+def why_unreadable(folder: Path) -> str:
+    """Why the files of a run cannot be read, which are its program's to leave alone; blank where they can."""
+    if not folder.is_dir():
+        return "the folder of the run is gone: the program has removed or moved it"
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "the folder of the run cannot be read: the program has changed its permissions"
+    return ""
 
 
 def _short_of_memory(log: str) -> str:

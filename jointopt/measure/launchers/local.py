@@ -14,7 +14,7 @@ from jointopt.measure.devices.conditions import Conditions, under_plan, unmetere
 from jointopt.measure.devices.identity import check_devices
 from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.early import Early, OfProgram
-from jointopt.measure.launchers.failures import failure_of, is_full
+from jointopt.measure.launchers.failures import failure_of, is_full, why_unreadable
 from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import WINDOW, failed_row, new_log, outcome, with_log
@@ -98,10 +98,17 @@ class LocalLauncher(OfProgram):
         )  # fmt: skip
         if early.row is not None:
             return with_log(early.row, log, self.logs is not None)
+        if why := why_unreadable(folder):
+            return with_log(failed_row(Failure(FailureKind.RESULT, why)), log, self.logs is not None)
         whole = ended.code == 0 and not ended.timed_out
         failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
         failure = failure_without_result(program, folder, failure, whole)
-        row = outcome(program.results(job, folder, whole_log(log)), whole, failure)
+        try:
+            found = program.results(job, folder, whole_log(log))
+        except OSError as error:  # of files that are the program's to write
+            words = f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror or error}"
+            return with_log(failed_row(Failure(FailureKind.RESULT, words)), log, self.logs is not None)
+        row = outcome(found, whole, failure)
         return with_log(row, log, self.logs is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import math
 import os
@@ -54,7 +55,9 @@ def run_program(
 
     Raises LauncherError where the program cannot be started.
     """
-    with log.open("ab") as out:
+    with files_of_a_run():
+        out = log.open("ab")
+    with out:
         program = _started(
             command, env=environment(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
@@ -148,9 +151,11 @@ def files_of_a_run() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room there, or let TMPDIR or --logs name a folder that has some"
         raise LauncherError(
-            f"{error.filename or 'A file of the run'} cannot be written: {error.strerror}; make room there, or let "
-            "TMPDIR or --logs name a folder that has some."
+            f"{error.filename or 'A file of the run'} cannot be written: {error.strerror}; "
+            f"{advice if full else 'let TMPDIR or --logs name a folder that this user can write'}."
         ) from error
 
 
@@ -166,14 +171,16 @@ def end_with_parent() -> None:
 
 
 def tail_of(log: Path) -> str:
-    """The end of a log, at most 64 KiB; bytes that are no text are shown as such."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+    """The end of a log, at most 64 KiB, blank where its program has taken it away; what is no text is shown as such."""
+    with suppress(OSError), log.open("rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL_BYTES))
         return stream.read().decode("utf-8", "backslashreplace")
+    return ""
 
 
 def whole_log(log: Path) -> str:
-    """A log, or its end where it is longer than anyone reads (64 MiB); bytes that are no text are shown as such."""
-    if log.stat().st_size > _LONGEST_LOG:
-        return tail_of(log)
-    return log.read_text(encoding="utf-8", errors="backslashreplace")
+    """A log, or its end where it is longer than anyone reads (64 MiB); else as `tail_of`."""
+    with suppress(OSError):
+        if log.stat().st_size <= _LONGEST_LOG:
+            return log.read_text(encoding="utf-8", errors="backslashreplace")
+    return tail_of(log)

@@ -13,6 +13,7 @@ import optuna
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.runs.database import has_table, without_password
+from jointopt.runs.outages import wait_out
 from jointopt.search.studies.gate import Gate
 from jointopt.search.studies.storage import open_storage, study_errors
 
@@ -46,8 +47,8 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         raise UsageError(
             "The dashboard needs optuna-dashboard; install it with pip install 'jointopt[dashboard]'."
         ) from error
+    storage, (name, study_id) = wait_out(url, lambda: _storage_and_study(url, study))
     with study_errors(url):
-        storage, (name, study_id) = _storage_and_study(url, study)
         app = wsgi(storage)
         _warm(app, study_id)
     token = secrets.token_urlsafe(32)
@@ -73,6 +74,11 @@ def _warm(app: WSGIApplication, study_id: int) -> None:
 
 def _storage_and_study(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
     """The storage, and name and id of the study of that name or the newest."""
+    with study_errors(url):
+        return _found(url, study)
+
+
+def _found(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
     storage = open_storage(url) if has_table(url, "studies") else None
     ids = {one.study_name: one._study_id for one in storage.get_all_studies()} if storage else {}
     place = repr(without_password(url))

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from jointopt.core.processes import may_live, this_process
 from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
+from jointopt.runs.outages import patient
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
@@ -53,7 +54,7 @@ class MeasuredStudy:
         job: str = "",
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
+        self.url, self._base, self._hash = url, f"{name}-{job_hash[:8]}-measured", job_hash
         self._text, self._job = text, job
         self._moved: dict[int, int] = {}  # ids of trials, before and after their study was made again
         clock_mhz = np.nanmax(plans["stage_clock_mhz"], axis=1)
@@ -61,8 +62,12 @@ class MeasuredStudy:
             {name: plans[name] for name in (*LAYOUT_COLUMNS, POWER_LIMIT) if name in plans} | {"clock_mhz": clock_mhz}
         )
         self.objectives = objectives
-        with study_errors(self._url):
-            self._storage = open_storage(url)
+        self._open()
+
+    @patient
+    def _open(self) -> None:
+        with study_errors(self.url):
+            self._storage = open_storage(self.url)
             self._study = self._opened()
             self._end_lost()
 
@@ -76,36 +81,42 @@ class MeasuredStudy:
         return self._storage.get_study_id_from_name(self.name)
 
     @property
+    @patient
     def going(self) -> dict[str, Any] | None:
         """The message of `go` of a process that has ended without taking it back."""
-        with study_errors(self._url):
+        with study_errors(self.url):
             message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
             return None if message is None or _lives(message[_PROCESS]) else message
 
+    @patient
     def go(self, message: Mapping[str, Any] | None) -> None:
         """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
-        with study_errors(self._url):
+        with study_errors(self.url):
             self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: this_process()})
 
+    @patient
     def pause(self, message: Mapping[str, Any]) -> None:
         """Remember a message for whoever continues, this process or another."""
-        with study_errors(self._url):
+        with study_errors(self.url):
             self._study.set_user_attr(_GOING, {**message, _PROCESS: ""})
 
+    @patient
     def holds(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
         mine = record_text(plan)
-        with study_errors(self._url):
+        with study_errors(self.url):
             known = [trial.user_attrs for trial in self._trials()]
         return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
 
+    @patient
     def left(self, origin: str) -> list[FrozenTrial]:
         """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
-        with study_errors(self._url):
+        with study_errors(self.url):
             trials = self._trials()
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
         return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
+    @patient
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
@@ -115,13 +126,21 @@ class MeasuredStudy:
             state=TrialState.RUNNING, params=params, user_attrs=attributes,
             distributions={name: self._distributions[name] for name in params},
         )  # fmt: skip
-        with study_errors(self._url):
+        with study_errors(self.url):
+            same = {PLAN: attributes[PLAN], _PROCESS: attributes[_PROCESS]}
+            running = (one for one in self._trials() if one.state == TrialState.RUNNING)
+            there = [one for one in running if same.items() <= one.user_attrs.items()]
+            if there:  # made before a connection was cut
+                return self._trial_id(there[-1])
             return self._storage.create_new_trial(self._study_id, template_trial=trial)
 
+    @patient
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
-        with study_errors(self._url):
+        with study_errors(self.url):
             trial_id = self._moved.get(trial_id, trial_id)
+            if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
+                return self._draw()
             if row["status"] == "ok":
                 trial_id = self._suited(trial_id, row)
             for name, value in {**_results(row), **more}.items():
@@ -134,10 +153,13 @@ class MeasuredStudy:
             self._storage.set_trial_state_values(trial_id, state, values if good else None)
             self._draw()
 
+    @patient
     def lose(self, trial_id: int, why: str, left: bool = False) -> None:
         """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
-        with study_errors(self._url):
+        with study_errors(self.url):
             trial_id = self._moved.get(trial_id, trial_id)
+            if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
+                return
             for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
             self._note(trial_id, ())

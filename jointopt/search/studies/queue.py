@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -19,12 +20,13 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from jointopt.core.errors import UsageError
+from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.schema import Columns
 from jointopt.runs.database import without_password
+from jointopt.runs.outages import patience, patient, wait_out
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.display import show
-from jointopt.search.studies.storage import Storage, made_study
+from jointopt.search.studies.storage import Storage, made_study, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, WORKER, constraint, is_shared, objective_values, results
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 LEASE = "jointopt:lease:"  # attributes of the study, by worker: until when its trials are its own, see `Storage.now`
 ERROR = "error"  # attribute of a trial that ended without a result: type and message of what was raised
+_LEAVE_S = 5.0  # that a worker waits for the database when it leaves
 _LONGEST_S = 3600.0  # no worker's lease is longer
 UNFINISHED = (TrialState.WAITING, TrialState.RUNNING)
 
@@ -46,18 +49,26 @@ class Queue:
         self, url: str, name: str, identity: Mapping[str, Any], *, lease_s: float = 60.0,
         goals: tuple[str, ...] = OBJECTIVES,
     ) -> None:  # fmt: skip
-        self.name, self.lease_s, self.goals, self._url = name, lease_s, goals, url
+        self.name, self.lease_s, self.goals, self.url = name, lease_s, goals, url
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._storage = Storage(url)
+        self._storage = wait_out(url, self._opened)
         if self._storage.dialect not in ("sqlite", "postgresql"):
             raise UsageError(
                 f"Workers cannot share a study in {without_password(url)!r}; expected a PostgreSQL URL such as "
                 f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
             )
-        with self._storage.alone(name):
+        self._join(identity)
+
+    @patient
+    def _join(self, identity: Mapping[str, Any]) -> None:
+        with study_errors(self.url), self._storage.alone(self.name):
             self.study = self._joined(identity)
-            self._study_id = self._storage.rdb.get_study_id_from_name(name)
+            self._study_id = self._storage.rdb.get_study_id_from_name(self.name)
             self._renew(self._storage)
+
+    def _opened(self) -> Storage:
+        with study_errors(self.url):
+            return Storage(self.url)
 
     def _joined(self, identity: Mapping[str, Any]) -> optuna.Study:
         """The study of this name, made where it is missing; UsageError where it is of another search."""
@@ -74,13 +85,16 @@ class Queue:
             )
         return study
 
+    @patient
     def trials(self) -> list[FrozenTrial]:
         """The workers' trials by number, and none that others added with Optuna.
 
         Of the finished ones only new ones are read from the database.
         """
-        return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
+        with study_errors(self.url):
+            return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
 
+    @patient
     def claim(
         self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]], begun: Collection[int] = ()
     ) -> list[FrozenTrial]:
@@ -88,7 +102,7 @@ class Queue:
 
         ``begun``: numbers of this worker's own that are on their way.
         """
-        with self._storage.alone(self.name):
+        with study_errors(self.url), self._storage.alone(self.name):
             trials = self.trials()
             if free := [trial for trial in self._free(trials) if trial.number not in begun][:count]:
                 for trial in free:
@@ -112,21 +126,24 @@ class Queue:
             trial
             for trial in unfinished
             if trial.state == TrialState.WAITING
+            or trial.user_attrs[WORKER] == self.worker  # claimed as a connection was cut
             or not now <= known.get(LEASE + trial.user_attrs[WORKER], 0.0) <= latest
         ]
 
+    @patient
     def finish(self, numbers: Sequence[int], plans: Columns) -> int:
         """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's."""
         done = 0
-        with self._storage.together():
+        with study_errors(self.url), self._storage.together():
             for row, number in enumerate(numbers):
                 attributes, values = results(plans, row), objective_values(plans, row, self.goals)
                 done += self._end(number, TrialState.COMPLETE, attributes, constraint(plans, row), values)
         return done
 
+    @patient
     def fail(self, number: int, error: str) -> int:
         """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
-        with self._storage.together():
+        with study_errors(self.url), self._storage.together():
             return int(self._end(number, TrialState.FAIL, {ERROR: error}))
 
     def _end(
@@ -163,7 +180,12 @@ class Queue:
 
     def give_back(self) -> None:
         """Lets everything that this worker holds wait for others; for a worker that leaves."""
-        with self._storage.alone(self.name):
+        with patience(_LEAVE_S), suppress(OutageError):  # its lease ends by itself
+            self._give_back()
+
+    @patient
+    def _give_back(self) -> None:
+        with study_errors(self.url), self._storage.alone(self.name):
             for trial in self.trials():
                 if trial.state == TrialState.RUNNING and trial.user_attrs[WORKER] == self.worker:
                     self._storage.rdb.set_trial_state_values(self._trial_id(trial.number), TrialState.WAITING)
@@ -172,16 +194,17 @@ class Queue:
         storage = None
         while not stop.wait(self.lease_s / 4.0):
             try:
-                storage = storage or Storage(self._url)
+                storage = storage or Storage(self.url)
                 with storage.together():
                     self._renew(storage)
-            except (SQLAlchemyError, OSError, optuna.exceptions.OptunaError):
+            except (SQLAlchemyError, sqlite3.Error, OSError, optuna.exceptions.OptunaError):
                 continue  # it may be back before the lease ends; if not, others take over
 
     def _renew(self, storage: Storage) -> None:
         storage.rdb.set_study_system_attr(self._study_id, LEASE + self.worker, storage.now() + self.lease_s)
 
+    @patient
     def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:
         """Sets what the dashboard shows of the study: its note, and these finished plans."""
-        with self._storage.alone(self.name):
+        with study_errors(self.url), self._storage.alone(self.name):
             show(self._storage.rdb, self.name, plans, note, numbers, goals=self.goals)

@@ -12,6 +12,7 @@ import optuna
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.runs.database import has_table, without_password
+from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, DOCUMENT, PLANS
@@ -30,6 +31,10 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
     runs (attribute ``kind``) what was measured. UsageError where the storage or the study is missing, or of another
     kind.
     """
+    return wait_out(url, lambda: _read(url, name))
+
+
+def _read(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     with study_errors(url):
         study = _known_study(url, name)
         attributes = dict(study.user_attrs)
@@ -76,15 +81,19 @@ def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
 
 def read_document(url: str, name: str) -> str:
     """The proposal that a study was stored with, as JSON; UsageError where there is none."""
-    with study_errors(url):
-        _known_study(url, name)
-        text = "".join(_held(url, name, DOCUMENT))
+    text = wait_out(url, lambda: _document(url, name))
     if not text:
         raise UsageError(
             f"The study {name!r} holds no whole proposal: it is of workers, of real runs or of an older jointopt; run "
             f"`jointopt propose` again."
         )
     return zlib.decompress(base64.b64decode(text)).decode()
+
+
+def _document(url: str, name: str) -> str:
+    with study_errors(url):
+        _known_study(url, name)
+        return "".join(_held(url, name, DOCUMENT))
 
 
 def _held(url: str, name: str, prefix: str) -> list[str]:

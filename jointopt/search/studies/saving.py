@@ -13,13 +13,14 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
+from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
@@ -28,6 +29,7 @@ from jointopt.spec.plans.clocks import stage_clocks_to_text
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
 MAX_TRIALS = 20  # Optuna takes some 30 SQL statements for each, 8 to 15 ms of CPU on a free core
 FRONT_SHARE = 0.75  # of the trials: at most so many are the front's, evenly along it
@@ -59,25 +61,39 @@ def save_study(
     facts = {"job_hash": job_hash, "seed": seed, **(attributes or {})}
     facts[COMPLETE] = hashlib.sha256(held.encode()).hexdigest()[:16]
     first = f"{name}-{job_hash[:8]}" if versioned else name
-    with study_errors(storage if isinstance(storage, str) else storage.url):
-        storage = Storage(storage) if isinstance(storage, str) else storage
-        with storage.alone(first):
-            for title in numbered(first):
-                there = _attributes(storage.rdb, title)
-                if there is None:
-                    break
-                if all(there.get(key) == facts[key] for key in ("job_hash", COMPLETE)):
-                    return title
-            study = made_study(storage.rdb, title, goals)
-            study.add_trials(trials)
-            note = f"{note}\n{_share(len(rows), len(plans['slack']))}"
-            show(storage.rdb, title, shown, note, range(len(trials)), background=plans, goals=goals)
-            set_attributes(storage.rdb, title, pieces(PLANS, json.dumps(_mapping(_choices(plans, rows, goals)))))
-            if document is not None:
-                set_attributes(storage.rdb, title, pieces(DOCUMENT, compressed(document)))
-            for key, value in facts.items():
-                study.set_user_attr(key, value)
-            return title
+    url = storage if isinstance(storage, str) else storage.url
+
+    def saved() -> str:
+        with study_errors(url):
+            to = Storage(storage) if isinstance(storage, str) else storage
+            with to.alone(first):
+                for title in numbered(first):
+                    there = _attributes(to.rdb, title)
+                    if there is None:
+                        break
+                    if all(there.get(key) == facts[key] for key in ("job_hash", COMPLETE)):
+                        return title
+                _write(to.rdb, title, plans, rows, trials, goals, note, document, facts)
+                return title
+
+    return wait_out(url, saved)
+
+
+def _write(
+    rdb: BaseStorage, title: str, plans: Columns, rows: Ints, trials: Sequence[FrozenTrial], goals: tuple[str, ...],
+    note: str, document: Mapping[str, Any] | None, facts: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Make a study of some ``rows`` of the plans, its facts last."""
+    shown = take(plans, rows)
+    study = made_study(rdb, title, goals)
+    study.add_trials(trials)
+    note = f"{note}\n{_share(len(rows), len(plans['slack']))}"
+    show(rdb, title, shown, note, range(len(trials)), background=plans, goals=goals)
+    set_attributes(rdb, title, pieces(PLANS, json.dumps(_mapping(_choices(plans, rows, goals)))))
+    if document is not None:
+        set_attributes(rdb, title, pieces(DOCUMENT, compressed(document)))
+    for key, value in facts.items():
+        study.set_user_attr(key, value)
 
 
 def compressed(document: Mapping[str, Any]) -> str:

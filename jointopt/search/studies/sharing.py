@@ -7,6 +7,7 @@ then. A lone worker that is killed and started again once its lease is over goes
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,6 +20,7 @@ from optuna.trial import TrialState
 
 from jointopt.core.errors import JointOptError, LauncherError, OutOfMemoryError, RunFailedError
 from jointopt.core.schema import Columns, Ints
+from jointopt.runs.outages import patience
 from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import first_impossible, front_of, take
@@ -61,7 +63,8 @@ def share(
     with study_errors(url):
         queue = Queue(url, name, identity, lease_s=lease_s, goals=problem.goals)
         worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once, out_with)
-        worker.run()
+        with patience(math.inf):  # others may wait for what it holds
+            worker.run()
         finished = [trial for trial in worker.queue.trials() if is_evaluated(trial)]
         plans = problem.describe(worker.plans(finished))
         if finished:

@@ -17,17 +17,31 @@ import sqlalchemy as sa
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.runs.database import TABLES, database_errors, file_of, in_turn, now_s, open_database, private_file
+from jointopt.runs.database import (
+    LOCK_WAIT_S,
+    TABLES,
+    database_errors,
+    file_of,
+    in_turn,
+    now_s,
+    open_database,
+    private_file,
+)
+from jointopt.runs.outages import wait_out
 
-LOCK_WAIT_S = 30  # SQLite lets one writer in; the others wait
+_MADE_WITHIN_S = 30  # the tables of a database, by another program
 
 
 def prepare_storage(url: str) -> Storage | None:
     """The storage, opened and found writable before a study is worked out; None where it lives in memory.
 
-    UsageError where the database cannot be opened or written.
+    UsageError where the database cannot be opened or written, OutageError where that lasts (`wait_out`).
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return wait_out(url, lambda: _prepared(url))
+
+
+def _prepared(url: str) -> Storage | None:
     with study_errors(url):
         storage = Storage(url)
         if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
@@ -154,13 +168,19 @@ class Storage:
 
 
 def open_storage(url: str, engine_kwargs: dict[str, Any] | None = None) -> RDBStorage:
-    """The storage of a URL, its tables made where they are missing; of several processes that make them, all win."""
+    """The storage of a URL, its tables made where they are missing; of several processes that make them, all win.
+
+    ``engine_kwargs``: by default SQLite is waited for as elsewhere, and cut connections to a server are replaced.
+    """
     is_new = (file := file_of(url)) is not None and not file.exists()
     private_file(url)
     shared = _parsed(url).get_backend_name() == "postgresql"
     if file is not None and not is_new:
         with suppress(SQLAlchemyError), open_database(url).connect():
             pass  # where its measurements are of a newer version, a UsageError
+    if engine_kwargs is None:
+        of_file = _parsed(url).get_backend_name() == "sqlite"
+        engine_kwargs = {"connect_args": {"timeout": LOCK_WAIT_S}} if of_file else {"pool_pre_ping": True}
     with in_turn(open_database(url), TABLES) if shared else nullcontext():
         return _opened(url, engine_kwargs, is_new)
 
@@ -172,7 +192,7 @@ def _opened(url: str, engine_kwargs: dict[str, Any] | None, is_new: bool) -> RDB
     Optuna looks whether a table or its version is there and makes it, which is not one step; on a loaded machine its
     maker may be seconds between two of them.
     """
-    until = time.monotonic() + LOCK_WAIT_S
+    until = time.monotonic() + _MADE_WITHIN_S
     while True:
         try:
             return RDBStorage(url, engine_kwargs, skip_compatibility_check=is_new)

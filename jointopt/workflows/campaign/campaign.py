@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from jointopt.measure.launchers.base import Launcher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import result
+from jointopt.runs.outages import PATIENCE_S
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.power_unit import REFUSED
@@ -134,18 +136,39 @@ class Campaign:
 
         Raises LauncherError where no run ``has_begun``.
         """
+        wait_s = PATIENCE_S
         try:
-            return work()
+            stopped = work()
         except KeyboardInterrupt:
-            return "interrupted"
+            stopped, wait_s = "interrupted", 0.0
         except SystemExit:
-            _log.info(TERMINATED)
+            wait_s = 0.0
             raise
         except (LauncherError, DeviceError) as error:
             if not has_begun():
                 raise
             self.give_up(f"No further run could be started: {error}")
-            return "failed"
+            stopped = "failed"
+        finally:
+            unstored = self._settle(wait_s)
+            if isinstance(sys.exception(), SystemExit):
+                nowhere = "" if self.record.store else "No storage was given that keeps runs."
+                _log.info(f"Ended by a signal. {unstored or nowhere}" if unstored or nowhere else TERMINATED)
+        return "failed" if unstored and stopped != "interrupted" else stopped
+
+    def _settle(self, wait_s: float) -> str:
+        """Have the store take what waits in files; why it does not, in words, which are noted."""
+        try:
+            unstored = self.record.settle(wait_s)
+        except KeyboardInterrupt:  # of somebody who does not want to wait for the database
+            unstored = self.record.settle(0.0)
+        if unstored and not self.unstored:
+            self.unstored = self.record.unstored
+            self.give_up(unstored)
+        elif self.unstored and not unstored:
+            self.unstored = 0
+            self.note("The store has all runs now.")
+        return unstored
 
 
 def outcome(run: MeasuredRun) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jointopt.core.errors import LauncherError, UsageError
+from jointopt.core.errors import LauncherError, OutageError, UsageError
 from jointopt.core.schema import STATUSES, Columns
 from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Report, run_all
 from jointopt.spec.catalog.gpus import gpu_id
@@ -24,11 +26,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.runs.reservations import Reservation, Reservations
+    from jointopt.runs.spill import Spill
     from jointopt.runs.store import Store
     from jointopt.search.studies.measured import MeasuredStudy
 
 
+_log = logging.getLogger(__name__)
 _MOST_RELATED = 20_000  # stored runs that a campaign begins with
+T = TypeVar("T")
+_WAIT_S = 2.0  # for a database before runs go on without it
+_RESERVE_WAIT_S = 10.0  # before plans are run that are not reserved
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,10 @@ class Others:
 class Record:
     """The place that keeps the runs of a job; none without ``storage`` (a database URL).
 
-    The store is what counts: where it cannot be written a run records it in `Done.trouble`. The study is a view for
-    people: where it cannot be written, ``note`` is called once and runs go on.
+    A run that has ended is written to a file (`Spill`) before anything else is done with it, and stays there until the
+    store has it. While the database is away (`OutageError`) runs go on, and what is owed to it is paid when it is back.
+    Where the store cannot be written otherwise, a run records it in `Done.trouble`. The study is a view for people:
+    where it cannot be written, ``note`` is called once and runs go on.
     """
 
     def __init__(self, job: Job, storage: str | None, origin: str, note: Callable[[str], None]) -> None:
@@ -75,17 +84,27 @@ class Record:
         self.store: Store | None = None
         self._before: dict[str, int] = {}  # runs of plans that had ended when this process began
         self._mine: set[str] = set()  # plans that this process has run
+        self._others = Others()  # as last seen
+        self._related: pd.DataFrame | None = None  # as last read
+        self._spill: Spill | None = None
+        self._safe = 0  # of the rows, those that the store took: they are in no file
+        self._unkept = 0  # of the rows after these, those that no file took
+        self._launcher = ""
+        self._owed: list[Callable[[], None]] = []  # to reservations and study, in order
+        self._away_s: float | None = None  # since when the database is away, by the monotonic clock
         self._text = dump_job(job)
         self._hash = hashlib.sha256(self._text.encode()).hexdigest()
         if storage is not None:
             from jointopt.runs.reservations import Reservations
+            from jointopt.runs.spill import Spill
             from jointopt.runs.store import Store
 
+            self._spill = Spill(storage, origin)
             self._reservations = Reservations(storage, self._hash)  # before the store is read
             self._before = {plan: one.runs for plan, one in self._reservations.look().items()}
             self.store = Store(storage)
             if taken := self.store.take_in():
-                note(f"{taken} runs that could not be stored before are in the store now.")
+                note(f"{taken} runs that earlier commands had kept in files are in the store now.")
 
     @property
     def study_name(self) -> str | None:
@@ -119,41 +138,82 @@ class Record:
 
         names = candidates["gpu"].unique() if "gpu" in candidates else ()
         related = related_to({gpu_id(str(name)) for name in names})
-        return self.store.read(Wanted(related, _MOST_RELATED, distance=distance_from([self._job])))
+        wanted = Wanted(related, _MOST_RELATED, distance=distance_from([self._job]))
+        if not self._rows:
+            return self.store.read(wanted)
+        with suppress(OutageError):
+            self._related = self._reached(functools.partial(self.store.read, wanted), probes=True)
+        return candidates.iloc[:0] if self._related is None else self._related
 
     def reserve(self, plan: Mapping[str, Any], again: bool = False) -> bool:
         """Reserve a plan (a record) for this process; False where another runs it, or has run it meanwhile.
 
         ``again``: also where two processes that ran it have died.
         """
-        return bool(self._shared(lambda shared: shared.take(record_text(plan), again), True))
+        waited_s = 0.0 if self._away_s is None else time.monotonic() - self._away_s
+        taken = self._shared(
+            lambda shared: shared.take(record_text(plan), again), True, max(_RESERVE_WAIT_S - waited_s, 0.0)
+        )
+        return bool(taken)
 
     def others(self) -> Others:
-        """Plans that other processes run, have run since this one began, or have died of.
+        """Plans that other processes run, have run since this one began, or have died of, as far as is known.
 
         Runs that have ended by now count as known: their results are to be read from the store after this.
         """
-        found: Collection[Reservation] = self._shared(lambda shared: shared.look().values(), ())
-        return Others(
-            running=frozenset(one.plan for one in found if one.elsewhere),
-            ended=frozenset(one.plan for one in found if one.runs > self._before.get(one.plan, 0)) - self._mine,
-            fatal=frozenset(one.plan for one in found if one.abandoned and one.lost > 0),
-        )
+        found: Collection[Reservation] | None = self._shared(lambda shared: shared.look().values(), None, _WAIT_S)
+        if found is not None:
+            self._others = Others(
+                running=frozenset(one.plan for one in found if one.elsewhere),
+                ended=frozenset(one.plan for one in found if one.runs > self._before.get(one.plan, 0)) - self._mine,
+                fatal=frozenset(one.plan for one in found if one.abandoned and one.lost > 0),
+            )
+        return self._others
 
     def freed(self) -> bool:
         """Wait for runners of other machines that may be dead; whether a plan of theirs is free now."""
         return bool(self._shared(lambda shared: shared.freed(), False))
 
-    def _shared(self, act: Callable[[Reservations], Any], alone: Any) -> Any:
-        """``act`` on the reservations; ``alone`` without them, or where they cannot be used any more."""
-        if self._reservations is None:
+    def _shared(self, act: Callable[[Reservations], Any], alone: Any, wait_s: float = 0.0) -> Any:
+        """``act`` on the reservations; ``alone`` without them, while they are away, or where they cannot be used."""
+        if (reservations := self._reservations) is None:
             return alone
         try:
-            return act(self._reservations)
+            return self._reached(lambda: act(reservations), wait_s, probes=wait_s > 0.0)
+        except OutageError:
+            return alone
         except UsageError as error:
             self._reservations = None
             self._note(f"Plans are not reserved any more, so that other processes may run them too: {error}")
             return alone
+
+    def _reached(self, act: Callable[[], T], wait_s: float = _WAIT_S, probes: bool = False) -> T:
+        """The result of ``act`` on the database. OutageError where that is away, which is logged once.
+
+        Once it is away, an act that ``probes`` tries it, and all others fail at once.
+        """
+        from jointopt.runs.outages import patience
+
+        if self._away_s is not None and not probes:
+            raise OutageError("the database was away a moment ago")
+        try:
+            with patience(wait_s):
+                found = act()
+        except OutageError as error:
+            if self._away_s is None:
+                self._away_s = time.monotonic()
+                files = ", ".join(map(str, self._files))
+                _log.warning("%s Runs go on meanwhile%s.", error, f"; what has ended is kept in {files}" * bool(files))
+            raise
+        if self._away_s is not None:
+            _log.info("The database answers again after %.0f s.", time.monotonic() - self._away_s)
+            self._away_s = None
+        return found
+
+    @property
+    def _files(self) -> list[Any]:
+        """Files that hold runs which the store may not have."""
+        return [] if self._spill is None else self._spill.files
 
     def unfinished(self) -> dict[str, Any] | None:
         """The state that an earlier process left by `progress` and did not finish."""
@@ -161,15 +221,18 @@ class Record:
 
     def progress(self, state: Mapping[str, Any]) -> None:
         """Remember ``state`` in case that this process is killed."""
-        self._in_study(lambda study: study.go(state))
+        with suppress(OutageError):
+            self._in_study(lambda study: study.go(state))
 
     def pause(self, state: Mapping[str, Any]) -> None:
         """Remember ``state`` for the process that continues."""
-        self._in_study(lambda study: study.pause(state))
+        with suppress(OutageError):
+            self._in_study(lambda study: study.pause(state))
 
     def finish(self) -> None:
         """Nothing is left to be continued."""
-        self._in_study(lambda study: study.go(None))
+        with suppress(OutageError):
+            self._in_study(lambda study: study.go(None))
 
     def left(self, launcher: Launcher) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(plan record, attributes of its trial) of runs that a killed process of the same origin has begun.
@@ -191,7 +254,8 @@ class Record:
         Whatever ends the runs otherwise passes through, with the trials of those that have not ended given up.
         """
         begun: dict[int, tuple[Queued, int | None]] = {}  # by place, with the trial
-        runs = run_all(launcher, self._job, self._begun(launcher, queue, begun), report)
+        self._launcher = launcher.name
+        runs = run_all(launcher, self._job, self._begun(queue, begun), report)
         why, left = "the runs were given up", False
         try:
             for run in runs:
@@ -208,19 +272,25 @@ class Record:
         finally:
             runs.close()
             for queued, trial in begun.values():
-                self._reserved(queued.plan, ran=False)
-                if trial is not None:
-                    self._in_study(lambda study, trial=trial: study.lose(trial, why, left))  # type: ignore[misc]
+                with suppress(OutageError):
+                    self._end_reservation(queued.plan, ran=False)
+                    if trial is not None:
+                        self._in_study(lambda study, trial=trial: study.lose(trial, why, left))  # type: ignore[misc]
 
     def _begun(
-        self, launcher: Launcher, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
+        self, queue: Iterable[Queued], begun: dict[int, tuple[Queued, int | None]]
     ) -> Iterator[Mapping[str, Any]]:
         """Rows for the launcher, with a trial made of each; ``begun`` is filled."""
         for place, each in enumerate(queue):
-            about = {"round": each.round, "launcher": launcher.name, "origin": self._origin, **each.attributes}
-            begin = functools.partial(_begin, queued=each, attributes=about)
-            begun[place] = each, self._in_study(begin)
+            begun[place] = each, None
+            with suppress(OutageError):
+                begin = functools.partial(_begin, queued=each, attributes=self._about(each))
+                begun[place] = each, self._in_study(begin)
             yield each.question
+
+    def _about(self, queued: Queued) -> dict[str, Any]:
+        """Attributes of the trial of a run."""
+        return {"round": queued.round, "launcher": self._launcher, "origin": self._origin, **queued.attributes}
 
     def _kept(
         self, run: Ended, queued: Queued, trial: int | None,
@@ -229,59 +299,130 @@ class Record:
         row = {**queued.question, **run.row}
         row["status"] = row["status"] if row.get("status") in STATUSES else "failed"
         trouble = self._stored({name: value for name, value in row.items() if name != "failure"})
-        self._reserved(queued.plan, ran=True)
-        if trial is not None:
+        self._mine.add(record_text(queued.plan))
+        self._owed.append(lambda: self._end_reservation(queued.plan))
+        if self._study is not None:
             seconds = float(np.round(run.seconds, 2))
-            self._in_study(lambda study: study.end(trial, row, broken_by(row), run_seconds=seconds))
+            self._owed.append(lambda: self._show(queued, trial, row, broken_by(row), seconds))
+        self._pay()
         return Done(row, run.seconds, trouble)
 
     def _stored(self, row: Mapping[str, Any]) -> str:
-        """Stores a measurement; an interrupt meanwhile waits until the row is safe (adding it twice is once).
+        """Keep a measurement: in a file first, and then in the store; why it is in neither, or not stored, in words.
 
         The rows before it are offered again: somebody may have removed the database meanwhile.
         """
         if self.store is None:
             return ""
-        import pandas as pd
-
         self._rows.append(dict(row))
-        frame = pd.DataFrame(self._rows)
         try:
             try:
-                self.store.add(frame, self._origin)
-            except KeyboardInterrupt:
-                self.store.add(frame, self._origin)
+                self._keep_in_file([row])
+            except (KeyboardInterrupt, SystemExit):  # wait until the row is safe; twice there is once in the store
+                self._keep_in_file([row])
                 raise
+            self._offer()
+        except OutageError as error:
+            return f"{error} No file takes the run either." if self._unkept else ""
         except UsageError as error:
-            return f"{error} {self._spilled(frame)}".strip()
+            if self._safe:  # what this database took may be lost with it
+                self._keep_in_file(self._rows[: self._safe])
+                self._safe = 0
+            files = ", ".join(map(str, self._files))
+            kept = f"The run is kept in {files}, which the next start takes in." if files and not self._unkept else ""
+            return f"{error} {kept}".strip()
         return ""
 
-    def _spilled(self, frame: pd.DataFrame) -> str:
-        """Keep rows in a file until a database takes them, those too that this one has taken and may have lost."""
+    def _keep_in_file(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows to a file, where one takes them."""
+        import pandas as pd
+
         from jointopt.runs.cells import json_rows
-        from jointopt.runs.spill import spill
 
-        files = [spill(str(self._url), row, self._origin) for row in json_rows(frame)]
-        return "" if files[-1] is None else f"The run is kept in {files[-1]}, which the next start takes in."
+        self._unkept += len(rows)
+        for row in json_rows(pd.DataFrame(rows)):
+            if self._spill is not None and self._spill.keep(row) is not None:
+                self._unkept -= 1
 
-    def _reserved(self, plan: Mapping[str, Any], ran: bool) -> None:
+    def _offer(self) -> None:
+        """Have the store take all rows; files are not needed then."""
+        import pandas as pd
+
+        if self.store is not None and self._spill is not None:
+            self._reached(functools.partial(self.store.add, pd.DataFrame(self._rows), self._origin), probes=True)
+            self._safe, self._unkept = len(self._rows), 0
+            self._spill.clear()
+
+    @property
+    def unstored(self) -> int:
+        """Number of runs of this process that the store is not known to have."""
+        return len(self._rows) - self._safe if self.store is not None else 0
+
+    def settle(self, wait_s: float) -> str:
+        """Pay what is owed to the database, waiting for at most so long; where runs are that it has not, in words."""
+        from jointopt.runs.outages import patience, wait_out
+
+        words = ""
+        if self._spill is not None and (self.unstored or self._owed):
+            files, left = ", ".join(map(str, self._files)), self.unstored
+            kept = f"runs are kept in {files}" if files and not self._unkept else ""
+            try:
+                with patience(wait_s):
+                    wait_out(str(self._url), self._offer, kept)
+                self._pay()
+            except (OutageError, UsageError) as error:
+                words = _where(error, left, self._unkept, files) if left else ""
+        if self._spill is not None:
+            self._spill.close()
+        return words
+
+    def _pay(self) -> None:
+        """Do what is owed to reservations and study, in order, as far as the database is there."""
+        while self._owed and self._away_s is None:
+            try:
+                self._owed[0]()
+            except OutageError:
+                return
+            self._owed.pop(0)
+
+    def _end_reservation(self, plan: Mapping[str, Any], ran: bool = True) -> None:
         """End the reservation of a plan; where that cannot be written, it ends by itself with this process."""
-        if self._reservations is not None:
+        if (reservations := self._reservations) is not None:
             with suppress(UsageError):
-                self._reservations.end(record_text(plan), ran)
-        if ran:
-            self._mine.add(record_text(plan))
+                self._reached(lambda: reservations.end(record_text(plan), ran))
+
+    def _show(
+        self, queued: Queued, trial: int | None, row: Mapping[str, Any], broken: tuple[str, ...], seconds: float
+    ) -> None:
+        """End the trial of a run; one that could not be begun is made now."""
+        if trial is None:
+            trial = self._in_study(functools.partial(_begin, queued=queued, attributes=self._about(queued)))
+        if trial is not None:
+            self._in_study(lambda study: study.end(trial, row, broken, run_seconds=seconds))
 
     def _in_study(self, act: Callable[[MeasuredStudy], Any]) -> Any:
-        """``act`` on the study; None where there is none, or where it cannot be written any more."""
-        if self._study is None:
+        """``act`` on the study; None where there is none, or where it cannot be written any more.
+
+        OutageError while it is away.
+        """
+        if (study := self._study) is None:
             return None
         try:
-            return act(self._study)
+            return self._reached(lambda: act(study))
         except UsageError as error:
             self._study = None
-            self._note(f"The study shows no further runs, the store keeps them: {error}")
+            self._note(f"The study shows no further runs: {error}")
             return None
+
+
+def _where(error: Exception, left: int, unkept: int, files: str) -> str:
+    """Sentences on so many runs ``left`` that a database has not taken, of which some are ``unkept`` in no file."""
+    kept = f" {_count(left - unkept)} kept in {files}, which the next start takes in." if left > unkept else ""
+    return f"{error}{kept}" + (f" {_count(unkept)} kept nowhere." if unkept else "")
+
+
+def _count(runs: int) -> str:
+    return "1 run is" if runs == 1 else f"{runs} runs are"
 
 
 def plan_keys(plans: Iterable[Mapping[str, Any]]) -> list[str]:

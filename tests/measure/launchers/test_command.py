@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,34 @@ def test_a_run_that_fails_is_a_row_that_says_how(job: Job, code: str, status: st
 def test_a_disk_that_fills_up_is_named_where_the_log_cannot_record_it(job: Job, small_disk: Path) -> None:
     row = run(job, "print('x' * 100_000, flush=True)", logs=small_disk)
     assert (row["status"], row["notes"].split("; ")[0]) == ("failed", "the disk is full")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os, shutil; shutil.rmtree(os.path.dirname(sys.argv[1]))", "the folder of the run is gone"),
+        ("import os; a = os.path.dirname(sys.argv[1]); os.rename(a, a + 'x')", "the folder of the run is gone"),
+        ("import os; a = os.path.dirname(sys.argv[1]); os.remove(a + '/log.txt')", "wrote no result file"),
+        ("import os; os.mkdir(sys.argv[1])", "wrote no result file"),
+        ("import os; os.symlink(sys.argv[1], sys.argv[1])", "wrote no result file"),
+        ("import os; a = os.path.dirname(sys.argv[1]) + '/log.txt'; os.remove(a); os.mkdir(a)", "wrote no result file"),
+        ("import os; a = os.path.dirname(sys.argv[1]); os.remove(a + '/log.txt'); sys.exit(3)", "exit code 3"),
+        ("import os; os.mkfifo(sys.argv[1])", "wrote no result file"),
+    ],
+)
+def test_what_a_program_does_to_the_files_of_its_run_is_its_own_failure(
+    job: Job, code: str, words: str, kept: bool, tmp_path: Path
+) -> None:
+    row = run(job, code, logs=tmp_path / "logs" if kept else None)
+    assert (row["status"], row["dp"]) == ("failed", 4)
+    assert words in row["notes"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_program_that_forbids_to_read_its_folder_has_failed(job: Job) -> None:
+    row = run(job, "import os; os.chmod(os.path.dirname(sys.argv[1]), 0)")
+    assert (row["status"], "permissions" in row["notes"]) == ("failed", True)
 
 
 def test_a_command_that_hangs_is_ended_at_its_limit(job: Job) -> None:
