@@ -83,7 +83,7 @@ def test_a_file_that_holds_no_plan_is_bad_usage(driver, tmp_path: Path, text: st
 def test_words_of_a_plan_are_answered_with_the_command_that_writes_their_file(driver) -> None:
     ran = here("exec", "--plan", "tp=2", "--", "true")
     assert ran.exit_code == 2
-    words = "got 'tp=2' (`jointopt explain JOB --plan 'tp=2' --json > plan.json` writes one)."
+    words = "got 'tp=2' (`jointopt explain JOB --plan tp=2 --json > plan.json` writes one)."
     assert f"--plan of exec takes a JSON file of select or explain; {words}" in " ".join(ran.stderr.split())
 
 

@@ -1,6 +1,7 @@
 """The command on what a real search has left behind."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_the_document_names_limits_relaxations_and_a_command_that_runs(source: l
     assert relaxed["relaxed_to"] == pytest.approx(1.05 * budget_of(place))
     assert relaxed["gain"] == pytest.approx(document["iteration_time_s"] - relaxed["iteration_time_s"])
     assert document["relaxations"]["cluster_power_kw"]["gain"] == 0
-    plan = document["next"].split('"')[1]
+    plan = shlex.split(document["next"])[-1]
     explained = run("explain", place / "job.yaml", "--plan", plan, "--surrogate", "none", "--json").stdout
     assert json.loads(explained)["facility_energy_j"] == pytest.approx(document["facility_energy_j"])
 

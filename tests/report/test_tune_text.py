@@ -104,7 +104,7 @@ def test_a_run_over_a_bound_has_a_status_and_a_legend_that_names_the_bound(make_
 
 def test_no_text_and_no_document_has_the_password_of_a_storage(make_tuned: Callable[..., Tuned]) -> None:
     tuned = make_tuned(storage="postgresql+psycopg://me:secret@host/runs", study_name="a-study")
-    assert "jointopt dashboard --storage postgresql+psycopg://me:***@host/runs --study a-study" in tuned.text()
+    assert "jointopt dashboard --storage 'postgresql+psycopg://me:***@host/runs' --study a-study" in tuned.text()
     assert "secret" not in tuned.text() + str(tuned.to_dict())
 
 

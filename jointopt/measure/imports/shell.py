@@ -21,8 +21,8 @@ from jointopt.core.quote import sh_word
 UNKNOWN = "§"
 MOST_CHARACTERS = 200_000  # of a script, as of a job file
 MOST_OF_A_VALUE = 2**16  # characters of a variable
-MOST_EXPANDED = 2**21  # characters that variables are replaced by, in all
-_MOST_HELD = 2**22  # characters looked at for the end of quotations and arrays of several lines, in all
+MOST_EXPANDED = 2**20  # characters that variables are replaced by, in all
+_MOST_HELD = 2**21  # characters looked at for the end of quotations and arrays of several lines, in all
 _MOST_OF_A_CONDITION = 4_000
 _MOST_OF_A_SUM, _MOST_OF_A_NUMBER = 1_000, 30
 _HEADER = re.compile(r"^#(?:SBATCH|PBS|FLUX:?)\s+(.*)$")

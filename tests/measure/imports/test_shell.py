@@ -133,7 +133,7 @@ def test_a_value_that_doubles_is_refused_with_its_line_in_no_time(line: str) -> 
 
 
 def test_values_that_are_long_together_are_refused_with_their_line() -> None:
-    with pytest.raises(JobError, match=r"^line 3: variables stand for more than 2,097,152 characters"):
+    with pytest.raises(JobError, match=r"^line 3: variables stand for more than 1,048,576 characters"):
         read_script(f"a={'x' * 60_000}\n\necho {'$a ' * 100}\n")
 
 
