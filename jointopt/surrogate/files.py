@@ -40,6 +40,7 @@ DAMAGED = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, OverflowError,
     zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError,  # the last two: of an array's header
     SystemError,  # of an array's text that is none
+    MemoryError,  # of an array that says to be larger than any memory
 )  # fmt: skip
 
 

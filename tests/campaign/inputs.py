@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,10 @@ def _surrogates() -> Kind:
                 surrogates.read)  # fmt: skip
 
 
+def _rebuilt() -> Kind:
+    return replace(_surrogates(), name="rebuilt")
+
+
 def _exports() -> Kind:
     from tests.campaign import exports
 
@@ -190,6 +194,7 @@ _KINDS: dict[str, Callable[[], Kind]] = {
     "calibrations": lambda: Kind("calibrations", ".yaml", (CALIBRATION.encode(),), _read_calibration),
     "logs": lambda: Kind("logs", ".txt", _logs(), _read_log),
     "surrogates": _surrogates,
+    "rebuilt": _rebuilt,
     "exports": _exports,
 }
 NAMES = tuple(_KINDS)
@@ -203,6 +208,10 @@ def kind_named(name: str) -> Kind:
 
 def inputs(kind: Kind) -> st.SearchStrategy[bytes]:
     """Changed files of a kind."""
+    if kind.name == "rebuilt":
+        from tests.campaign.rebuilt import rebuilt
+
+        return st.integers(0, 2**62).map(rebuilt)
     if kind.name == "surrogates":
         return st.sampled_from(kind.seeds).flatmap(_of_surrogates)
     if kind.name in ("jobs", "plans", "calibrations", "exports"):
