@@ -119,7 +119,7 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
     """
     import sqlalchemy
 
-    own = (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError, OSError, ValueError)
+    own = (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, ImportError, RuntimeError, OSError, ValueError)
     failures: tuple[type[Exception], ...] = (*own, *wrappers)
     try:
         yield

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jointopt.core.state import state_home
 from jointopt.runs.database import file_of
 
 
@@ -32,10 +33,13 @@ def spill(url: str, row: Mapping[str, Any], origin: str) -> Path | None:
 
 def spill_files(url: str) -> list[Path]:
     """The files in which rows of a database may wait: beside it, with this user's state, or with temporary files."""
-    key, file = hashlib.sha256(url.encode()).hexdigest()[:16], file_of(url)
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "spill"
-    beside = [] if file is None else [file.with_name(f"{file.name}.spill.jsonl")]
-    return [*beside, state / f"{key}.jsonl", Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{key}.jsonl")]
+    key, file = hashlib.sha256(os.fsencode(url)).hexdigest()[:16], file_of(url)
+    files = [] if file is None else [file.with_name(f"{file.name}.spill.jsonl")]
+    with suppress(OSError):
+        files.append(state_home() / "jointopt" / "spill" / f"{key}.jsonl")
+    with suppress(OSError):  # no folder takes temporary files
+        files.append(Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{key}.jsonl"))
+    return files
 
 
 def waiting(url: str) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:

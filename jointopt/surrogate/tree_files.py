@@ -163,7 +163,8 @@ def _tree_as_checked(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_read(values: list[Any], single: bool) -> list[Any]:
     """Numbers of the one kind that XGBoost's reader takes: another ends the process, or its message is pages long."""
-    return np.asarray(values, np.float32).tolist() if single else np.asarray(values, np.int64).tolist()
+    numbers: list[Any] = np.asarray(values, np.float32 if single else np.int64).tolist()
+    return numbers
 
 
 def _checked(path: Path, width: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _archive(content: bytes, draw: random.Random) -> bytes:
         if draw.random() < 0.25:  # all of them alike, so that they still belong together
             size = draw.choice((0, 1, 2, 59))
             arrays = {name: values[:size] if values.ndim else values for name, values in arrays.items()}
-        elif draw.random() < 0.2:
+        elif arrays and draw.random() < 0.2:
             arrays = _renamed(arrays, draw)
         elif arrays:
             name = draw.choice(sorted(arrays))
@@ -103,6 +103,8 @@ def _with_numbers(values: Array, draw: random.Random) -> Array:
     if values.dtype.kind in "US":
         words: Any = draw.choice(("", "|||", "a|b|c|d", "\x00", "☃" * 40, "nan"))
         return np.full(values.shape, words)
+    if values.dtype.kind not in "?iuf":
+        return out
     number = draw.choice(NUMBERS)
     if out.dtype.kind in "iu" and not np.iinfo(out.dtype).min <= number <= np.iinfo(out.dtype).max:
         out = out.astype(np.float64)
@@ -150,7 +152,10 @@ def _trees(content: bytes, draw: random.Random) -> bytes:
 def _change_nodes(tree: dict[str, Any], draw: random.Random) -> None:
     """An array of a tree's nodes with cycles, indices that are out of range, another length, or all of one number."""
     name = draw.choice(OF_NODES)
-    values, count = tree[name], len(tree[name])
+    values = tree.get(name)
+    if not isinstance(values, list) or not values:  # it was changed before
+        return
+    count = len(values)
     what = draw.choice(("node", "node", "node", "number", "shorter", "longer", "alike", "other", "swapped", "deep"))
     if what == "node":
         values[draw.randrange(count)] = draw.choice((-2, -1, 0, 1, count - 1, count, 2**31 - 1, 2**31, 2**63, 0.5))
