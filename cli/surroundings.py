@@ -74,7 +74,7 @@ def _plain_ascii(name: str) -> codecs.CodecInfo | None:
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:
-    """What stands in for characters that an encoding lacks, and where to go on: an error handler of `codecs`.
+    """Words that stand in for characters that an encoding lacks, and where to go on: an error handler of `codecs`.
 
     Readable ASCII, else an escape as in JSON (bytes of file names that are no UTF-8 too), which leaves JSON valid.
     """
@@ -92,7 +92,7 @@ def _stand_in(character: str) -> str:
 
 
 def sentence(error: OSError) -> str:
-    """What the system refused, where the library has no words for it."""
+    """The refusal of the system, where the library has no words for it."""
     if error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror or error}."
     if isinstance(error, FileNotFoundError) and not _has_working_folder():

@@ -25,7 +25,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group(most: Path, taken: Path) -> int | None:
-    """What a container may still take; its files may state ``max``, which is no limit."""
+    """Bytes that a container may still take; its files may state ``max``, which is no limit."""
     try:
         return max(int(most.read_text(encoding="ascii")) - int(taken.read_text(encoding="ascii")), 0)
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.campaign.inputs import inputs, kind_named, outcome
 from tests.campaign.kills import Field
 
-IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "exports")
+IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "exports", "rebuilt")
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)

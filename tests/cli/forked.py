@@ -62,7 +62,8 @@ class Forks:
     def run(self, folder: Path, words: Sequence[str], within: Surroundings) -> Ended:
         """How ``jointopt WORDS`` ends in that folder."""
         request = {"words": list(map(os.fsencode, words)), "folder": str(folder), **dataclasses.asdict(within)}
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         print(json.dumps(request, default=lambda raw: raw.decode("latin-1")), file=self._process.stdin, flush=True)
         return Ended(*json.loads(self._process.stdout.readline()))
 

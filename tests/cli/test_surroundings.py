@@ -95,7 +95,7 @@ def folder(prepared: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(prepared, tmp_path / "work"))
 
 
-def told(ended: Ended) -> bool:
+def is_answered(ended: Ended) -> bool:
     """Whether no traceback was printed, and an end of another code than 0 has its sentence."""
     spoke = ended.code == 0 or "Error: " in ended.err or "Fault: " in ended.out
     return spoke and ended.code in (0, 1, 2) and "Traceback" not in ended.out + ended.err
@@ -123,7 +123,7 @@ def test_an_answer_that_cannot_be_printed_is_an_exit_code_and_a_sentence(
     verb: str, within: Surroundings, forks: Forks, folder: Path
 ) -> None:
     ended = forks.run(folder, VERBS[verb], within)
-    assert (ended.code, told(ended), "tandard output" in ended.err) == (2, True, True), ended.err
+    assert (ended.code, is_answered(ended), "tandard output" in ended.err) == (2, True, True), ended.err
     assert ended.err.count("\n") == 1 + ("of the best" in ended.err) or verb == "tune"
 
 
@@ -141,7 +141,7 @@ def test_no_file_has_the_number_of_a_closed_stream(forks: Forks, folder: Path) -
 @pytest.mark.parametrize("verb", VERBS)
 def test_in_a_folder_that_was_removed_a_command_works_or_says_so(verb: str, forks: Forks, folder: Path) -> None:
     ended = forks.run(folder, VERBS[verb], Surroundings(removed=True))
-    assert told(ended), ended.err
+    assert is_answered(ended), ended.err
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_on_a_disk_without_room_a_command_says_so(verb: str, forks: Forks, prepa
         shutil.copy(prepared / name, small_disk)
     (small_disk / "fill").write_bytes(bytes(45_000))
     ended = forks.run(small_disk, VERBS[verb], Surroundings({"TMPDIR": str(small_disk)}))
-    assert told(ended), ended.err
+    assert is_answered(ended), ended.err
 
 
 @pytest.mark.parametrize("verb", ["propose", "ingest", "predict", "export", "check a store", "back up a store", "tune"])
@@ -161,7 +161,7 @@ def test_on_a_disk_that_can_only_be_read_a_command_says_so(
 ) -> None:
     shutil.copy(prepared / "runs.csv", small_disk)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert told(ended := forks.run(small_disk, VERBS[verb], Surroundings())), ended.err
+    assert is_answered(ended := forks.run(small_disk, VERBS[verb], Surroundings())), ended.err
 
 
 @pytest.mark.parametrize("verb", ["ingest", "check a store", "back up a store", "explain", "tune"])
@@ -192,7 +192,7 @@ def test_of_a_damaged_database_there_is_an_answer_or_a_sentence(seed: int, forks
     file = folder / "jointopt.db"
     file.write_bytes(content := damaged(file.read_bytes(), seed))
     for verb in ("check a store", "export a store", "back up a store", "ingest", "repair a store", "check a store"):
-        assert told(ended := forks.run(folder, VERBS[verb], Surroundings())), f"{verb}: {ended.err}"
+        assert is_answered(ended := forks.run(folder, VERBS[verb], Surroundings())), f"{verb}: {ended.err}"
         if verb != "repair a store":
             file.write_bytes(content)
 
