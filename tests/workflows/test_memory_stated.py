@@ -9,9 +9,9 @@ from jointopt.workflows import problem
 from jointopt.workflows.propose import propose
 
 
-@pytest.mark.parametrize(("free", "said"), [(10**5, True), (10**12, False), (None, False)])
-def test_it_is_stated_where_memory_is_short(free: int | None, said: bool, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize(("free", "warns"), [(10**5, True), (10**12, False), (None, False)])
+def test_it_is_stated_where_memory_is_short(free: int | None, warns: bool, monkeypatch, caplog) -> None:
     monkeypatch.setattr(problem, "free_bytes", lambda: free)
     with caplog.at_level(logging.WARNING, "jointopt"):
         propose(shipped_job("opt-350m-2x4-a100"), surrogate="none")
-    assert ("more than half of the" in caplog.text) is said
+    assert ("more than half of the" in caplog.text) is warns
