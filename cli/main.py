@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from jointopt import __version__
-from jointopt.cli import common
+from jointopt.cli import common, surroundings
 from jointopt.core.errors import JointOptError
 from jointopt.core.secrets import masked
 
@@ -48,7 +48,9 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader went away, as `head` does; click ends quietly
                 raise
-            message, exit_code = f"{error.filename or 'A file'}: {error.strerror or error}.", 2
+            message, exit_code = surroundings.sentence(error), 2
+        except UnicodeError as error:
+            message, exit_code = f"A name or a text has characters that cannot be written here: {error}.", 2
         except MemoryError:
             message, exit_code = "There is not enough memory for this; give it fewer rows or plans, or more memory.", 1
         except RecursionError:
@@ -83,7 +85,11 @@ def jointopt() -> None:
 def main() -> None:
     """The entry point of the ``jointopt`` script."""
     gc.set_threshold(100_000, 20, 20)  # by default it takes a tenth of a short command, over objects of imports
+    surroundings.take_streams()
     try:
         sys.exit(jointopt())
+    except OSError as error:  # of what click prints itself, such as help
+        click.echo(f"Error: {surroundings.sentence(error)}", err=True)
+        sys.exit(2)
     finally:
         gc.freeze()  # or Python looks at every object once more before it ends, another tenth

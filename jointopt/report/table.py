@@ -93,7 +93,7 @@ def room() -> int:
     """Characters of a line of a table: those of a terminal, and 100 where the text goes elsewhere."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):  # no terminal
+    except (OSError, ValueError, AttributeError):  # no terminal, or no stdout at all
         return WIDTH
     return min(_WIDEST, max(columns, _NARROWEST)) if columns else WIDTH
 

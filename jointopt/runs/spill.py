@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jointopt.core.state import state_home
 from jointopt.runs.database import file_of
 
 SPILL = "spill"
@@ -124,11 +125,14 @@ def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str,
 
 def _places(url: str, token: str, kind: str) -> list[Path]:
     """Files with a ``token`` in their names, the best first."""
-    key, file = hashlib.sha256(url.encode()).hexdigest()[:16], file_of(url)
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "jointopt" / "spill"
-    beside = [] if file is None else [file.absolute().with_name(f"{file.name}.{kind}{token}.jsonl")]
+    key, file = hashlib.sha256(os.fsencode(url)).hexdigest()[:16], file_of(url)
+    files = [] if file is None else [file.absolute().with_name(f"{file.name}.{kind}{token}.jsonl")]
     named = f"{key}{'' if kind == SPILL else f'-{kind}'}{token}.jsonl"
-    return [*beside, state / named, Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}")]
+    with suppress(OSError):
+        files.append(state_home() / "jointopt" / "spill" / named)
+    with suppress(OSError):  # no folder takes temporary files
+        files.append(Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}"))
+    return files
 
 
 def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:

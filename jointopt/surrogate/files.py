@@ -34,12 +34,14 @@ _UNSEALED = "0" * 64
 # a form that could not be checked, and nothing of a source's own
 FORMAT = 6
 _MOST_OFFSET_W, _MOST_WIDER = 1e6, 1e3
+_MOST_SHARE = 100.0  # of a logarithm; shares of time are below 1, and residuals of those that are learned from too
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 DAMAGED = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, OverflowError,
     zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError,  # the last two: of an array's header
     SystemError,  # of an array's text that is none
+    MemoryError,  # of an array that says to be larger than any memory
 )  # fmt: skip
 
 
@@ -283,6 +285,8 @@ def _check_values(surrogate: Surrogate) -> None:
     given += [trees.low, trees.high] if trees is not None else []
     if not all(np.isfinite(values).all() for values in given):
         raise ValueError("a number is not finite")
+    if max(np.abs(values).max(initial=0.0) for values in (runs.sensitivity, surrogate.residual)) > _MOST_SHARE:
+        raise ValueError(f"a share or a residual of its runs is beyond {_MOST_SHARE:g}")
     for source in {str(one) for one in runs.source} | {own.source for own in surrogate.own}:
         Source.parse(source)
     if not all(isinstance(name, str) for name in surrogate.feature_names):
@@ -317,6 +321,8 @@ def _check_sizes(surrogate: Surrogate) -> None:
         for of, mix in own.mixes.items():
             if mix.trees is not None:
                 sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}
+    if any(values.ndim != 1 for values in (surrogate.residual, runs.source, runs.group)):
+        raise ValueError("what is known of its runs is no row")
     wrong = next((name for name, found in sizes.items() if len(found) > 1), None)
     if wrong:
         raise ValueError(f"its {wrong} differ in number: {', '.join(map(str, sorted(sizes[wrong])))}")

@@ -15,6 +15,7 @@ from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.posterior import CELLS, LEAST_SPREAD, Noise
 
 NOISE = "noise.npz"  # surrogates of earlier versions have none, and find it anew
+_MOST = 1e4  # of any of its numbers: multiples of deviations, squared, are tens at most
 _COLUMNS = 5  # of squared multiples: the four terms and the noise
 
 
@@ -61,5 +62,5 @@ def _makes_sense(noise: Noise, count: int) -> bool:
         return False
     positive = np.concatenate([noise.squares.ravel(), noise.spread.ravel(), noise.share])
     in_order = bool((np.diff(rows) > 0).all()) and rows[0] >= 0 and rows[-1] < count
-    finite = bool(((positive > 0.0) & np.isfinite(positive)).all()) and np.isfinite(noise.log_evidence)
+    finite = bool(((positive > 0.0) & (positive < _MOST)).all()) and np.isfinite(noise.log_evidence)
     return in_order and finite and bool((noise.spread >= LEAST_SPREAD).all()) and abs(noise.share.sum() - 1.0) < 1e-6

@@ -33,6 +33,7 @@ _Places = npt.NDArray[np.unsignedinteger[Any]]
 _Ranges = tuple[list[float], list[float]]  # lowest and highest value of each column
 _OF_NODES = ("left_children", "right_children", "parents", "split_indices", "split_conditions", "default_left")
 _STATISTICS = ("base_weights", "loss_changes", "sum_hessian")  # of nodes; SHAP values follow from the last
+_SINGLES = ("split_conditions", *_STATISTICS)  # numbers in single precision; the others are whole
 _CATEGORIES = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
 _LARGEST_SINGLE = float(np.finfo(np.float32).max)
 _NO_PARENT = 2**31 - 1  # XGBoost's, of a root
@@ -153,11 +154,17 @@ def _tree_as_checked(tree: Mapping[str, Any]) -> dict[str, Any]:
     count = len(tree["parents"])
     parameters = {name: str(int(tree["tree_param"][name])) for name in ("num_feature", "num_nodes")}
     return (
-        {name: tree[name] for name in (*_OF_NODES, *_STATISTICS)}
+        {name: _as_read(tree[name], name in _SINGLES) for name in (*_OF_NODES, *_STATISTICS)}
         | {name: [] for name in _CATEGORIES}
         | {"id": int(tree["id"]), "split_type": [0] * count, "parents": [_NO_PARENT, *tree["parents"][1:]]}
         | {"tree_param": parameters | {"num_deleted": "0", "size_leaf_vector": "1"}}
     )
+
+
+def _as_read(values: list[Any], single: bool) -> list[Any]:
+    """Numbers of the one kind that XGBoost's reader takes: another ends the process, or its message is pages long."""
+    numbers: list[Any] = np.asarray(values, np.float32 if single else np.int64).tolist()
+    return numbers
 
 
 def _checked(path: Path, width: int) -> dict[str, Any]:
@@ -216,7 +223,7 @@ def _check_tree(tree: Mapping[str, Any], number: int, width: int) -> None:
     if any(tree[name] for name in _CATEGORIES):
         raise ValueError(f"tree {number} splits by categories")
     sizes = {len(np.atleast_1d(tree[name])) for name in (*_OF_NODES, *_STATISTICS)}
-    numbers = np.array([tree[name] for name in ("split_conditions", *_STATISTICS)], np.float64)
+    numbers = np.array([tree[name] for name in _SINGLES], np.float64)
     if sizes != {count} or not (np.abs(numbers) < _LARGEST_SINGLE).all():
         raise ValueError(f"tree {number} has nodes of other numbers, or one that is not finite")
     _check_nodes(tree, number, width)
@@ -234,6 +241,8 @@ def _check_nodes(tree: Mapping[str, Any], number: int, width: int) -> None:
     # children stand behind their node, each once: so no path is endless, and every node is reached from the first
     if (left[leaves] != -1).any() or (right[leaves] != -1).any() or not (children > of).all():
         raise ValueError(f"tree {number} has a child before its node")
+    if (right[inner] != left[inner] + 1).any():  # XGBoost ends the process where they are apart
+        raise ValueError(f"tree {number} has a right child that is not the one behind its left one")
     if sorted(children.tolist()) != list(range(1, len(left))) or (parents[children] != of).any():
         raise ValueError(f"tree {number} has a node that is no child of one")
     if ((split < 0) | (split >= width)).any() or (~np.isin(default, (0, 1))).any():

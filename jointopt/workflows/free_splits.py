@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,28 +71,32 @@ def _contenders(model: JobModel, layouts: Columns, peak_bytes: Floats) -> Iterat
     """The fastest layout (1,) of each pipeline that may gain, the fastest first, and the splits to try in it."""
     width = int(layouts["vpp"].max()) + 1
     pipeline = layouts["pp"].astype(np.int64) * width + layouts["vpp"]
-    tried = {one: _candidates(model.job, *divmod(one, width)) for one in np.unique(pipeline).tolist()}
-    if not any(tried.values()):
+    # the lightest of each alone: thousands of splits of hundreds of chunks take 400 MB for a job of 1,000 layers
+    least = {
+        one: min(_candidates(model.job, *divmod(one, width)).values(), default=math.inf)
+        for one in np.unique(pipeline).tolist()
+    }
+    if math.isinf(min(least.values())):
         return
     some = take(layouts, _quickest(model, layouts, peak_bytes, pipeline))
     pipeline = some["pp"].astype(np.int64) * width + some["vpp"]
     physics, runs = _priced(model, some)
     time_s = runs * _times(physics)
-    best = {one: int(np.where(pipeline == one, time_s, np.inf).argmin()) for one in tried}
+    best = {one: int(np.where(pipeline == one, time_s, np.inf).argmin()) for one in least}
     hope_s = {
-        one: time_s[row] * _lighter(model.job, take(some, np.array([row])), tried[one]) for one, row in best.items()
+        one: time_s[row] * _lighter(model.job, take(some, np.array([row])), least[one]) for one, row in best.items()
     }
     for one in sorted(best, key=hope_s.__getitem__)[:PIPELINES]:
         if hope_s[one] <= NEAR * time_s.min():
-            yield take(some, np.array([best[one]])), list(tried[one])
+            yield take(some, np.array([best[one]])), list(_candidates(model.job, *divmod(one, width)))
 
 
-def _lighter(job: Job, layout: Columns, loads: Mapping[Split, float]) -> float:
-    """The load of the heaviest rank with the best of the splits, as a share of that in a layout (1,) as it is."""
+def _lighter(job: Job, layout: Columns, least: float) -> float:
+    """The load of the heaviest rank with the best of the splits (``least``), as a share of that in a layout (1,)."""
     pp, vpp, code = (int(layout[name][0]) for name in ("pp", "vpp", "stage_layers"))
     own = STAGE_LAYERS.numbers(code) if code else own_split(job, pp, vpp)
     load = heaviest_rank(own, pp, tail_layers(job.model))
-    return min([load, *loads.values()]) / load
+    return min(load, least) / load
 
 
 def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
+from jointopt.core.memory import free_bytes
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.cooling import leave_power
@@ -29,10 +31,12 @@ from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
 from jointopt.workflows.free_splits import free_splits
 from jointopt.workflows.search_steps import Stopwatch
 
+_log = logging.getLogger(__name__)
 NO_MEMORY = "does not fit in the GPU's memory"
 RAN_OUT = "ran out of memory in a measured run, or holds as much"
 TIGHT = "is likelier not to fit in the GPU's memory than to fit"
 RISKY = "may not fit in the GPU's memory, and gains less than a failed start costs"
+CHUNK_BYTES, LAYOUT_BYTES = 32, 600  # of memory, per chunk of a feasible layout and per listed one, as measured
 PRICED_AT_ONCE = 2_000  # layouts; of more most are ruled out by a quick bound, and never priced
 LIMITED = "power limit of {} W, which a GPU draws whatever runs"
 NEEDLESS = "recomputes more than it needs to fit"
@@ -134,6 +138,7 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
     ``allow_tight`` as for `feasible_layouts`.
     """
     space, layouts, peak_bytes, dropped = feasible_layouts(model, watch, allow_tight=allow_tight)
+    _state_memory(space, layouts)
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         limits, without = searched_limits(model.job, len(peak_bytes))
         layouts, dropped = under_limits(layouts, limits), dropped | without
@@ -148,6 +153,18 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
     return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
+
+
+def _state_memory(space: Space, layouts: Columns) -> None:
+    """Warn before layouts are priced where that takes more than half of the memory that is free."""
+    chunks = int((layouts["pp"].astype(np.int64) * layouts["vpp"]).sum())
+    needed, free = chunks * CHUNK_BYTES + space.size * LAYOUT_BYTES, free_bytes()
+    if free is not None and needed > free / 2:
+        _log.warning(
+            "Pricing %s layouts of %s model chunks takes about %.1f GiB, more than half of the %.1f GiB of memory that "
+            "are free; list fewer under search (pp, vpp, micro_batch_size) or free some.",
+            f"{len(layouts['pp']):,}", f"{chunks:,}", needed / GIB, free / GIB,
+        )  # fmt: skip
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,10 @@ def _surrogates() -> Kind:
                 surrogates.read)  # fmt: skip
 
 
+def _rebuilt() -> Kind:
+    return replace(_surrogates(), name="rebuilt")
+
+
 def _exports() -> Kind:
     from tests.campaign import exports
 
@@ -230,6 +234,7 @@ _KINDS: dict[str, Callable[[], Kind]] = {
     "scripts": lambda: Kind("scripts", ".sh", (b"torchrun --nproc-per-node 8 pretrain_gpt.py",), _read_log),
     "long logs": lambda: Kind("long logs", ".txt", _logs(), _read_log),
     "surrogates": _surrogates,
+    "rebuilt": _rebuilt,
     "exports": _exports,
 }
 NAMES = tuple(_KINDS)
@@ -243,6 +248,10 @@ def kind_named(name: str) -> Kind:
 
 def inputs(kind: Kind) -> st.SearchStrategy[bytes]:
     """Changed files of a kind."""
+    if kind.name == "rebuilt":
+        from tests.campaign.rebuilt import rebuilt
+
+        return st.integers(0, 2**62).map(rebuilt)
     if kind.name == "surrogates":
         return st.sampled_from(kind.seeds).flatmap(_of_surrogates)
     if kind.name == "scripts":

@@ -32,6 +32,10 @@ from jointopt.surrogate.trees import Trees
 JOB = shipped_job("opt-350m-2x4-a100")
 SOURCE, RUNS = "my cluster|megatron-deepspeed|a100-sxm4-40gb|4", 60
 FEATURES, TREES = 6, 4
+_NUMBERS = {
+    f"{name}{end}" for name in ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+    for end in ("", "_low", "_high")
+}  # fmt: skip
 _KEPT: list[Any] = []  # folders that are removed at the end
 
 
@@ -94,14 +98,20 @@ def _seal_again(folder: Path, name: str, content: bytes) -> None:
 def _predictions(folder: Path) -> object:
     """Times by all parts of a surrogate, whichever of them answer for the job."""
     for trees in _trees(load(folder)):
-        if not np.isfinite(trees.predict(np.zeros((2, len(trees.low))))).all():
+        columns = np.zeros((2, len(trees.low)))
+        answers = trees.predict(columns), trees.booster.predict(columns), trees.contributions(columns)
+        if not all(np.isfinite(one).all() for one in answers):
             raise FloatingPointError("trees predict what is not finite")
     model = JobModel.of(JOB, str(folder))
     layouts = {name: values[::97] for name, values in enumerate_layouts(JOB).layouts.items()}
     index = np.arange(len(layouts["pp"]))
     clocks = uniform_stage_clocks(layouts["pp"], 1110.0)
     found = model.cost_model(layouts).evaluate(index, clocks)
-    return model.intervals({**layouts, **found, "stage_clock_mhz": clocks})
+    answers = model.intervals({**layouts, **found, "stage_clock_mhz": clocks})
+    endless = [name for name, values in answers.items() if name in _NUMBERS and not np.isfinite(values).all()]
+    if endless:
+        raise FloatingPointError(f"{', '.join(endless)} are not finite")
+    return answers
 
 
 def _trees(surrogate: Surrogate) -> list[Trees]:

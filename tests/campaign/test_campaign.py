@@ -16,7 +16,7 @@ from tests.campaign import canaries
 from tests.campaign.inputs import inputs, kind_named, outcome
 from tests.campaign.kills import Field
 
-IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "scripts", "exports")
+IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "scripts", "exports", "rebuilt")
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jointopt.core.state import state_home
+
 
 def state_folder(name: str) -> Path:
     """A folder of that name below the user's state (XDG_STATE_HOME), made with mode 0700 where it is missing.
 
     Raises OSError where it cannot be made.
     """
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    base = state_home()
     own = base / "jointopt"
     base.mkdir(parents=True, exist_ok=True)
     for folder in (own, own / name):

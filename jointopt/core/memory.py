@@ -1,0 +1,32 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+# the most and what is taken, of control groups of version 2 and 1
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def free_bytes(groups: Path = _GROUPS) -> int | None:
+    """Bytes of memory that are free here: of the machine, and within the control group; None where neither says."""
+    found = [_of_machine(), *(_of_group(groups / most, groups / taken) for most, taken in _LIMITS)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _of_machine() -> int | None:
+    import psutil
+
+    try:
+        return int(psutil.virtual_memory().available)
+    except (OSError, ValueError, KeyError, psutil.Error):  # no /proc
+        return None
+
+
+def _of_group(most: Path, taken: Path) -> int | None:
+    """Bytes that a container may still take; its files may state ``max``, which is no limit."""
+    try:
+        return max(int(most.read_text(encoding="ascii")) - int(taken.read_text(encoding="ascii")), 0)
+    except (OSError, ValueError):
+        return None
