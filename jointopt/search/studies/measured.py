@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from jointopt.core.processes import may_live, this_process
@@ -158,12 +160,14 @@ class MeasuredStudy:
         """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
         with study_errors(self.url):
             trial_id = self._moved.get(trial_id, trial_id)
-            if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
+            # a connection may have been cut after it ended, and of several starts each ends what a killed one has left
+            if self._storage.get_trial(trial_id).state.is_finished():
                 return
-            for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
-                self._storage.set_trial_user_attr(trial_id, name, value)
-            self._note(trial_id, ())
-            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+            with suppress(UpdateFinishedTrialError):
+                for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
+                    self._storage.set_trial_user_attr(trial_id, name, value)
+                self._note(trial_id, ())
+                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _opened(self) -> optuna.Study:
         """The newest study of the job with these objectives, made where there is none."""
