@@ -68,16 +68,8 @@ def propose(
     named = {"objectives": [SHORT[name] for name in objectives]} if objectives else {}
     the_job = common.job_of(job, shape, pue, changes | named, save_job)
     common.check_out(out, WRITTEN)
-    found = workflow.propose(
-        the_job,
-        trials=trials,
-        seed=seed,
-        study=study,
-        baseline=baseline,
-        allow_tight=allow_tight,
-        source=job_words(job, shape, changes, save_job),
-        **basis,
-    )
+    basis |= {"source": job_words(job, shape, changes, save_job), "allow_tight": allow_tight, "baseline": baseline}
+    found = workflow.propose(the_job, trials=trials, seed=seed, study=study, **basis)
     with common.writing("--out"):
         if out:
             found.write(out)

@@ -28,6 +28,7 @@ ALLOWED = (
     "no file system can be mounted here",
     "SCIPY_ARRAY_API is not set",
     "no checkout of git here",
+    "root reads everything here",
 )
 
 

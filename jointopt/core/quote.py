@@ -108,6 +108,9 @@ def kubernetes_text(text: str) -> str:
 # --- files of settings ----------------------------------------------------------------------------------------------
 
 
+_ENDS_LINE = re.compile("[\x85\u2028\u2029]")  # for YAML, and nowhere else: read back as blanks or line ends
+
+
 def yaml_text(mapping: Mapping[str, Any]) -> str:
     """The mapping as YAML for people: keys in their order, a line for each, text of several lines as a block."""
     import yaml
@@ -117,7 +120,8 @@ def yaml_text(mapping: Mapping[str, Any]) -> str:
             return True
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+        style = '"' if _ENDS_LINE.search(value) else "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
     return str(yaml.dump(dict(mapping), Dumper=Dumper, sort_keys=False, width=4096, allow_unicode=True))

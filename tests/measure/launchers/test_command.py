@@ -180,7 +180,7 @@ def test_what_a_program_does_to_the_files_of_its_run_is_its_own_failure(
     assert words in row["notes"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything here")
 def test_a_program_that_forbids_to_read_its_folder_has_failed(job: Job) -> None:
     row = run(job, "import os; os.chmod(os.path.dirname(sys.argv[1]), 0)")
     assert (row["status"], "permissions" in row["notes"]) == ("failed", True)
