@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
+_MEMORY, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 # the most and what is taken, of control groups of version 2 and 1
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
@@ -16,11 +16,11 @@ def free_bytes(groups: Path = _GROUPS) -> int | None:
 
 
 def _of_machine() -> int | None:
-    import psutil
-
+    """Bytes that Linux calls available; psutil, which takes every proposal 20 ms to import, says no more."""
     try:
-        return int(psutil.virtual_memory().available)
-    except (OSError, ValueError, KeyError, psutil.Error):  # no /proc
+        lines = _MEMORY.read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):  # no /proc
         return None
 
 

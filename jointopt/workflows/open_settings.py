@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import JointOptError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.report.open_settings import OpenSetting
-from jointopt.report.proposal import Proposal
 from jointopt.search.fastest import fastest
 from jointopt.spec.catalog.frameworks import framework_names, load_framework
 from jointopt.spec.catalog.recipe_classes import same_efficiency
@@ -27,6 +26,9 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.network_doubt import network_assumed
 from jointopt.workflows.problem import at_top, search_problem, top_times, worth_starting
+
+if TYPE_CHECKING:
+    from jointopt.report.proposal import Proposal
 
 GENERIC = "generic"
 NAMED = ("megatron-lm", "megatron-bridge", "torchtitan")  # of frameworks, those that most jobs run in, with own figures

@@ -196,9 +196,11 @@ def test_words_stand_out_from_their_ground_as_wcag_aa_wants(page: Any, theme: st
 
 def test_a_plan_is_copied_by_its_button(page: Any) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy").first.click()
+    page.locator("button.copy").first.click()  # of the next command
     page.get_by_role("button", name="Copied").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()").startswith("dp=")
+    assert page.evaluate("navigator.clipboard.readText()").startswith("jointopt export ")
+    page.locator("#run button.copy").first.click()
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.startsWith('dp='))")
 
 
 def test_on_paper_it_is_light_and_nothing_is_folded(page: Any) -> None:
