@@ -29,9 +29,13 @@ def test_a_changed_file_is_read_or_refused_in_a_sentence(name: str, data: st.Dat
     assert outcome(kind, file) in ("read", "refused")
 
 
-def test_no_text_of_an_export_is_run_and_every_word_arrives_as_given_or_is_refused(tmp_path: Path) -> None:
+def test_no_text_of_an_export_is_run_and_every_word_arrives_as_given_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "field").mkdir()
     wrong: list[tuple[str, str]] = []
-    found = canaries.campaign(6 * len(canaries.KINDS), 7, tmp_path, lambda *what: wrong.append(what))
+    found = canaries.campaign(6 * len(canaries.KINDS), 7, tmp_path / "field", lambda *what: wrong.append(what))
     assert wrong == []
     assert all(outcomes["given"] for outcomes in found.values())
 
