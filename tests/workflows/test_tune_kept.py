@@ -22,14 +22,8 @@ from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune
+from tests.campaign.injected import TINY
 
-TINY: dict[str, Any] = {
-    "model": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
-    "training": {"seq_length": 128, "global_batch_size": 16, "dtype": "fp32", "framework": "torchtitan"},
-    "cluster": {"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 4},
-    "search": {"cp": [1], "vpp": [1], "recompute": ["none"], "zero_stage": [2]},
-    "objectives": ["iteration_time_s"],
-}
 SMALL = {
     "model": "llama-3-8b",
     "training": {"seq_length": 4096, "global_batch_size": 32},
