@@ -22,10 +22,10 @@ from jointopt.core.secrets import masked
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.jobs.job import Job
     from jointopt.report.documents import Result
     from jointopt.report.page.made import Reported
     from jointopt.report.page.render import Page
-    from jointopt.spec.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,8 +120,8 @@ def surrogate_option(default: str | None = "default") -> Callable[[F], F]:
 
 def _basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
     """The ground of predictions, with the files that options name read."""
-    from jointopt.spec.calibration import load_calibration
-    from jointopt.spec.machine import load_machine
+    from jointopt.jobs.calibration import load_calibration
+    from jointopt.jobs.machine import load_machine
 
     others |= {"calibration": calibration and load_calibration(calibration)}
     others |= {"machine": machine and load_machine(machine)}
@@ -303,7 +303,7 @@ def job_of(
 
 
 def _job(path: str | None, shape: Mapping[str, Any], changes: Mapping[str, Any]) -> Job:
-    from jointopt.spec.jobfile import job_from_options, load_job, with_changes
+    from jointopt.jobs.jobfile import job_from_options, load_job, with_changes
 
     given = {name: value for name, value in shape.items() if value is not None}
     if path is not None:
@@ -324,7 +324,7 @@ def _option(name: str) -> str:
 def save(job: Job, path: Path) -> None:
     """Writes the job file that stands for ``job``."""
     from jointopt.core.atomic_write import write_whole
-    from jointopt.spec.jobfile import dump_job
+    from jointopt.jobs.jobfile import dump_job
 
     with writing("--save-job"):
         write_whole(path, dump_job(job))

@@ -127,7 +127,7 @@ def job_changes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_job(pair: str) -> bool:
-    from jointopt.spec.changes import JOB_KEYS
+    from jointopt.jobs.jobfile import JOB_KEYS
 
     key = pair.partition("=")[0].strip()
     return "." in key or key in JOB_KEYS

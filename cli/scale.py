@@ -38,7 +38,7 @@ def scale(
           --run-tokens 15e12 --deadline-days 60
       jointopt scale job.yaml --gpus 256..4096 --site-kw 2000
     """
-    from jointopt.spec.sizes import load_jobs, sizes_in
+    from jointopt.jobs.jobfile import load_jobs, sizes_in
     from jointopt.workflows.scale import scale as scaled
 
     jobs = load_jobs(job, sizes_in(gpus) if gpus else (), changes | settings.kinds_of_gpu(kinds), weak=weak)

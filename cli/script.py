@@ -27,9 +27,9 @@ def script(job: str, plan: Plan, launcher: str, **options: Any) -> None:
       jointopt script job.yaml --launcher slurm --plan "tp=2 pp=2 mbs=1"
       jointopt script job.yaml --launcher megatron --checkout Megatron-LM --plan "tp=2"
     """
+    from jointopt.jobs.plans.rules import check_plan
+    from jointopt.jobs.plans.text import parse_plan, plan_records
     from jointopt.measure.launchers.base import load_launcher, script_of
-    from jointopt.spec.plans.parse import parse_plan, plan_records
-    from jointopt.spec.plans.rules import check_plan
 
     the_job = common.job_of(job, changes=launching.job_changes(options))
     parsed = parse_plan(plan, the_job)

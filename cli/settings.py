@@ -54,8 +54,8 @@ def key_and_value(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise click.UsageError(f"--set takes KEY=VALUE such as cluster.nodes=4; got {text!r}.")
     from jointopt.core.errors import JobError
-    from jointopt.spec.changes import check_changes
-    from jointopt.spec.files import parse_yaml
+    from jointopt.jobs.jobfile import check_changes
+    from jointopt.jobs.reading import parse_yaml
 
     try:
         found = parse_yaml(f"value: {value}")["value"]

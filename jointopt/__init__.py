@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
+    from jointopt.jobs.jobfile import load_job as load_job
+    from jointopt.jobs.jobfile import load_jobs as load_jobs
     from jointopt.measure.devices.stage_hook.sitecustomize import report_stage as report_stage
-    from jointopt.spec.jobfile import load_job as load_job
-    from jointopt.spec.sizes import load_jobs as load_jobs
     from jointopt.workflows.check import check as check
     from jointopt.workflows.compare import compare as compare
     from jointopt.workflows.evaluate import evaluate as evaluate
@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
 __version__ = "0.1.0"
 
 _VERBS = {
-    "load_job": "jointopt.spec.jobfile",
-    "load_jobs": "jointopt.spec.sizes",
+    "load_job": "jointopt.jobs.jobfile",
+    "load_jobs": "jointopt.jobs.sizes",
     "check": "jointopt.workflows.check",
     "propose": "jointopt.workflows.propose",
     "page": "jointopt.workflows.page",

@@ -13,12 +13,12 @@ import numpy as np
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.units import PICO
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.kernels import KernelConstants, Links
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.gemm import gemm_time_s
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.kernels import KernelConstants, Links
 from jointopt.studies.evidence import NOMINAL, Constants, varied_power
 
 SEQUENCE = 2048

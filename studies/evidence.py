@@ -10,11 +10,11 @@ import numpy as np
 from scipy.stats import qmc
 
 from jointopt.core.schema import Columns, Floats
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.utilization import utilization
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.job import Job
-from jointopt.spec.plans.parse import parse_plan
 
 STUDIES = Path(__file__).parent
 SCENARIOS = 32
@@ -46,7 +46,7 @@ class Constants:
 
 # Batches are a quarter, a half and the whole of the usual; launches of a fast and of a slow host (GH200 takes 1.7 times
 # an x86 server in the catalogue); link shares that its profiles reach; knee 0.67 to 0.85 and voltage 1.18 to
-# 1.37 around A40 and A100 (jointopt/spec/catalog/power.yaml); static power and memory energy as far as fits differ.
+# 1.37 around A40 and A100 (jointopt/jobs/catalog/power.yaml); static power and memory energy as far as fits differ.
 SPANS: dict[str, tuple[float, float]] = {
     "batch": (0.25, 1.0), "host": (0.5, 1.7), "network": (0.6, 1.0), "knee": (0.86, 1.1), "voltage": (0.65, 1.3),
     "static": (0.8, 1.25), "hbm": (0.5, 1.7),

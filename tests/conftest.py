@@ -23,13 +23,13 @@ import sqlalchemy
 from hypothesis import HealthCheck, settings
 
 from jointopt.core.schema import Columns, outside
+from jointopt.jobs.cluster import Cluster, Gpu
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.report.results import Explanation, Proposal, Stage
-from jointopt.spec.cluster import Cluster, Gpu
-from jointopt.spec.job import Job, Training
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.model import Model
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.predict import predict
 from tests.slurm_cluster import cluster as cluster
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jointopt.jobs.job import Job
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.megatron import megatron_words
 from jointopt.measure.exports.options import NEWEST
 from jointopt.measure.launchers.framework import FrameworkProgram
-from jointopt.spec.job import Job
 
 
 def megatron_arguments(job: Job, plan: Mapping[str, Any], iterations: int, version: str = NEWEST) -> list[str]:

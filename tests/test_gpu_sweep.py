@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from jointopt.core.errors import DeviceError, TableError, UsageError
-from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.gpus import load_gpu
 
 STUDY = Path(__file__).parents[1] / "studies" / "gpu-sweep"
 SPACE = yaml.safe_load((STUDY / "sweep.yaml").read_text())

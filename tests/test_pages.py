@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers.torchrun import TorchrunProgram, check_model
-from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose

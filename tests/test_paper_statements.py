@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.spec.jobfile import shipped_job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.studies.evidence import NOMINAL, SPANS, scenarios, varied
 from jointopt.studies.statements import table
 from jointopt.studies.statements.statement import Statement

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.runs.table import checked_results
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.studies.blocks import BLOCKS
 from jointopt.workflows.predict import predict
 

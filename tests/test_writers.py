@@ -56,13 +56,13 @@ FILES = {
     "jointopt/measure/launchers/starters.py",
     "jointopt/measure/launchers/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
     "jointopt/report/page/made.py", "jointopt/report/page/render.py", "jointopt/report/polished.py",
-    "jointopt/report/proposal.py", "jointopt/spec/files.py", "jointopt/workflows/export.py",
+    "jointopt/report/proposal.py", "jointopt/jobs/reading.py", "jointopt/workflows/export.py",
 }  # fmt: skip
 # (function, the places that may call it): each language is written in one place
 ALONE = {
     "quote": {"jointopt/core/quote.py"}, "join of shlex": set(),
     "escape of html": {"jointopt/core/quote.py"}, "urlencode": {"jointopt/core/quote.py"},
-    "dump of yaml": {"jointopt/core/quote.py", "jointopt/spec/files.py"}, "to_csv": set(), "writer of csv":
+    "dump of yaml": {"jointopt/core/quote.py", "jointopt/jobs/reading.py"}, "to_csv": set(), "writer of csv":
     {"jointopt/runs/table.py"}, "DictWriter of csv": set(), "Environment": {"jointopt/report/page/render.py"},
 }  # fmt: skip
 # text before a value that is put into a command: a line of shell, or a command of ours to copy

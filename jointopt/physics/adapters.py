@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
 from jointopt.physics.compute import Kernels, Pass, elementwise, linear
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 
 _SKIPPING = ("flash2", "flash3")  # FlashAttention has windows since 2.3; other kernels work all scores out and mask
 # queries that a block of flash kernels works on at once, for heads up to 128 wide (flash_fwd_launch_template.h)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
+from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import stage_costs
-from jointopt.spec.scaling import ScalingRecipe
 
 _FREE = ScalingRecipe("", "", 0.0, copies=0.0, reads=0.0, launches=0)
 

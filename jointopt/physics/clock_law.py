@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from jointopt.core.schema import Floats
 from jointopt.core.units import PICO
-from jointopt.spec.cluster import PowerConstants
+from jointopt.jobs.cluster import PowerConstants
 
 Array = npt.NDArray[np.float64] | float
 

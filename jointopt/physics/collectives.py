@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Floats
-from jointopt.spec.kernels import CollectiveConstants, Links, NetworkProtocol, Protocol
+from jointopt.jobs.kernels import CollectiveConstants, Links, NetworkProtocol, Protocol
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 FITTED_MEMBERS = 8.0

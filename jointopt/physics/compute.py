@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.catalog import kernels as arch
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job
+from jointopt.jobs.kernels import GemmConstants, KernelConstants
+from jointopt.jobs.model import Model
+from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.physics.attention_span import BLOCK_QUERIES, Span
 from jointopt.physics.gemm import dtype_time_factor, gemm_bytes, gemm_time_s
 from jointopt.physics.layout_arrays import kv_heads_of_rank
-from jointopt.spec.catalog import architectures as arch
-from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job
-from jointopt.spec.kernels import GemmConstants, KernelConstants
-from jointopt.spec.model import Model
-from jointopt.spec.scaling import ScalingRecipe
 
 
 @dataclass(frozen=True)

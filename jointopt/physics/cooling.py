@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.spec.cluster import Cluster, Gpu, PowerConstants
+from jointopt.jobs.cluster import Cluster, Gpu, PowerConstants
 
 Array = npt.NDArray[np.float64] | float
 

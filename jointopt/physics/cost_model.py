@@ -14,6 +14,11 @@ import numpy as np
 
 from jointopt.core.schema import DEGREES, Bools, Columns, Floats, Ints, num_gpus
 from jointopt.core.units import GIB
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.defaults import completed
+from jointopt.jobs.job import Job
+from jointopt.jobs.kernels import KernelConstants
 from jointopt.physics import clock_law, slack
 from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
@@ -28,11 +33,6 @@ from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.pipelines import of_rows
 from jointopt.physics.quick_bound import quick_bound
 from jointopt.physics.traffic import hardware
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.defaults import completed
-from jointopt.spec.job import Job
-from jointopt.spec.kernels import KernelConstants
 
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.jobs.framework import V_SHAPED
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import Group, even_domain, placement
 from jointopt.physics import offload, traffic
 from jointopt.physics.compute import QUANTIZED, STREAMED, Pass, Work
 from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
@@ -22,9 +25,6 @@ from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
 from jointopt.physics.module_work import module_work
 from jointopt.physics.stage_costs import StageCosts, summed
-from jointopt.spec.framework import V_SHAPED
-from jointopt.spec.job import Job
-from jointopt.spec.plans.placement import Group, even_domain, placement
 
 # Of the host's time for a layer, what it takes to launch its forward pass again: PyTorch's checkpoints on an H100 whose
 # host is slow, three models of 16 to 32 layers (0.79 to 0.88; launches alone would be a third).

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
+from jointopt.jobs.job import ATTENTIONS, DTYPES, Job
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.compute import by_clock_shares
 from jointopt.physics.cost_model import CostModel
@@ -21,7 +22,6 @@ from jointopt.physics.makespan import Makespan, least_makespan_s
 from jointopt.physics.pipelines import Pipelines
 from jointopt.physics.side_by_side import least_times_s
 from jointopt.physics.stage_costs import StageCosts
-from jointopt.spec.job import ATTENTIONS, DTYPES, Job
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
 OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time

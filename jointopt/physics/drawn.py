@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics.cooling import Cooler, power_limit_w
-from jointopt.spec.cluster import PowerConstants
 
 if TYPE_CHECKING:
     from jointopt.physics.cost_model import CostModel

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.model import Model
 from jointopt.physics.compute import Kernels, Pass, Work, elementwise, linear, mlp_layer
-from jointopt.spec.model import Model
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from statistics import NormalDist
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.spec.job import Training
-from jointopt.spec.model import Model
+from jointopt.jobs.job import Training
+from jointopt.jobs.model import Model
 
 
 @functools.lru_cache(maxsize=1024)

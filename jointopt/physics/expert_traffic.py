@@ -8,14 +8,14 @@ import math
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.placement import Group
 from jointopt.physics.collectives import dispatch_bytes, dispatch_time_s
 from jointopt.physics.compute import Pass
 from jointopt.physics.expert_load import most_loaded
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.traffic import Hardware, Traffic, collective, routed_bytes
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
-from jointopt.spec.plans.placement import Group
 
 _FP8_BYTES = 1.0 + 4.0 / 128.0  # an element and its share of an fp32 scale per 128 (arXiv:2412.19437, section 3.3.2)
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import KILO, KWH
-from jointopt.spec.catalog.clusters import with_host_at
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
+from jointopt.jobs.catalog.clusters import with_host_at
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
 
 Array = npt.ArrayLike
 _PAID = ("facility_energy_j", "carbon_kg", "cost", "gpu_cost")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import Floats
-from jointopt.spec.kernels import GemmConstants
+from jointopt.jobs.kernels import GemmConstants
 
 OUTPUT_BYTES = 2.0  # 8- and 4-bit products still write 16-bit results
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.physics.layout_arrays import LayoutArrays, Split
 from jointopt.physics.schedule import MOST_GROUPS, alive_chunks
 from jointopt.physics.zero_bubble import MOST_ROUNDS, held_chunks
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
 
 @dataclass(frozen=True)

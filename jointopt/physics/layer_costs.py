@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
 from jointopt.physics.attention_span import Span, skipping_window, windowed_span
 from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer
@@ -15,8 +17,6 @@ from jointopt.physics.expert_kernels import moe_layer
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.module_work import routing
 from jointopt.physics.traffic import Hardware
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import operator
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
 from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layer_costs import LayerCosts
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.spec.job import Job
-from jointopt.spec.plans.placement import Group
 
 PerLayer = tuple[traffic.Traffic | None, ...]  # by kind of layer, as `Split.kinds`
 

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, OFFLOAD, RECOMPUTE_CODES, SCHEDULE, STAGE_LAYERS, Columns, Floats, Ints
+from jointopt.jobs.defaults import completed
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.stages import own_split
 from jointopt.physics.attention_span import skipping_window
 from jointopt.physics.expert_load import expert_spread, most_loaded
 from jointopt.physics.recompute import Recompute
-from jointopt.spec.defaults import completed
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
-from jointopt.spec.plans.stages import own_split
 
 FIRST, LAST = 0, 1  # where `Split.differing_ranks` has the first rank of a pipeline, and the last one of several
 

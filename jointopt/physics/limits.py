@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jointopt.core.schema import Columns, Floats
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
 from jointopt.physics import facility
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
 
 
 def _as_it_is(_: Cluster, values: Floats) -> Floats:

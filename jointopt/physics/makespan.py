@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.pipeline import iteration_time_s, last_turns_s
 from jointopt.physics.pipelines import Pipelines, across_ranks, of_rows
 from jointopt.physics.zero_bubble import zero_bubble_time_s
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
 if TYPE_CHECKING:
+    from jointopt.jobs.job import Job
     from jointopt.physics.stage_costs import StageCosts
-    from jointopt.spec.job import Job
 
 
 @dataclass(frozen=True)

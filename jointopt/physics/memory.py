@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.adapters import kept_bytes as adapters_kept_bytes
 from jointopt.physics.held import Held
@@ -19,8 +21,6 @@ from jointopt.physics.host_states import on_device
 from jointopt.physics.layout_arrays import LayoutArrays, by_depth, kv_heads_of_rank
 from jointopt.physics.process_memory import process_bytes
 from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
 
 _CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
 _HEAVIEST = 4  # ranks of a layout that may need most; mostly fewer

@@ -9,11 +9,11 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
 from jointopt.core.units import GB
+from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Laid
-from jointopt.spec.plans.placement import Group
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics.adapters import adapter_kernels, mlp_adapters
 from jointopt.physics.compute import Kernels, Pass, Work, elementwise, linear, mlp_layer
 from jointopt.physics.expert_kernels import Routing
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 
 
 def module_work(job: Job, k: Kernels, lay: LayoutArrays, priced: tuple[Pass, Pass], kind: str) -> Work:

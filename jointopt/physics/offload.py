@@ -6,12 +6,12 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.core.units import GB
+from jointopt.jobs.catalog.kernels import host_bytes_per_s
+from jointopt.jobs.job import Job
 from jointopt.physics.compute import Pass
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import Parameters, batch_bytes
 from jointopt.physics.traffic import Hardware, Traffic
-from jointopt.spec.catalog.architectures import host_bytes_per_s
-from jointopt.spec.job import Job
 
 _HOST_MEMORY_GBYTES_PER_S = 50.0  # a GPU's share: eight to twelve DDR channels of 25 to 40 GB/s for four GPUs
 

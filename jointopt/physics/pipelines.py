@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.framework import V_SHAPED
 from jointopt.physics.layout_arrays import FIRST, LAST, Split
-from jointopt.spec.framework import V_SHAPED
 
 
 @dataclass(frozen=True)

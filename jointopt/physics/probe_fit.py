@@ -15,13 +15,13 @@ from scipy.optimize import brentq
 
 from jointopt.core.schema import Floats
 from jointopt.core.units import GB, MICRO
+from jointopt.jobs.catalog.clusters import link_defaults
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.kernels import CollectiveConstants, Links
 from jointopt.physics.collectives import collective_time_s
 from jointopt.physics.compute import STREAMED
 from jointopt.physics.gemm import gemm_time_s
-from jointopt.spec.catalog.clusters import link_defaults
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.cluster import Gpu
-from jointopt.spec.kernels import CollectiveConstants, Links
 
 Reading = Mapping[str, Any]
 _BYTES_PER_S = (1e5, 1e14)  # of links that are looked for

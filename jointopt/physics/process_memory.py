@@ -6,10 +6,10 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
+from jointopt.jobs.catalog.kernels import workspaces_mib
+from jointopt.jobs.framework import share
+from jointopt.jobs.job import Job
 from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.spec.catalog.architectures import workspaces_mib
-from jointopt.spec.job import Job
-from jointopt.spec.overlap import share
 
 _MIB = 2.0**20
 _GROUPED_STREAMS = 4  # on each of which Transformer Engine runs products of experts, with a workspace of its own

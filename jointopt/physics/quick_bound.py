@@ -13,6 +13,11 @@ import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Columns, Floats
 from jointopt.core.units import PICO
+from jointopt.jobs.clocks import without_limits
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import even_domain, placement
 from jointopt.physics.attention_span import skipping_window
 from jointopt.physics.compute import Pass
 from jointopt.physics.cooling import Cooler
@@ -22,11 +27,6 @@ from jointopt.physics.layer_traffic import layer_traffic
 from jointopt.physics.layout_arrays import LayoutArrays, split_of
 from jointopt.physics.slack import pipeline_floor_j
 from jointopt.physics.traffic import Hardware, Traffic
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
-from jointopt.spec.job import Job
-from jointopt.spec.plans.placement import even_domain, placement
-from jointopt.spec.power_limits import without_limits
 
 _AT_ONCE = 16_384  # layouts: each array then takes 128 KiB of the cache
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from jointopt.core.schema import MODULES, Bools, Columns, Floats
-from jointopt.spec.job import Training
-from jointopt.spec.model import Model
+from jointopt.jobs.job import Training
+from jointopt.jobs.model import Model
 
 
 class Recompute:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
 from jointopt.physics.stage_costs import StageCosts
-from jointopt.spec.job import Job
 
 _CELLS = 32_768  # plans x stages of all jobs in one model: each array then takes 256 KiB of the cache
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics.clock_law import (
     busy_power_w,
     capped_clock_mhz,
@@ -15,7 +16,6 @@ from jointopt.physics.clock_law import (
 from jointopt.physics.cooling import Cooler, Rests
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.stage_costs import EnergyTerms, StageCosts
-from jointopt.spec.cluster import PowerConstants
 
 _CELLS = 16_384  # plans times stages per block: what is in between stays in the cache, half the time of all at once
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.framework import share
+from jointopt.jobs.job import Job
 from jointopt.physics.layout_arrays import Split
 from jointopt.physics.pipelines import Pipelines, of_rows, over_ranks
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.job import Job
-from jointopt.spec.overlap import share
 
 
 @dataclass(frozen=True)

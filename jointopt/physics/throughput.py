@@ -7,15 +7,15 @@ import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats, num_gpus
 from jointopt.core.units import KWH, TERA
+from jointopt.jobs.catalog.kernels import fp32_time_factor
+from jointopt.jobs.defaults import completed
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.stages import token_costs
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.attention_span import seen_share
 from jointopt.physics.facility import with_site
 from jointopt.physics.recompute import Recompute
-from jointopt.spec.catalog.architectures import fp32_time_factor
-from jointopt.spec.defaults import completed
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
-from jointopt.spec.plans.stages import token_costs
 
 THROUGHPUT = (
     "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "tokens_per_j",

@@ -9,13 +9,13 @@ import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import SCHEDULE, Floats, Ints
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.physics import zero_bubble
 from jointopt.physics.breakdown import Breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.makespan import StageTimes, chunk_times_s
 from jointopt.physics.schedule import warmup_slots
 from jointopt.physics.zero_bubble import FORWARD, INPUT, WEIGHT, WHOLE, Pass
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
 
 KINDS = {FORWARD: "forward", INPUT: "backward of inputs", WEIGHT: "backward of weights", WHOLE: "backward"}
 MOST_PASSES = 60_000  # that are walked through; of longer iterations the middle, which repeats, is left out

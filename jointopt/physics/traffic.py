@@ -10,17 +10,17 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.framework import share
+from jointopt.jobs.job import Job
+from jointopt.jobs.kernels import KernelConstants, Links
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.placement import Group
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.compute import Kernels, Pass, kernels
 from jointopt.physics.layout_arrays import LayoutArrays, kv_heads_of_rank
 from jointopt.physics.memory import Parameters
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
-from jointopt.spec.kernels import KernelConstants, Links
-from jointopt.spec.model import Model
-from jointopt.spec.overlap import share
-from jointopt.spec.plans.placement import Group
 
 
 def hidden_bytes(model: Model, tokens: Floats, element_bytes: float) -> Floats:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 
 FORWARD, INPUT, WEIGHT, WHOLE = range(4)  # whole: a backward pass that is not split
 MOST_ROUNDS = 4  # of pp micro-batches, until what ranks hold repeats

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jointopt.jobs.job import Job
 from jointopt.report.plans import odds, rank_words
 from jointopt.report.table import paragraphs, result
-from jointopt.spec.job import Job
 from jointopt.surrogate.memory import SURE
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named

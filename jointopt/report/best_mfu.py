@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
+from jointopt.jobs.job import Job
 from jointopt.report.table import result
-from jointopt.spec.catalog.best_mfu import best_mfu, kind_of
-from jointopt.spec.job import Job
 
 _KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.facts import Assumption
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_mapping
 from jointopt.report.documents import Result, pick
 from jointopt.report.plans import basis_lines
 from jointopt.report.table import blocks_text, paragraphs
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_mapping
 
 _BILLION = 1e9
 

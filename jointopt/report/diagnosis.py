@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jointopt.jobs.machine import Machine
 from jointopt.report.documents import Result
 from jointopt.report.table import TextColumn, blocks_text, figure, lay_out, paragraphs
-from jointopt.spec.machine import Machine
 
 _FIGURES = {
     **{dtype: f"{dtype} products, TFLOP/s" for dtype in ("fp32", "fp16", "bf16", "fp8")},

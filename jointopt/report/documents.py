@@ -18,7 +18,7 @@ import numpy as np
 from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text
 from jointopt.core.schema import Columns
-from jointopt.spec.plans.parse import PLAN_KEYS, plan_records
+from jointopt.jobs.plans.text import PLAN_KEYS, plan_records
 from jointopt.surrogate.memory import FEASIBLE
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jointopt.jobs.job import Job
 from jointopt.report.best_mfu import above_best
 from jointopt.report.open_settings import OpenSetting, largest, open_lines
 from jointopt.report.reasons import Reasons
 from jointopt.report.table import paragraphs
-from jointopt.spec.job import Job
 
 FIRST_ROW = "The first row's"
 _COUNTED = re.compile(r" \([\d,]+ plans?\)$")

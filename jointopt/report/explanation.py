@@ -10,6 +10,8 @@ from typing import Any
 
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
 from jointopt.physics.facility import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
@@ -22,8 +24,6 @@ from jointopt.report.reasons import beyond
 from jointopt.report.shortage import Shortage
 from jointopt.report.stage import Stage
 from jointopt.report.table import TextColumn
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
 from jointopt.surrogate.memory import SURE
 
 _ENDS = ("_low", "_high")

@@ -12,14 +12,14 @@ import numpy as np
 
 from jointopt.core.facts import Assumption
 from jointopt.core.units import Z_90
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import dump_job, job_mapping
+from jointopt.jobs.plans.text import format_plan
 from jointopt.report.beside import beside_lines
 from jointopt.report.documents import Result, known_figures, pick, plan_entries
 from jointopt.report.explanation import Explanation
 from jointopt.report.proposal import Proposal, spread_along
 from jointopt.report.table import TextColumn, blocks_text, lay_out, paragraphs, result
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import dump_job, job_mapping
-from jointopt.spec.plans.parse import format_plan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from jointopt.jobs.catalog.clusters import cluster_names, load_cluster
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework
+from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
+from jointopt.jobs.catalog.models import load_model, model_names
+from jointopt.jobs.catalog.recipes import recipes_of
+from jointopt.jobs.jobfile import shipped_job, shipped_jobs
 from jointopt.report.documents import pick
 from jointopt.report.table import TextColumn, lay_out, table_width, text_width
-from jointopt.spec.catalog.clusters import cluster_names, load_cluster
-from jointopt.spec.catalog.frameworks import framework_names, load_framework
-from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
-from jointopt.spec.catalog.models import load_model, model_names
-from jointopt.spec.catalog.recipes import recipes_of
-from jointopt.spec.jobfile import shipped_job, shipped_jobs
 
 _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
     # names, entry of a name, attributes; "name=attribute" where the column has another name

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jointopt.core.schema import Columns, Ints
-from jointopt.spec.job import OBJECTIVES
-from jointopt.spec.objectives import distinguishing, words
+from jointopt.jobs.job import OBJECTIVES, distinguishing, words
 
 
 def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:

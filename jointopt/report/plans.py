@@ -22,15 +22,14 @@ from jointopt.core.schema import (
     Columns,
     outside,
 )
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.facility import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
 from jointopt.report.reasons import beyond, own_reasons, reasons_of
 from jointopt.report.table import TextColumn
 from jointopt.search.fastest import MOST
-from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import plain_number, stage_clocks_to_text
-from jointopt.spec.plans.parse import format_plan
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.memory import FEASIBLE, SURE
 
@@ -66,7 +65,7 @@ def _counted(clocks: Sequence[object], times: str) -> str:
 
 
 def short_plan(plans: Columns, row: int) -> str:
-    """The plan of a row as `jointopt.spec.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
+    """The plan of a row as `jointopt.jobs.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
     layout = format_plan(plans, plans["stage_clock_mhz"], row).rsplit(" ", 1)[0]
     clocks = [plain_number(clock) for clock in plans["stage_clock_mhz"][row].tolist() if clock == clock]
     return f"{layout} clock_mhz={_counted(clocks, 'x')}"

@@ -20,12 +20,12 @@ from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
+from jointopt.jobs.job import Job
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import table
 from jointopt.report.documents import Result, pick
 from jointopt.report.plans import basis_lines, better_words, compared_lines, half_difference, short_clocks
 from jointopt.report.table import TextColumn
-from jointopt.spec.job import Job
 
 Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough

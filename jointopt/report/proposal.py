@@ -15,6 +15,10 @@ from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, Ints
+from jointopt.jobs.job import OBJECTIVES, Job, distinguishing, words
+from jointopt.jobs.jobfile import job_mapping
+from jointopt.jobs.plans.stages import offered_splits
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.facility import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines, under_limits
@@ -40,11 +44,6 @@ from jointopt.report.plans import (
 )
 from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import blocks_text, paragraphs, study_lines
-from jointopt.spec.job import OBJECTIVES, Job
-from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.objectives import distinguishing, words
-from jointopt.spec.plans.parse import PLAN_KEYS
-from jointopt.spec.plans.stages import offered_splits
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 

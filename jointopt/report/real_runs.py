@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jointopt.core.budget import Spent
+from jointopt.jobs.job import Job
 from jointopt.report import table
 from jointopt.report.documents import Result, pick
 from jointopt.report.gains import Gains, hypervolume_words, sound
 from jointopt.report.plans import plan_table
 from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
 from jointopt.report.table import TextColumn
-from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
 
 if TYPE_CHECKING:

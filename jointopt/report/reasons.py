@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 

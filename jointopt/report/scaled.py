@@ -9,6 +9,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from jointopt.core.units import Z_90
+from jointopt.jobs.catalog.clusters import with_host_at
+from jointopt.jobs.job import Job
 from jointopt.physics.facility import run_costs
 from jointopt.report import table
 from jointopt.report.best_mfu import above_best
@@ -16,8 +18,6 @@ from jointopt.report.documents import Result, flat_frame, plain
 from jointopt.report.plans import half_difference, is_tight, odds, plan_words, tight_lines
 from jointopt.report.reasons import wider_lines
 from jointopt.report.table import TextColumn
-from jointopt.spec.catalog.clusters import with_host_at
-from jointopt.spec.job import Job
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,9 +10,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from jointopt.jobs.calibration import Calibration
 from jointopt.report.documents import Result, known_figures, pick
 from jointopt.report.table import TextColumn, blocks_text, fixed, lay_out, paragraphs, table_width, text_width
-from jointopt.spec.calibration import Calibration
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.quote import our_command
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import SITE_ENERGY, Job
+from jointopt.jobs.jobfile import shipped_jobs
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.documents import Result, pick, plan_entries
 from jointopt.report.plans import (
     compared_lines,
@@ -20,9 +23,6 @@ from jointopt.report.plans import (
 )
 from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
-from jointopt.spec.job import SITE_ENERGY, Job
-from jointopt.spec.jobfile import shipped_jobs
-from jointopt.spec.plans.parse import PLAN_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd

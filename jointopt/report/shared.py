@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import OBJECTIVES, words
 from jointopt.report.documents import plan_entries
 from jointopt.report.plans import predicted_table
 from jointopt.report.table import study_lines
-from jointopt.spec.job import OBJECTIVES
-from jointopt.spec.objectives import words
 
 
 @dataclass(frozen=True)

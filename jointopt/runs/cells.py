@@ -29,10 +29,10 @@ from jointopt.core.schema import (
     Ints,
     column_of,
 )
-from jointopt.spec.job import STATE_FIELDS, TF32
-from jointopt.spec.model import skip_freq_text
-from jointopt.spec.shape import POSITION_EMBEDDINGS
-from jointopt.spec.windows import named_skip_freq
+from jointopt.jobs.job import STATE_FIELDS, TF32
+from jointopt.jobs.model import skip_freq_text
+from jointopt.jobs.shape import POSITION_EMBEDDINGS
+from jointopt.jobs.windows import named_skip_freq
 
 _DENSE = 2**20  # whole numbers that differ by less are their own codes
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them

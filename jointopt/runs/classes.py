@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import RECIPE_CLASSES
-from jointopt.spec.catalog.frameworks import recognise_framework
-from jointopt.spec.catalog.recipe_classes import conflict, named_class, same_efficiency
+from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
 
 _SOURCE = ["source", "framework"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from jointopt.spec.model import Model
+from jointopt.jobs.model import Model
 
 HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
 _SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]

@@ -6,11 +6,11 @@ import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
 from jointopt.core.schema import POWER_PROFILE
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.runs.rule import Rule, above, broken_rules
 from jointopt.runs.rules import GPU_RULES, KNOWN_POWER, RUN_RULES
 from jointopt.runs.shapes import SHAPE, whole_name
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import known_model, near_models
 
 _REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
 # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jointopt.core.schema import Columns
-from jointopt.spec.catalog.frameworks import recognise_framework
-from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job
+from jointopt.jobs.catalog.frameworks import recognise_framework
+from jointopt.jobs.catalog.gpus import gpu_id
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from jointopt.spec.model import Model
+from jointopt.jobs.model import Model
 
 _STATED = re.compile(r"\((\d+\.\d+)B\)\s*$")  # "Llama-like 3B (3.57B)": a count to the hundredth, not a class of sizes
 _NEAR = 0.01  # relative; a count that is off by less is that of the shape

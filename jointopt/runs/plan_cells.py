@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.jobs import defaults
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.defaults import DefaultPlan
+from jointopt.jobs.job import Job
 from jointopt.runs.cells import first_rows, row_codes
-from jointopt.spec import defaults
-from jointopt.spec.cluster import Gpu
-from jointopt.spec.defaults import DefaultPlan
-from jointopt.spec.job import Job
 
 
 def number_cells(rows: pd.DataFrame, name: str) -> Floats:

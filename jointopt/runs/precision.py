@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from jointopt.core.schema import FP8_RECIPES
+from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, scaled_dtype, scaling_recipe
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.defaults import default_dtype
+from jointopt.jobs.job import TF32
+from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.runs.cells import named_dtype
-from jointopt.spec.catalog.scaling import only_recipe, recipes_of, scaled_dtype, scaling_recipe
-from jointopt.spec.cluster import Gpu
-from jointopt.spec.defaults import default_dtype
-from jointopt.spec.job import TF32
-from jointopt.spec.scaling import ScalingRecipe
 
 # In this order, letters and digits alone: what Megatron-Bridge's tables and recipes call a recipe, and what it means.
 _RECIPE_FRAGMENTS = {

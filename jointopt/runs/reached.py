@@ -11,11 +11,11 @@ import pandas as pd
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import TERA
+from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.jobs.catalog.models import known_model
 from jointopt.runs import reasons
 from jointopt.runs.cells import named_dtype
 from jointopt.runs.precision import with_precision
-from jointopt.spec.catalog.gpus import known_gpu
-from jointopt.spec.catalog.models import known_model
 
 MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 # Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from jointopt.core.units import KWH, TERA
+from jointopt.jobs.catalog.gpus import gpu_ids, known_gpu, load_gpu
+from jointopt.jobs.catalog.kernels import fp32_time_factor
+from jointopt.jobs.cluster import Gpu
 from jointopt.runs.cells import is_known, named_dtype
-from jointopt.spec.catalog.architectures import fp32_time_factor
-from jointopt.spec.catalog.gpus import gpu_ids, known_gpu, load_gpu
-from jointopt.spec.cluster import Gpu
 
 _GB = 1e9 / 2**30  # GiB
 _BOOSTED = 1.1  # of the rate on the data sheet, above which no clock explains it

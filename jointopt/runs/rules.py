@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
+from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
+from jointopt.jobs.model import LATENT, LATENT_NEEDED
 from jointopt.runs import reasons
 from jointopt.runs.precision import contradicts, with_precision
 from jointopt.runs.reached import (
@@ -28,8 +30,6 @@ from jointopt.runs.reached import (
     stated_flops,
 )
 from jointopt.runs.rule import Rule, above
-from jointopt.spec.catalog.gpus import known_gpu, known_gpus, load_gpu
-from jointopt.spec.model import LATENT, LATENT_NEEDED
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from jointopt.jobs.catalog.models import known_model
+from jointopt.jobs.model import LATENT
+from jointopt.jobs.windows import named_skip_freq
 from jointopt.runs.cells import first_rows, row_codes
-from jointopt.spec.catalog.models import known_model
-from jointopt.spec.model import LATENT
-from jointopt.spec.windows import named_skip_freq
 
 FROM_CATALOGUE = "shape_from_catalogue"  # 1.0 where the row's model is the catalogue's
 SHAPE = [

@@ -10,14 +10,14 @@ import numpy as np
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
+from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
+from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
+from jointopt.jobs.cluster import FAR_LINK
+from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
+from jointopt.jobs.job import TF32
 from jointopt.runs.cells import floats, named_attention, named_dtype, shown
 from jointopt.runs.other_names import ALIKE, TIME, converted, meant, within_node
 from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
-from jointopt.spec.catalog.frameworks import framework_names, recognise_framework
-from jointopt.spec.catalog.gpus import known_gpu, known_gpus, load_gpu
-from jointopt.spec.cluster import FAR_LINK
-from jointopt.spec.defaults import PLAIN_LINK_GBYTES_PER_S
-from jointopt.spec.job import TF32
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,6 +15,18 @@ import pandas as pd
 from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, Columns, Floats, Ints
+from jointopt.jobs import defaults
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.frameworks import job_of_class, named_class, names_release, of_class, recognise_framework
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import runnable_attention
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.cluster import Cluster, Gpu, is_of
+from jointopt.jobs.defaults import fill_degrees
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.model import LATENT, NOT_IN, Model, block_of
 from jointopt.runs.cells import first_rows, named_attention, named_cuda_graph, named_dispatcher, named_dtype, row_codes
 from jointopt.runs.classes import with_classes_of_kin
 from jointopt.runs.heads import HEADS_FROM_KIN, lacks_heads, with_heads_of_kin
@@ -32,20 +44,6 @@ from jointopt.runs.shapes import (
     with_catalogue_shapes,
 )
 from jointopt.runs.table import readable_runs
-from jointopt.spec import defaults
-from jointopt.spec.block import NOT_IN, block_of
-from jointopt.spec.catalog.architectures import runnable_attention
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.frameworks import names_release, recognise_framework
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.catalog.recipe_classes import job_of_class, named_class, of_class
-from jointopt.spec.cluster import Cluster, Gpu
-from jointopt.spec.defaults import fill_degrees
-from jointopt.spec.framework import Framework
-from jointopt.spec.job import STATE_FIELDS, TF32, Job, Training
-from jointopt.spec.machine import Machine, is_of, on_machine
-from jointopt.spec.model import LATENT, Model
 
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
@@ -128,7 +126,7 @@ class Workload:
 def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
     """Workloads of a measurement table, and why each remaining row cannot be predicted.
 
-    Blank cells get the defaults of `jointopt.spec.defaults`, or the catalogue's shape of a model. A row is left out, by
+    Blank cells get the defaults of `jointopt.jobs.defaults`, or the catalogue's shape of a model. A row is left out, by
     position and with the reason, where a word or GPU is unknown, what has no default is lacking, or it could not run.
     ``kin``: another table whose rows fill the heads of a model and the recipe class of a source, as this one's do.
     Raises TableError for a missing column, a number that makes no sense, or a table of which no row is left.

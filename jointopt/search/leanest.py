@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
-from jointopt.spec.job import Job
-from jointopt.spec.plans.stages import largest_chunk
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.stages import largest_chunk
 
 COMFORTABLE = 0.9  # probability of fitting from which less memory buys nothing
 _OWN = ("recompute", "recompute_modules", "recompute_num_layers")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.spec.objectives import OBJECTIVES as OBJECTIVES
-from jointopt.spec.plans.clocks import widened
+from jointopt.jobs.job import OBJECTIVES as OBJECTIVES
+from jointopt.jobs.plans.text import widened
 
 _AT_ONCE = 256  # points compared with a whole front
 _DRAWN = 20_000  # points to estimate a volume from

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
+from jointopt.jobs.clocks import without_limits
 from jointopt.search.pareto import OBJECTIVES, objectives
-from jointopt.spec.power_limits import without_limits
 
 Evaluate = Callable[[Ints, Floats], Columns]
 OfPlans = Callable[[Ints, Floats], Floats]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.job import Job
 from jointopt.physics.describe import time_with_clock_shares_s, with_clock_shares
-from jointopt.spec.job import Job
 from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.residual_gp import Kernel, Runs, terms
 

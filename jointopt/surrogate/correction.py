@@ -12,11 +12,11 @@ import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.jobs.catalog.frameworks import of_efficiency
+from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.heat import HeatScale, by_mean_power
-from jointopt.spec.catalog.recipe_classes import of_efficiency
-from jointopt.spec.job import Job
 from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence, as_it_is
 from jointopt.surrogate.far_constants import far_by

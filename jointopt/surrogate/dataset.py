@@ -13,15 +13,15 @@ from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
 from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
 from jointopt.runs.open_plans import runs_with_plans
 from jointopt.runs.workloads import Workload
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.measured_limits import MeasuredPower, drawn_by, within_limits

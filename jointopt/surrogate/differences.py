@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 from jointopt.surrogate.intervals import clock_half_width, physics_errors, supported
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 

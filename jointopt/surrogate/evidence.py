@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats
+from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.jobs.job import Job
 from jointopt.physics.describe import moved
-from jointopt.spec.catalog.gpus import known_gpu
-from jointopt.spec.job import Job
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.lower_bounds import is_lower_bound
 from jointopt.surrogate.measured_limits import MeasuredPower

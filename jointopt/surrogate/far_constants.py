@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.job import Job
 from jointopt.physics.describe import CONSTANTS, HOST, NETWORK, moved, only
-from jointopt.spec.job import Job
 from jointopt.surrogate.evidence import Evidence
 
 # How far constants may be from what was assumed (logarithms), and the share of clusters that each is expected of: how

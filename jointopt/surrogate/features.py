@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import sensitivities, shape_columns, share_columns
 from jointopt.physics.heat import by_physics_alone
 from jointopt.physics.makespan import least_makespan_s
-from jointopt.spec.catalog.gpus import known_gpu
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.network_doubt import network_delay
 from jointopt.surrogate.residual_gp import DELAY, Runs

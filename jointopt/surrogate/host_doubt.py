@@ -8,8 +8,8 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import TERA
+from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.spec.job import Job
 
 
 def may_wait_for_host(job: Job, columns: Columns, shortest_s: float) -> Bools:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
-from jointopt.spec.catalog.gpus import read_yaml
-from jointopt.spec.cluster import FAR_LINK
-from jointopt.spec.job import Job
+from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.cluster import FAR_LINK
+from jointopt.jobs.job import Job
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.host_doubt import may_wait_for_host
 from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks

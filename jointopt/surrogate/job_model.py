@@ -12,16 +12,16 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
+from jointopt.jobs.calibration import Calibration, calibrated
+from jointopt.jobs.clocks import without_limits
+from jointopt.jobs.job import Job, on_machine
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.drawn import Drawn
 from jointopt.physics.heat import by_mean_power
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.runs.database import may_hold_rows
-from jointopt.spec.calibration import Calibration, calibrated
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine, on_machine
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.power_limits import without_limits
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence

@@ -10,7 +10,7 @@ import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Ints
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 from jointopt.surrogate.evidence import Evidence, kind, renamed, sources_of_kind
 from jointopt.surrogate.model import Surrogate
 

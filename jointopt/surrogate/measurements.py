@@ -13,6 +13,8 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
 from jointopt.runs.classes import states_class
 from jointopt.runs.database import without_password
 from jointopt.runs.heads import lacks_heads, model_as_kin
@@ -22,8 +24,6 @@ from jointopt.runs.repeated import contradicting_lines
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.unused import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
 from jointopt.runs.workloads import Workload
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
     Evidence,
@@ -138,7 +138,7 @@ class Measurements:
 
     def on(self, gpu_id: str) -> Measurements:
         """The runs on that GPU that are `learned_from`."""
-        from jointopt.spec.catalog.gpus import gpu_id as id_of
+        from jointopt.jobs.catalog.gpus import gpu_id as id_of
 
         if "gpu" not in self.table:
             return self.take(np.zeros(len(self.table), bool))

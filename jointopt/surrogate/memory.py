@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats
-from jointopt.spec.catalog.gpus import read_yaml
+from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.surrogate import feasibility
 from jointopt.surrogate.feasibility import GRID, MemoryEvidence, MemoryMargin
 

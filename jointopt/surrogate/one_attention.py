@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.spec.job import ATTENTIONS, Job
+from jointopt.jobs.job import ATTENTIONS, Job
 from jointopt.surrogate.one_class import of_learned_class, of_one_class
 from jointopt.surrogate.residual_gp import Runs
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.spec.catalog.recipe_classes import conflict, job_of_class, of_efficiency, same_efficiency
-from jointopt.spec.job import Job
+from jointopt.jobs.catalog.frameworks import conflict, job_of_class, of_efficiency, same_efficiency
+from jointopt.jobs.job import Job
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced

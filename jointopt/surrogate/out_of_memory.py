@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.jobs.job import Job
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.spec.job import Job
 
 if TYPE_CHECKING:
     from jointopt.runs.workloads import Workload

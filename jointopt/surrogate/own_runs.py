@@ -14,7 +14,7 @@ import numpy as np
 from jointopt.core.facts import Source
 from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.measured_clocks import MeasuredClocks

@@ -10,7 +10,7 @@ import numpy as np
 
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 from jointopt.surrogate.clock_response import CLOCK, learn_response
 from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.measured_clocks import BELOW

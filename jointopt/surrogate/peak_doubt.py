@@ -6,8 +6,8 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns
 from jointopt.core.units import TERA
+from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.spec.job import Job
 
 
 def above_peak(job: Job, columns: Columns) -> Bools:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.spec.catalog.gpus import known_gpu
+from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.surrogate.time_unit import Sources, named_source
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jointopt.core.errors import JointOptError
 from jointopt.core.facts import Source
-from jointopt.spec.job import TF32, Job
+from jointopt.jobs.job import TF32, Job
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.intervals import physics_errors
 

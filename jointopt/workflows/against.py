@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import POWER_LIMIT, Columns
+from jointopt.jobs.job import Job
 from jointopt.search.pareto import concat_plans, take
-from jointopt.spec.job import Job
 from jointopt.surrogate.job_model import JobModel
 
 _OF_STAGES = "stage_power_limit_w"

@@ -8,14 +8,13 @@ from typing import Any
 from jointopt.core.errors import PlanError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT, Columns, num_gpus
+from jointopt.jobs.catalog.kernels import kernel_constants, recipes_of
+from jointopt.jobs.clocks import refused_limits
+from jointopt.jobs.cluster import MEASURED
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.rules import is_split
 from jointopt.physics import cooling
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.catalog.scaling import recipes_of
-from jointopt.spec.cluster import MEASURED
-from jointopt.spec.job import Job
-from jointopt.spec.plans.newer_rules import is_split
-from jointopt.spec.power_limits import refused_limits
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 

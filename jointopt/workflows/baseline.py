@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import UsageError
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 from jointopt.workflows.plan_files import plan_of
 
 

@@ -10,15 +10,15 @@ import numpy as np
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.units import Z_90
+from jointopt.jobs.catalog.recipes import Recipe, recipes_for
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.text import format_plan, parse_plan, plan_records
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.beside import Beside
 from jointopt.report.plans import odds
 from jointopt.search.fastest import fastest
 from jointopt.search.problem import Problem
-from jointopt.spec.catalog.recipes import Recipe, recipes_for
-from jointopt.spec.job import Job
-from jointopt.spec.plans.parse import format_plan, parse_plan, plan_records
-from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import SURE
 from jointopt.workflows.problem import at_top, top_times

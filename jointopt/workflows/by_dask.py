@@ -13,7 +13,7 @@ from typing import Any
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 from jointopt.workflows.functions import Answer, load_function
 
 SLURM = "slurm"

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
 from jointopt.report.explanation import Explanation
 from jointopt.search.pareto import concat
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.plans.clocks import widened
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import with_limits

@@ -16,6 +16,11 @@ from typing import Any
 
 from jointopt.core.errors import CatalogError, LauncherError, OutageError, UsageError
 from jointopt.core.units import GIB
+from jointopt.jobs.catalog.clusters import link_defaults
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.machine import Machine as MeasuredMachine
+from jointopt.jobs.machine import save_machine
 from jointopt.measure.devices import machine as devices
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine
@@ -25,11 +30,6 @@ from jointopt.report.diagnosis import Probed
 from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table, without_password
 from jointopt.runs.outages import patience
-from jointopt.spec.catalog.clusters import link_defaults
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.cluster import Gpu
-from jointopt.spec.machine import Machine as MeasuredMachine
-from jointopt.spec.machine import save_machine
 
 _log = logging.getLogger(__name__)
 CPU_CORE = "cpu-core"

@@ -14,13 +14,13 @@ from scipy.stats import kendalltau
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.machine import Machine
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.row_names import row_names
 from jointopt.runs.table import doubtful_precision
 from jointopt.runs.unused import without_time
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.machine import Machine
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints

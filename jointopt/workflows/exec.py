@@ -12,6 +12,8 @@ from typing import Any
 
 from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
+from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
+from jointopt.jobs.reading import shown
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, ranks_of_node
 from jointopt.measure.devices.meter import Gpus, metered
 from jointopt.measure.devices.occupancy import occupants
@@ -27,8 +29,6 @@ from jointopt.measure.devices.rank_check import (
 from jointopt.measure.devices.reading import Reading
 from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.process import run_in_foreground
-from jointopt.spec.check import shown
-from jointopt.spec.plans.ranks import DEFAULT_ORDER, check_order
 
 _MOST_GPUS = 1_000_000
 _log = logging.getLogger(__name__)

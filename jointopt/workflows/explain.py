@@ -11,6 +11,11 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.text import parse_plan, plan_assumptions, plan_records
 from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.casts import cast_times_s
 from jointopt.physics.cost_model import CostModel
@@ -29,11 +34,6 @@ from jointopt.report.layouts import Rank
 from jointopt.report.shortage import shortage_of
 from jointopt.report.stage import Stage
 from jointopt.runs.kinds import plan_keys
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.plans.parse import parse_plan, plan_assumptions, plan_records
-from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import answered, assumptions, check_priceable

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import InfeasibleError
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.measure.exports.intent import BENCHMARK
 from jointopt.measure.exports.targets import version_in
 from jointopt.report.exported import Exported, exported, plan_alone
 from jointopt.report.shortage import Shortage, shortage_of
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.given import from_files
 

@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.schema import STAGE_LAYERS, Columns, Floats, Ints
-from jointopt.physics.cost_model import CostModel
-from jointopt.search.pareto import non_dominated, take
-from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.stages import (
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.stages import (
     Split,
     buildable,
     heaviest_rank,
@@ -22,6 +19,9 @@ from jointopt.spec.plans.stages import (
     shifted_splits,
     tail_layers,
 )
+from jointopt.jobs.plans.text import uniform_stage_clocks
+from jointopt.physics.cost_model import CostModel
+from jointopt.search.pareto import non_dominated, take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Columns
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
 
 Answer = Callable[[Job, Columns], Mapping[str, Any]]
 

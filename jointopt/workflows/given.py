@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from jointopt.core.errors import UsageError, of_table
-from jointopt.spec.calibration import Calibration, load_calibration
-from jointopt.spec.check import is_number, is_whole, shown
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.machine import Machine, load_machine
-from jointopt.spec.sizes import load_jobs
+from jointopt.jobs.calibration import Calibration, load_calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job, load_jobs
+from jointopt.jobs.machine import Machine, load_machine
+from jointopt.jobs.reading import is_number, is_whole, shown
 from jointopt.surrogate.job_model import JobModel
 
 if TYPE_CHECKING:

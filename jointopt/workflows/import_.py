@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import LATENT
+from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.measure.imports.files import read_file
 from jointopt.measure.imports.resolve import Resolved, resolved
 from jointopt.measure.imports.taken import Taken
@@ -24,9 +27,6 @@ from jointopt.measure.logs.others import Batch
 from jointopt.measure.logs.run import read_run, window_of
 from jointopt.measure.logs.traces import Trace, read_trace
 from jointopt.report.imported import Comparison, Imported
-from jointopt.spec.job import Job
-from jointopt.spec.model import LATENT
-from jointopt.spec.plans.parse import format_plan, parse_plan, plan_assumptions, plan_records
 from jointopt.workflows.given import from_files, paths
 
 if TYPE_CHECKING:

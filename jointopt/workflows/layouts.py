@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.jobs.job import Job
 from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.makespan import least_makespan_s
@@ -18,7 +19,6 @@ from jointopt.report.layouts import NEAR, Layout
 from jointopt.search.fastest import ranked
 from jointopt.search.pareto import below_chord, concat, front_order, take
 from jointopt.search.problem import Problem
-from jointopt.spec.job import Job
 from jointopt.surrogate.intervals import RESULTS
 
 SHOWN = 8  # splits that a proposal keeps, and those of its front

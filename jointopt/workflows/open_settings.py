@@ -11,17 +11,16 @@ import numpy as np
 
 from jointopt.core.errors import JointOptError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework, same_efficiency
+from jointopt.jobs.catalog.kernels import recipes_of
+from jointopt.jobs.defaults import default_attention
+from jointopt.jobs.job import ATTENTIONS, RECIPE_CLASSES, Job
+from jointopt.jobs.jobfile import with_changes
+from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.open_settings import OpenSetting
 from jointopt.search.fastest import fastest
-from jointopt.spec.catalog.frameworks import framework_names, load_framework
-from jointopt.spec.catalog.recipe_classes import same_efficiency
-from jointopt.spec.catalog.scaling import recipes_of
-from jointopt.spec.defaults import default_attention
-from jointopt.spec.job import ATTENTIONS, RECIPE_CLASSES, Job
-from jointopt.spec.jobfile import with_changes
-from jointopt.spec.plans.parse import format_plan, plan_records
-from jointopt.spec.plans.rules import check_plan
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.network_doubt import network_assumed

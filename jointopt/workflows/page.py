@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.machine import Machine
 from jointopt.physics.facility import with_site
 from jointopt.report.page.made import Reported, report_of
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.machine import Machine
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.given import from_files

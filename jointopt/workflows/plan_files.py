@@ -10,7 +10,7 @@ from typing import Any
 from jointopt.core.errors import UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.core.schema import DEGREES, POWER_PROFILE
-from jointopt.spec.plans.parse import PLAN_KEYS
+from jointopt.jobs.plans.text import PLAN_KEYS
 
 _MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
 

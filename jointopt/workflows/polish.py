@@ -12,6 +12,12 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.catalog.limits import most
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
@@ -21,12 +27,6 @@ from jointopt.physics.polish.options import Options, Problem, efficient, widened
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.report.shortage import shortage_of
 from jointopt.search.pareto import take
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.catalog.limits import most
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_assumptions, plan_records
-from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.given import from_files
 

@@ -16,6 +16,12 @@ import numpy.typing as npt
 from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
+from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
+from jointopt.jobs.catalog.frameworks import recognise_framework
+from jointopt.jobs.cluster import table_lines
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.rules import violations
 from jointopt.physics.facility import with_site
 from jointopt.physics.heat import heat
 from jointopt.physics.limits import memory_limit_gib
@@ -24,11 +30,6 @@ from jointopt.runs.classes import class_conflicts, states_class, taken_lines
 from jointopt.runs.heads import lacks_heads
 from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
-from jointopt.spec.catalog.frameworks import recognise_framework
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine, table_lines
-from jointopt.spec.plans.rules import violations
 from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
@@ -76,7 +77,7 @@ def predict(
     for the rows on its GPU; ``machine``: for those on such nodes, for what they do not state. ``storage``: the URL of a
     database, whose measurements are measured runs too. ``pue``: of a site, whose energy is then predicted too. A row
     that cannot be predicted has blanks, ``predicted_fits`` false, and the reason in ``not_predicted``. ``violations``
-    names the rules by which a row's plan cannot be started (``spec/catalog/framework_rules.yaml``). TableError for a
+    names the rules by which a row's plan cannot be started (``jobs/catalog/framework_rules.yaml``). TableError for a
     number that makes no sense, and where no row can be predicted.
     """
     import pandas as pd

@@ -10,14 +10,13 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, outside
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.rules import check_plan, violations
+from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.throughput import throughput
 from jointopt.search.pareto import concat
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.plans.clocks import stage_clocks_to_text, widened
-from jointopt.spec.plans.parse import ParsedPlan, parse_plan, plan_records
-from jointopt.spec.plans.rules import check_plan, violations
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE

@@ -12,6 +12,10 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.memory import free_bytes
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
+from jointopt.jobs.clocks import repeated, under_limits
+from jointopt.jobs.job import OBJECTIVES, TIME_ALONE, Job
+from jointopt.jobs.plans.space import Space, enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cooling import leave_power
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
@@ -22,10 +26,6 @@ from jointopt.search.fastest import fastest
 from jointopt.search.leanest import leanest
 from jointopt.search.pareto import concat, take
 from jointopt.search.problem import LowerBound, Problem
-from jointopt.spec.job import OBJECTIVES, TIME_ALONE, Job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import Space, enumerate_layouts
-from jointopt.spec.power_limits import repeated, under_limits
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
 from jointopt.workflows.free_splits import free_splits

@@ -11,6 +11,12 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import OBJECTIVES, Job, distinguishing
+from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.text import parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
 from jointopt.report.layouts import Layout
@@ -24,14 +30,6 @@ from jointopt.search.fastest import fastest
 from jointopt.search.pareto import concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.search.tight_limits import front_within_limits
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import OBJECTIVES, Job
-from jointopt.spec.jobfile import dump_job
-from jointopt.spec.machine import Machine
-from jointopt.spec.objectives import distinguishing
-from jointopt.spec.plans.clocks import widened
-from jointopt.spec.plans.parse import parse_plan, plan_records
-from jointopt.spec.plans.rules import check_plan
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
 from jointopt.workflows.answers import answered, assumptions, check_priceable

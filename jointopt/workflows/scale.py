@@ -12,15 +12,15 @@ import numpy as np
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import Job
+from jointopt.jobs.machine import Machine
 from jointopt.physics.facility import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.documents import plan_entries
 from jointopt.report.scaled import Pick, Scaled, Size, run_at
 from jointopt.report.table import figure
 from jointopt.search.pareto import below_chord, front_order, take
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.against import Against
@@ -51,7 +51,7 @@ def scale(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
-    """The fronts of jobs that differ in their clusters (see `jointopt.spec.sizes.load_jobs`), side by side.
+    """The fronts of jobs that differ in their clusters (see `jointopt.jobs.sizes.load_jobs`), side by side.
 
     ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
     site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to

@@ -12,13 +12,13 @@ import numpy as np
 
 from jointopt.core import progress
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
 from jointopt.search.exact import ExactFront
 from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import concat, front_of, is_beaten, merge, spread, stacked, take, volume
 from jointopt.search.problem import Problem
-from jointopt.spec.job import Job
 
 _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_TICKS = 1.0

@@ -13,14 +13,14 @@ import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, inside, num_gpus
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.reading import parse_json, parse_yaml
 from jointopt.physics.facility import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.database import without_password
 from jointopt.runs.table import read_table
-from jointopt.spec.files import parse_json, parse_yaml
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, of_surrogate
 from jointopt.surrogate.kin import in_part

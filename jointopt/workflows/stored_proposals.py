@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import JobError, UsageError
-from jointopt.spec.files import parse_json
+from jointopt.jobs.reading import parse_json
 
 STORAGE = "sqlite:///jointopt.db"
 PROPOSAL = "proposal.json"  # in a folder of `propose --out`

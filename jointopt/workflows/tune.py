@@ -16,15 +16,15 @@ import pandas as pd
 from jointopt.core import progress
 from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import TIME_ALONE, Job
+from jointopt.jobs.machine import Machine
 from jointopt.measure.launchers.base import EndsEarly, Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
 from jointopt.report.table import result
 from jointopt.search.acquire import acquire, expected_saving, gain_left
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import TIME_ALONE, Job
-from jointopt.spec.machine import Machine
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.out_of_memory import OUT

@@ -14,16 +14,14 @@ import pandas as pd
 from jointopt.core import progress
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, inside
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import FURTHER, Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import plan_records, widened
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.objectives import FURTHER
-from jointopt.spec.plans.clocks import widened
-from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements

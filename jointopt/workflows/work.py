@@ -14,6 +14,11 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, LauncherError, OutOfMemoryError, RunFailedError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, STATUSES, Columns, Floats, Ints
+from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.job import PAID, Job
+from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.measure.launchers.rows import is_blank
 from jointopt.physics.cost_model import CostModel
@@ -24,12 +29,6 @@ from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
-from jointopt.spec.calibration import Calibration
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import dump_job
-from jointopt.spec.machine import Machine
-from jointopt.spec.objectives import PAID
-from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.out_of_memory import OUT, surely_out
 from jointopt.workflows.campaign.verdict import OUT_ALREADY

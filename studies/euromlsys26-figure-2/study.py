@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from jointopt.spec.jobfile import shipped_job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.studies.evidence import shown
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.euromlsys26_plans import EXPERT_LAYOUTS, over_batches

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Columns, Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import front_order
-from jointopt.spec.job import Job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.euromlsys26_plans import BATCHES, FOUR, on_two_nodes
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job, shipped_job
 from jointopt.studies.figure import publish
 from jointopt.workflows.propose import propose
 

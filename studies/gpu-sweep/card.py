@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from jointopt.jobs.cluster import Gpu
 from jointopt.measure.devices.machine import FoundGpu
-from jointopt.spec.cluster import Gpu
 
 LICENCE = "Apache-2.0"
 _ASK_TORCH = """

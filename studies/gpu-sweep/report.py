@@ -19,9 +19,9 @@ from scipy.optimize import least_squares
 
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Bools, Floats
+from jointopt.jobs.job import Job
 from jointopt.runs.table import read_table
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.spec.job import Job
 from jointopt.surrogate.dataset import PricedPlans, with_results
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.predict import predict

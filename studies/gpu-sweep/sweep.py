@@ -30,16 +30,16 @@ from report import SOURCE, TRIAL, write_report  # type: ignore[import-not-found]
 
 from jointopt.core.errors import DeviceError, InfeasibleError, JointOptError, LauncherError, TableError, UsageError
 from jointopt.core.schema import COLUMNS
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.conditions import MEASURE_S
 from jointopt.measure.devices.machine import FoundGpu, found_machine
 from jointopt.measure.devices.meter import Gpus
 from jointopt.measure.launchers.torchrun import TorchrunLauncher, TorchrunProgram
 from jointopt.runs.table import read_table
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.cluster import Gpu
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 
 HERE = Path(__file__).parent

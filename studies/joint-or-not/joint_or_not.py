@@ -29,11 +29,11 @@ import matplotlib.pyplot as plt
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.report.proposal import Proposal
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from jointopt.studies import figures
 from jointopt.studies.marked import replace_between
 from jointopt.workflows.propose import propose

@@ -16,16 +16,16 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import with_clock_shares
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.plans import plan_frame
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options
-from jointopt.spec.model import Model
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
 
 MODELS = (
     "llama-3-8b", "llama-2-7b", "llama-2-13b", "llama-3-70b", "qwen2-7b", "qwen3-32b", "qwen2-72b", "gpt-neox-20b",

@@ -9,8 +9,8 @@ import pandas as pd
 
 import jointopt
 from jointopt.core.errors import JointOptError
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job
 from jointopt.studies.blocks import DOMAIN, GPU, THREADS, UNIT_FLOPS
 from jointopt.studies.figure import publish
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import excursion
 from jointopt.physics.warming import warming
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, fits, outcomes, varied
 
 CLUSTERS = ("h200", "h100")

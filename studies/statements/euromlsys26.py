@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from jointopt.core.schema import Floats
-from jointopt.spec.jobfile import shipped_job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.studies.evidence import NOMINAL, SPANS, Constants, Outcome, columns, outcomes, varied
 from jointopt.studies.statements.euromlsys26_plans import (
     FOUR,

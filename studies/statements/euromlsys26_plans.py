@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.studies.evidence import NOMINAL, Constants, Outcome, clock_sweep, outcomes, varied, with_batch
 
 LAYOUTS = ("dp=8 pp=4 tp=1", "dp=4 pp=8 tp=1", "dp=8 pp=2 tp=2", "dp=4 pp=4 tp=2", "dp=4 pp=2 tp=4", "dp=2 pp=4 tp=4")

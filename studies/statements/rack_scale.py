@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from jointopt.core.units import GIB, TERA
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job, shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.memory import memory_parts
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job, shipped_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.studies.blocks import HIDDEN, INNER, MODES, Priced, machine
 from jointopt.studies.evidence import NOMINAL, SPANS, STUDIES, Constants, outcomes
 from jointopt.studies.statements.rack_training import TRAINING

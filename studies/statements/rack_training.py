@@ -6,8 +6,8 @@ import functools
 from dataclasses import replace
 
 from jointopt.core.units import PICO
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job
 from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, outcomes
 from jointopt.studies.statements.statement import Finding, Statement
 

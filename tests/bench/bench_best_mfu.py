@@ -2,7 +2,7 @@
 
     python tests/bench/bench_best_mfu.py [--write] [DATA_FOLDER]
 
-Prints the table; with ``--write`` also replaces jointopt/spec/catalog/best_mfu.yaml below its head. The default folder
+Prints the table; with ``--write`` also replaces jointopt/jobs/catalog/best_mfu.yaml below its head. The default folder
 is ../shared/data beside the repository; the sample of tests/data is read too. MFU is the one that plans are shown with
 (`jointopt.physics.throughput`). Left out: rows whose precision or shape is assumed, MFU above 1, outliers that the
 folder's README names, release tests with deterministic kernels, and kinds of fewer than `FEWEST_ROWS` rows or of which
@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from jointopt.jobs.catalog.best_mfu import kind_of
 from jointopt.physics.throughput import throughput
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.spec.catalog.best_mfu import kind_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "jointopt" / "spec" / "catalog" / "best_mfu.yaml"

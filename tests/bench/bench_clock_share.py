@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.parse import parse_plan
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PASSES = ("forward", "backward")

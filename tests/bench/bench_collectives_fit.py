@@ -14,10 +14,10 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from jointopt.core.units import GB, MICRO
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.kernels import CollectiveConstants, Links, Protocol
 from jointopt.physics.collectives import collective_time_s
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.kernels import CollectiveConstants, Links, Protocol
 
 TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/nccl_collectives.csv"
 FP16_BYTES, PROTOCOLS = 2.0, 3

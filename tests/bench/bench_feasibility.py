@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/bench/bench_feasibility.py [--write]
 
-Reads ../shared/data beside the repository. ``--write`` replaces jointopt/spec/catalog/memory_margin.yaml. The margin is
+Reads ../shared/data beside the repository. ``--write`` replaces jointopt/jobs/catalog/memory_margin.yaml. The margin is
 learned from sources that measured memory, that of a framework from its published plans that run; Aleph only judges.
 nanotron's failures are crashes or out of memory, not distinguished: "caught" counts both.
 """

@@ -15,11 +15,11 @@ import dataclasses
 import numpy as np
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.jobfile import shipped_job, shipped_jobs
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives
 from jointopt.search.problem import Problem
-from jointopt.spec.jobfile import shipped_job, shipped_jobs
 from jointopt.workflows.problem import priced_problem
 from tests.fake_problem import recall
 

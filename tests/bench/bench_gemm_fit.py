@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.kernels import GemmConstants, TileKind
 from jointopt.physics.gemm import gemm_time_s
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.kernels import GemmConstants, TileKind
 
 TABLE = pathlib.Path(__file__).resolve().parents[3] / "shared/data/gemm_bf16.csv.gz"
 # Fitted: launch_s, prologue_k, split_k_s, hbm_fraction, sustained_fraction, throttle_flop, throttle_slope,

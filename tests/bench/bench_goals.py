@@ -31,13 +31,13 @@ from pymoo.operators.sampling.rnd import IntegerRandomSampling
 from pymoo.util.ref_dirs import get_reference_directions
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.job import OBJECTIVES
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import non_dominated, spread, stacked
 from jointopt.search.problem import Problem
-from jointopt.spec.job import OBJECTIVES
-from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.problem import prepared
 from jointopt.workflows.search_steps import Step, Stopwatch, with_all_goals

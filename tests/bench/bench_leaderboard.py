@@ -45,8 +45,8 @@ from threadpoolctl import threadpool_limits
 
 import jointopt
 from jointopt.core.schema import Ints
-from jointopt.spec.catalog import frameworks
-from jointopt.spec.framework import Framework
+from jointopt.jobs.catalog import frameworks
+from jointopt.jobs.framework import Framework
 from jointopt.studies import figures
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, timed_runs

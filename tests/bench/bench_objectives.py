@@ -29,10 +29,10 @@ from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 from pymoo.util.ref_dirs import get_reference_directions
 
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.genome import Genome
 from jointopt.search.problem import Problem
-from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.problem import priced_problem, search_problem
 
 JOBS = ("llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")

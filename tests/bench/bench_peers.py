@@ -28,7 +28,7 @@ from bench_accuracy import ROOT
 from bench_few import drawn
 
 from jointopt.core.schema import Floats
-from jointopt.spec.catalog.gpus import gpu_sheet
+from jointopt.jobs.catalog.gpus import gpu_sheet
 
 RECORDED, PUBLISHED = Path(__file__).with_name("peers.csv"), Path(__file__).with_name("peers.yaml")
 FLOPS_SHARE = 0.5

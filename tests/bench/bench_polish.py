@@ -18,14 +18,13 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import format_stage_clocks, parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.by_linear import least_energy
 from jointopt.physics.polish.graph import schedule_graph
 from jointopt.physics.polish.options import Options, Problem, efficient
 from jointopt.report.plans import short_clocks
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.clocks import format_stage_clocks
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows.polish import polish
 
 PLANS = (

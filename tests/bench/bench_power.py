@@ -6,7 +6,7 @@ The default folder is ../shared/data beside the repository; without it only node
 measured and predicted (means), the error in the mean, its absolute value in mean and median, and the share of
 measurements that the interval ``avg_power_w_low`` to ``avg_power_w_high`` holds. Constants were fitted to the stages of
 the A100-SXM, the voltage curves and the A100-PCIe's pJ per flop to pipelines, H200's pJ per flop to its products, hosts
-to the nodes (``spec/catalog/links.yaml``).
+to the nodes (``jobs/catalog/links.yaml``).
 
 - stages: the law at the measured time of a stage (Perseus, SOSP'24), as its layout is not stated;
 - pipelines: layout, clocks or limit of a run alone, as a table that `jointopt predict` reads; a sequence of 2,048, no
@@ -36,12 +36,12 @@ import pandas as pd
 from bench_power_fit import FIT_BELOW_MHZ, ROOT, stage_profiles
 from scipy.optimize import least_squares
 
+from jointopt.jobs.catalog.clusters import build_cluster, with_host_at
+from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import cluster_power_kw
 from jointopt.runs.workloads import workloads
-from jointopt.spec.catalog.clusters import build_cluster, with_host_at
-from jointopt.spec.catalog.gpus import load_gpu
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.workflows.predict import predict
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from jointopt.jobs.catalog.gpus import load_gpu, power_constants
 from jointopt.physics import clock_law
-from jointopt.spec.catalog.gpus import load_gpu, power_constants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEQ = 2048  # of the Perseus stages, with one sequence per micro-batch: inferred, the artifact does not state it

@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import RECOMPUTE_NAMES, SCHEDULE
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.table import read_table, write_table
 from jointopt.runs.workloads import workloads
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.predict import predict

@@ -26,9 +26,9 @@ import pandas as pd
 from bench_accuracy import ROOT, clean
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.framework import Framework
 from jointopt.runs.workloads import Workload, workloads
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.framework import Framework
 from jointopt.surrogate.dataset import PricedPlans, timed_runs
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.measurements import Measurements

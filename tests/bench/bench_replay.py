@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
-from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price
 from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/bench/bench_splits.py [JOB ...]
 
-`propose` lists few splits of a pipeline (`jointopt.spec.plans.stages.offered_splits`) and searches others
+`propose` lists few splits of a pipeline (`jointopt.jobs.plans.stages.offered_splits`) and searches others
 (`jointopt.workflows.free_splits`): the ends of its front without and with these. From the fastest plan of each of the
 first four combinations of degrees on the front with them one layer after the other moves to another chunk, as long as
 that helps: the time at the top clock, or the least energy within 5 % more than the least time of all, each plan at
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import STAGE_LAYERS, Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job, shipped_job
+from jointopt.jobs.plans.stages import buildable, own_split
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import concat
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job, shipped_job
-from jointopt.spec.plans.parse import parse_plan
-from jointopt.spec.plans.stages import buildable, own_split
 from jointopt.workflows import problem
 from jointopt.workflows.propose import propose
 

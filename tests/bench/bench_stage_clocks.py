@@ -13,14 +13,14 @@ import numpy as np
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import format_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.plans import short_clocks
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import format_plan
-from jointopt.spec.plans.space import enumerate_layouts
 
 JOBS = ("gpt3-175b-128x8-a100", "mixtral-8x22b-8x8-h100", "llama-3-70b-4x8-h200", "opt-350m-2x4-a100")
 SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.store import Store
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.space import enumerate_layouts
 
 JOB, PLAN = "llama-3-8b-1x8-h100", "dp=4 tp=2 pp=1 micro_batch_size=1 zero_stage=1"
 BATCH = 20_000

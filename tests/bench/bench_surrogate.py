@@ -35,9 +35,9 @@ from bench_predict import CODES
 from scipy.stats import kendalltau
 
 from jointopt.core.schema import RECOMPUTE_NAMES, SCHEDULE, Floats, Ints
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.table import write_table
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.held_out import group_folds, measured_split

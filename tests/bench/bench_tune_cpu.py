@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.tune import tune

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from bench_tune_cpu import tuned
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job
 from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
 from jointopt.surrogate.within_job import ROUGH, Spread
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.tune import tune

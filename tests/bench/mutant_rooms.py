@@ -21,14 +21,14 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
     ),
     "spec": (
-        ("jointopt/spec",), ("jointopt/spec/plans",),
-        (*QUICK, "tests/spec", "tests/physics/test_*.py", "tests/workflows/test_blocks.py"),
+        ("jointopt/jobs",), ("jointopt/jobs/plans",),
+        (*QUICK, "tests/jobs", "tests/physics/test_*.py", "tests/workflows/test_blocks.py"),
     ),
     "core": (
         ("jointopt/core",), ("jointopt/core/units.py", *NOT_DRAWN),
-        ("tests/core", "tests/golden", "tests/spec", "tests/runs", "tests/report"),
+        ("tests/core", "tests/golden", "tests/jobs", "tests/runs", "tests/report"),
     ),
-    "plans": (("jointopt/spec/plans",), (), (*QUICK, "tests/spec", "tests/physics/test_mtp.py")),
+    "plans": (("jointopt/jobs/plans",), (), (*QUICK, "tests/jobs", "tests/physics/test_mtp.py")),
     "surrogate": (
         ("jointopt/surrogate", "jointopt/core/units.py"), (),
         (*QUICK, "tests/surrogate", "tests/test_accuracy_gate.py"),

@@ -19,12 +19,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from jointopt.core.errors import ExportError, InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.results import Proposal
 from jointopt.search.pareto import objectives
 from jointopt.search.two_step import energy_saving
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.check import check
 from jointopt.workflows.explain import explain

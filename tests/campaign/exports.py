@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from jointopt.jobs.jobfile import load_job
 from jointopt.measure.exports.targets import TARGETS
-from jointopt.spec.jobfile import load_job
 from jointopt.workflows.export import export, write
 from jointopt.workflows.plan_files import plan_of
 

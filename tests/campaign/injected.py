@@ -30,14 +30,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
 from jointopt.core.errors import JointOptError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.runs import outages
 from jointopt.runs.spill import rows_in, spill_files
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign import campaign, record
 from jointopt.workflows.tune import tune
 

@@ -159,7 +159,7 @@ def _repeat(seed: bytes, place: float, size: int, total: int, mark: bytes) -> by
 
 
 def _read_job(path: Path) -> object:
-    from jointopt.spec.jobfile import load_job
+    from jointopt.jobs.jobfile import load_job
 
     return load_job(path)
 
@@ -180,7 +180,7 @@ def _read_plan(path: Path) -> object:
 
 
 def _read_calibration(path: Path) -> object:
-    from jointopt.spec.calibration import load_calibration
+    from jointopt.jobs.calibration import load_calibration
 
     return load_calibration(path)
 

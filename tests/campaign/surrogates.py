@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK

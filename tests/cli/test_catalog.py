@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.spec.catalog.gpus import gpu_ids
+from jointopt.jobs.catalog.gpus import gpu_ids
 
 
 @pytest.mark.parametrize("what", ["gpus", "models", "frameworks", "clusters", "jobs"])

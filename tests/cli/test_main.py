@@ -114,6 +114,6 @@ def test_running_out_of_memory_or_of_stack_depth_is_one_sentence(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("jointopt.spec.jobfile.load_job", fail)
+    monkeypatch.setattr("jointopt.jobs.jobfile.load_job", fail)
     found = CliRunner().invoke(jointopt, ["explain", "job.yaml", "--plan", "dp=1"])
     assert (found.exit_code, sentence in found.stderr, "Traceback" in found.output) == (code, True, False)

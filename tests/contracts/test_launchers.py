@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from jointopt.core.schema import COLUMNS, STATUSES
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job
 from jointopt.measure.guard.records import MARK
 from jointopt.measure.launchers.base import Launcher, launcher_names, load_launcher, run_all
 from jointopt.measure.launchers.command import CommandLauncher
@@ -20,8 +22,6 @@ from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job
 from tests.stand_in.framework import checkout
 
 # what a user's program may look like: larger micro-batches run out of memory

@@ -11,14 +11,14 @@ import pandas as pd
 import yaml
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.catalog.frameworks import framework_names
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job, parse_job, shipped_jobs
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import format_plan, parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import with_site
 from jointopt.report.results import Explanation
-from jointopt.spec.catalog.frameworks import framework_names
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job, parse_job, shipped_jobs
-from jointopt.spec.plans.parse import format_plan, parse_plan
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers.torchrun import TorchrunLauncher, train_spec
 from jointopt.measure.trainer.spec import TrainSpec
-from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 
 pytestmark = pytest.mark.usefixtures("torch")

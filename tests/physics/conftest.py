@@ -12,17 +12,17 @@ import pytest
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job, Search, Training
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job, Search, Training
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.model import Model
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
 
 # Jobs of published experiments, and others under frameworks with other profiles (ZeRO-3, host floors, gradient syncs).
 SHIPPED = (

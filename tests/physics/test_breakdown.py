@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
+from jointopt.jobs.job import Job
 from jointopt.physics.breakdown import Breakdown, breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
-from jointopt.spec.job import Job
 
 Physics = Callable[[int], CostModel]
 

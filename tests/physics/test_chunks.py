@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.makespan import chunk_times_s, least_makespan_s, most_makespan_s
 from jointopt.physics.pipeline import iteration_time_s
 from jointopt.physics.schedule import replay
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 from tests.physics.conftest import gpt
 
 

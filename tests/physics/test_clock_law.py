@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics import clock_law
-from jointopt.spec.cluster import PowerConstants
 
 A100 = PowerConstants(62.0, 84.0, 80.0, 1.336, 60.0, 0.774, 1.282)
 TOP, BOTTOM = 1410.0, 210.0

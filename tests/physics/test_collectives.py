@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.kernels import Links
 from jointopt.physics.collectives import KINDS, collective_time_s, link_bytes
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.kernels import Links
 from tests.places import DATA
 
 TABLE = DATA / "nccl_collectives.csv"

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics import compute as c
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.expert_kernels import Routing, moe_layer
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 
 TOKENS = np.array([2048.0, 4096.0, 16384.0])
 TP = np.array([1.0, 2.0, 8.0])

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
 from jointopt.physics import cooling
 from jointopt.physics.cooling import (
     Cooler,
@@ -22,8 +24,6 @@ from jointopt.physics.cooling import (
     power_limit_w,
     stages_in_exhaust,
 )
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
 
 
 @pytest.fixture

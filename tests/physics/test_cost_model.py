@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import STAGE_LAYERS, Floats
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.job import Constraints, Job
+from jointopt.jobs.model import Model
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import PREDICTIONS, CostModel
 from jointopt.physics.heat import HEAT
 from jointopt.physics.makespan import Makespan, least_makespan_s, makespan_s, most_makespan_s
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.job import Constraints, Job
-from jointopt.spec.model import Model
 
 JOBS = range(7)  # of tests/physics/conftest.py
 Physics = Callable[[int], CostModel]
@@ -303,7 +303,7 @@ def test_only_the_last_node_may_be_half_empty(make_job: Callable[..., Job], pric
 def test_kernel_constants_of_every_shipped_gpu_price_a_job(
     make_job: Callable[..., Job], price: Callable[..., CostModel]
 ) -> None:
-    from jointopt.spec.catalog.gpus import gpu_ids
+    from jointopt.jobs.catalog.gpus import gpu_ids
 
     for gpu in gpu_ids():
         job = make_job(gpu=gpu, dtype="fp16")

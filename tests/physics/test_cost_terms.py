@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import MODULES, OFFLOAD, OVERLAP, SCHEDULE, STAGE_LAYERS
+from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.held import Held
 from jointopt.physics.layout_arrays import LayoutArrays
@@ -19,7 +20,6 @@ from jointopt.physics.process_memory import user_buffer_bytes
 from jointopt.physics.quick_bound import _fewest_layers
 from jointopt.physics.throughput import throughput
 from jointopt.physics.utilization import utilization
-from jointopt.spec.cluster import PowerConstants
 from tests.physics.hand.plain_machine import DENSE, FLOPS_PER_S, LATENT, MOE, gpu_constants, physics, seconds, stages
 
 GRID = tuple(np.linspace(100.0, 1000.0, 9001))

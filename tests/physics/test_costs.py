@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import SCHEDULE, STAGE_LAYERS, Columns, Floats
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Laid, differing_costs, stage_costs, with_host_of
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import stage_parameters
 from jointopt.physics.stage_costs import OF_RANKS, StageCosts
 from jointopt.physics.traffic import hardware
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.model import Model
-from jointopt.spec.plans.parse import parse_plan
 
 
 @pytest.fixture

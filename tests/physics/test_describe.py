@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.framework import Framework
 from jointopt.physics import describe, side_by_side
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, sensitivities, shape_columns, share_columns
 from jointopt.physics.makespan import least_makespan_s
-from jointopt.spec.framework import Framework
 
 # constants whose step is a slower machine or a costlier framework; overlaps hide time, or cost it
 COSTS = ("compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "loss")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.cooling import Cooler
 from jointopt.physics.drawn import LEAST_ROOM, Drawn, hottest_idle_w
-from jointopt.spec.catalog.gpus import load_gpu
 
 ROW, IDLE_W = np.zeros(1, np.int64), 60.0
 

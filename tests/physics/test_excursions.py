@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.excursions import REACTION_S, Excursion, _free_w, _leads, excursion
 from jointopt.physics.timeline import Timeline
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 

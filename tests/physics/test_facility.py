@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
 from jointopt.physics.facility import bill, cluster_power_kw, facility_energy_j, facility_parts_j
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
 
 POSITIVE = st.floats(1e-3, 1e9)
 
 
 @pytest.fixture(scope="module")
 def site_cluster() -> Cluster:
-    from jointopt.spec.catalog.clusters import build_cluster
+    from jointopt.jobs.catalog.clusters import build_cluster
 
     return build_cluster({"gpu": "a100-sxm4-40gb", "nodes": 2, "gpus_per_node": 4})
 
@@ -45,7 +45,7 @@ def test_two_nodes_of_one_kilowatt_for_ten_seconds_by_hand(site_cluster: Cluster
 
 @pytest.mark.parametrize(("gpu_w", "node_w"), [(0.0, 1600.0), (366.0, 5025.8), (617.0, 7375.1), (690.0, 8058.4)])
 def test_a_host_of_h100_rests_at_a_fifth_of_what_its_node_draws_at_work(gpu_w: float, node_w: float) -> None:
-    from jointopt.spec.catalog.clusters import build_cluster
+    from jointopt.jobs.catalog.clusters import build_cluster
 
     node = replace(build_cluster({"gpu": "h100-sxm5-80gb", "nodes": 1, "gpus_per_node": 8}), pue=1.0)
     assert cluster_power_kw(node, np.array(gpu_w)) == pytest.approx(node_w / 1e3, abs=1e-3)

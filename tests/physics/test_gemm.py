@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import CatalogError
+from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.kernels import GemmConstants
 from jointopt.physics.gemm import gemm_bytes, gemm_time_s
-from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.kernels import GemmConstants
 from tests.places import DATA
 
 # H200 was timed too, and takes H100's constants, which recorded runs on it are nearer to

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job, shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.hierarchy import LEVELS, _traffic, energy_by_level
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job, shipped_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.studies.evidence import STUDIES
 
 BLOCK = load_job(STUDIES / "rack-scale-jobs" / "feed-forward.yaml")

@@ -10,14 +10,14 @@ import pytest
 
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GB
+from jointopt.jobs.catalog.models import load_model, model_names
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
 from jointopt.physics import memory as mem
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import memory_parts, peak_memory_bytes, stage_parameters
-from jointopt.spec.catalog.models import load_model, model_names
-from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
 
 S, B, H, A = 2048, 4, 6144, 64
 UNFUSED = Training(S, 64, "fp16", "unfused")

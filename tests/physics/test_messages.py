@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.collectives import collective_time_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.messages import Message, messages
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 
 
 def of_plan(plan: str, job_name: str = "llama-3-70b-4x8-h200") -> tuple[dict[str, Message], CostModel]:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import MODULES
+from jointopt.jobs.model import Model
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.model import Model
 from tests.physics.hand.plain_machine import DENSE, LATENT, MOE, physics
 
 MODELS = (DENSE, LATENT, replace(MOE, num_shared_experts=1), replace(MOE, num_dense_layers=1))

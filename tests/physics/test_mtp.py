@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import SCHEDULE
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.stages import tail_layers, token_costs
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
 from jointopt.physics.memory import memory_parts, stage_parameters
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
-from jointopt.spec.plans.stages import tail_layers, token_costs
 
 
 @pytest.fixture

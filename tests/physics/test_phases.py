@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.phases import PHASES, Phase, phases
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 PLANS = (

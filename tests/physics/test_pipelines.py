@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import STAGE_LAYERS
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.pipelines import Pipelines
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.power_swing import Swing, _extremes, power_swing
 from jointopt.physics.timeline import stage_power_w
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 
 # 2 s at 100 W, 1 s at 400 W, 1 s at 100 W, again and again
 AT, JOULES = np.array([0.0, 2.0, 3.0, 4.0]), np.array([0.0, 200.0, 600.0, 700.0])

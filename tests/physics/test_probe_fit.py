@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from jointopt.core.units import GB, MICRO
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.job import on_machine
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.kernels import Links
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.collectives import collective_time_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.gemm import gemm_time_s
 from jointopt.physics.probe_fit import fit
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.cluster import Gpu
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.kernels import Links
-from jointopt.spec.machine import Machine, on_machine
-from jointopt.spec.plans.parse import parse_plan
 
 A100 = load_gpu("a100-sxm4-80gb")
 SHAPES = ((4096, 6144, 4096), (8192, 14336, 4096), (8192, 4096, 14336))

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.kernels import kernel_constants
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.surrogate.dataset import price
 
 LLAMA = {

@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.memory import memory_parts
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.dataset import price
 
 PUBLISHED = {

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job, shipped_jobs
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.catalog.frameworks import framework_names, load_framework
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job, shipped_jobs
-from jointopt.spec.model import Model
-from jointopt.spec.plans.space import enumerate_layouts
 from tests.physics.hand.plain_machine import COMPUTING, DENSE, MOE, MOVING, physics
 
 SOME = 400

@@ -14,16 +14,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobs.catalog.kernels import kernel_constants, scaled_dtype
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.jobfile import job_from_options, parse_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics import compute as c
 from jointopt.physics.casts import cast_times_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.recompute import input_bytes
-from jointopt.spec.catalog.kernels import kernel_constants
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.catalog.scaling import scaled_dtype
-from jointopt.spec.job import Job, Training
-from jointopt.spec.jobfile import job_from_options, parse_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate.dataset import price
 
 H200, B300, H100, GB200 = "h200-sxm-141gb", "b300-sxm-270gb", "h100-sxm5-80gb", "gb200"

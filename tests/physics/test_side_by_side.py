@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics import side_by_side
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
 from jointopt.physics.describe import CONSTANTS, moved
-from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
 
 PRICED = ("compute", "elementwise", "intra_node", "inter_node", "tp_overlap", "loss", "attention")
 Layouts = Callable[..., Columns]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics import slack
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 from tests.physics.hand.plain_machine import COMPUTING, MOE, physics
 
 GRID = np.arange(210.0, 1411.0, 15.0)

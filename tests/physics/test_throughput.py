@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.schema import RECOMPUTE_CODES
+from jointopt.jobs.catalog.models import known_model
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.shape import inline_model
 from jointopt.physics.throughput import THROUGHPUT, model_flops_per_token, peak_tflops, throughput, with_rates
-from jointopt.spec.catalog.models import known_model
-from jointopt.spec.job import Job, Training
-from jointopt.spec.jobfile import job_from_options
-from jointopt.spec.shape import inline_model
 
 # GPUs, sequences of 2,048 tokens, recompute, seconds of an iteration; then TFLOP/s per GPU with what is recomputed
 HARDWARE = {  # all on A100: arXiv:2104.04473 table 2, arXiv:2201.11990 section 3.4, arXiv:2211.05100 section 3.2.4

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.timeline import FORWARD, Timeline, stage_power_w, timeline
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 
 JOB = "llama-3-70b-4x8-h200"
 PLANS = (

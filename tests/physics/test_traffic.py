@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
-from jointopt.spec.model import Model
-from jointopt.spec.plans.placement import Group
 
 ONE = np.array(1.0)
 

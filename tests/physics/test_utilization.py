@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.utilization import Utilization, utilization
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 
 
 def used(job: Job, plan: str) -> tuple[Utilization, CostModel]:

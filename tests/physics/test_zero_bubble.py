@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import SCHEDULE
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.physics.chunks import path_bound_s
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layout_arrays import LayoutArrays
@@ -26,9 +29,6 @@ from jointopt.physics.zero_bubble import (
     rank_order,
     zero_bubble_time_s,
 )
-from jointopt.spec.framework import CHUNKS_OF_SCHEDULE
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 
 SCHEDULES = st.sampled_from(sorted(CHUNKS_OF_SCHEDULE))
 

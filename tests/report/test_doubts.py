@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
+from jointopt.jobs.catalog.best_mfu import best_mfu
+from jointopt.jobs.jobfile import job_from_options
 from jointopt.report.best_mfu import above_best
 from jointopt.report.proposal import Proposal
-from jointopt.spec.catalog.best_mfu import best_mfu
-from jointopt.spec.jobfile import job_from_options
 from jointopt.workflows.propose import propose
 
 OF_A100 = ("llama-3-8b", "a100-sxm4-80gb", 16, 128, 8192)

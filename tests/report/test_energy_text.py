@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.explanation import energy_table, stage_energy_table, stage_table
 from jointopt.report.results import Explanation, Stage
-from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.explain import explain
 
 Explanations = Callable[..., Explanation]

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.facts import Assumption
+from jointopt.jobs.jobfile import load_job, parse_job
 from jointopt.report.documents import json_text
 from jointopt.report.explanation import phase_words, shares, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.table import TIME_UNITS, figure
-from jointopt.spec.jobfile import load_job, parse_job
 from jointopt.workflows.explain import explain
 
 Explanations = Callable[..., Explanation]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.report import table
 from jointopt.report.plans import are_against_first, compared_lines, predicted_table, rank_words, rate_words
-from jointopt.spec.jobfile import shipped_job
 
 PLAN: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 4, "stage_clock_mhz": [1410.0],

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobs.calibration import Calibration, Constants
 from jointopt.report.documents import Result, json_text
 from jointopt.report.results import Calibrated, Evaluation, Explanation, Proposal, Retrained
-from jointopt.spec.calibration import Calibration, Constants
 
 ROWS = {"Proposal": 5, "Explanation": 2, "Evaluation": 1, "Retrained": 2, "Calibrated": 1}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.scaled import Scaled, Size, part_table, size_table
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
 
 FASTEST: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "iteration_time_s": 2.0, "iteration_time_s_low": 1.7,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
 from jointopt.report.documents import json_text
 from jointopt.report.plans import has_site_costs, site_table
 from jointopt.report.results import Explanation, Proposal
-from jointopt.spec.job import Job
 
 
 @pytest.fixture

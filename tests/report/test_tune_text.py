@@ -12,11 +12,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jointopt.core.budget import Spent
+from jointopt.jobs.job import Job
 from jointopt.report.gains import Gains, sound
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.spec.job import Job
 
 BOTH = ("iteration_time_s", "energy_j")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.report.explanation import message_words, swing_words, utilization_words
-from jointopt.spec.jobfile import load_job, shipped_job
 from jointopt.workflows.explain import explain
 
 PLAN = "tp=4 pp=4 dp=2 micro_batch_size=1"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.schedule import schedule_order
 from jointopt.report.polished import zeus_command
 from jointopt.report.results import Polished
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.polish import polish
 
 

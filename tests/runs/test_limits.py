@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.runs.reached import HELD, TIMED, again_flop, attention_flop, flop, least_memory_gib
 from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
-from jointopt.spec.catalog.gpus import load_gpu
 from tests.places import DATA
 
 RUN = {"gpu": "a100-sxm4-80gb", "pp": 2, "status": "ok", "iteration_time_s": 1.5}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import jointopt
 from jointopt.core.errors import JointOptError, TableError
+from jointopt.jobs.catalog.frameworks import framework_names
+from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
+from jointopt.jobs.catalog.models import load_model
 from jointopt.runs.workloads import workloads
-from jointopt.spec.catalog.frameworks import framework_names
-from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
-from jointopt.spec.catalog.models import load_model
 from jointopt.surrogate.intervals import physics_errors
 
 RUN: dict[str, Any] = {

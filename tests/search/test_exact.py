@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact import exact_front
 from jointopt.search.pareto import front_of
 from jointopt.search.problem import Problem
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.space import enumerate_layouts
 from tests.fake_problem import fake_problem, loosely
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import LAYOUT_COLUMNS, MODULES, NEUTRAL, RECOMPUTE_CODES, Columns, Floats
+from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.search.leanest import leanest
-from jointopt.spec.jobfile import job_from_options
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
 
 JOB = job_from_options(
     model="llama-2-7b", gpu="a100-sxm4-80gb", gpus=8, global_batch_size=64, seq_length=4096, framework="megatron-lm"

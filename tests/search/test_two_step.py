@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.fastest import fastest
 from jointopt.search.pareto import is_covered, objectives
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
-from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Stopwatch, search_steps
 from tests.fake_problem import fake_problem

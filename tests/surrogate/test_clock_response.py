@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.jobfile import job_from_options, with_changes
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.describe import CONSTANTS
-from jointopt.spec.jobfile import job_from_options, with_changes
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.studies.learning import truths
 from jointopt.surrogate.clock_response import (
     LEAST_BELOW,

@@ -10,8 +10,8 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
-from jointopt.spec.jobfile import job_from_options, shipped_job, with_changes
-from jointopt.spec.plans.parse import parse_plan
+from jointopt.jobs.jobfile import job_from_options, shipped_job, with_changes
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.alike import apart, are_twins, half_width_apart, half_width_of_new, share_of_unlike
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.held_out import HeldOut, calibrated, pairs, predict_pairs

@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options, with_changes
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, moved
 from jointopt.report.plans import plan_frame
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options, with_changes
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import price
 from jointopt.surrogate.evidence import evidence_by_source

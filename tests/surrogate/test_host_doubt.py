@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job, Training
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.host_doubt import layer_peak_s, may_wait_for_host
 from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.catalog.scaling import scaling_recipe
-from jointopt.spec.job import Job, Training
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.catalog.kernels import scaling_recipe
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,

@@ -13,14 +13,13 @@ import pytest
 import jointopt
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import parse_plan, uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.report.results import Explanation
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.parse import parse_plan
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.features import watts_at

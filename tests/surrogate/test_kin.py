@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kin import answering, as_one, at_hand, of_kind, remembered, source_here

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import Evidence

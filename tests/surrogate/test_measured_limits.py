@@ -11,14 +11,14 @@ import pytest
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Columns, Floats
+from jointopt.jobs.clocks import under_limits
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.exact_stages import exact_front_of_profiles
 from jointopt.search.pareto import is_covered, objectives
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
-from jointopt.spec.power_limits import under_limits
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measured_limits import at_limit, drawn_by

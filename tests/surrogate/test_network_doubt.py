@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.describe import CONSTANTS, sensitivities
 from jointopt.runs.workloads import workloads
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.machine import Machine
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.job_model import JobModel

@@ -12,9 +12,9 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.describe import CONSTANTS
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.held_out import HeldOut
 from jointopt.surrogate.job_model import JobModel

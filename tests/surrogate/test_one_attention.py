@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from jointopt.spec.jobfile import job_from_options, with_changes
+from jointopt.jobs.jobfile import job_from_options, with_changes
 from jointopt.surrogate.job_model import JobModel
 
 JOB = job_from_options("llama-2-13b", "a100-sxm4-80gb", 16, 64, 4096, dtype="bf16", framework="megatron-lm")

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job, Training
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.peak_doubt import above_peak
 from jointopt.workflows.predict import predict
 

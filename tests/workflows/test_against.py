@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
-from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.propose import propose

@@ -10,13 +10,13 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import ExportError, LauncherError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job, with_changes
+from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.measure.launchers.torchrun import check_model
 from jointopt.runs.reached import least_time_s
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job, with_changes
-from jointopt.spec.plans.parse import PLAN_KEYS, parse_plan
 from jointopt.workflows.campaign.candidates import measurement_columns
 
 BLOCKS = ("layer", "attention", "feed_forward")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
-from jointopt.spec.jobfile import parse_job
+from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
+from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.propose import propose
 
 BOARDS = [gpu for gpu in gpu_ids() if load_gpu(gpu).power is not None]

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import CatalogError, LauncherError
+from jointopt.jobs.jobfile import parse_job, parse_yaml
+from jointopt.jobs.machine import Machine, load_machine
 from jointopt.measure.devices.machine import FoundGpu, found_machine
 from jointopt.report.diagnosis import Feature
 from jointopt.runs.store import Store
-from jointopt.spec.jobfile import parse_job, parse_yaml
-from jointopt.spec.machine import Machine, load_machine
 from jointopt.workflows.doctor import diagnose, probe
 
 REST = """

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import STAGE_LAYERS
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.stages import buildable, offered_splits, shifted_splits
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.stages import buildable, offered_splits, shifted_splits
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.problem import feasible_layouts
 from jointopt.workflows.propose import propose

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.spec.jobfile import parse_job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.explain import explain
 
 PLANS = {"llama-3-405b": "tp=4 pp=8 cp=2 mbs=1 rc=none ZeRO=1", "llama-3-70b": "tp=2 pp=4 vpp=5 mbs=1 ZeRO=1"}

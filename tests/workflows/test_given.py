@@ -13,8 +13,8 @@ import pytest
 
 import jointopt
 from jointopt.cli.main import COMMANDS, Commands
+from jointopt.jobs.jobfile import job_from_options
 from jointopt.runs.table import read_table
-from jointopt.spec.jobfile import job_from_options
 
 JOB = "opt-350m-2x4-a100"
 
@@ -22,7 +22,7 @@ JOB = "opt-350m-2x4-a100"
 @pytest.fixture
 def files(synthetic_runs, tmp_path):
     """Paths of a job file and of a table of its runs."""
-    (tmp_path / "job.yaml").write_text(jointopt.spec.jobfile.dump_job(jointopt.load_job(JOB)))
+    (tmp_path / "job.yaml").write_text(jointopt.jobs.jobfile.dump_job(jointopt.load_job(JOB)))
     runs = synthetic_runs(rows=3).assign(framework="megatron-deepspeed")
     runs.to_csv(tmp_path / "runs.csv", index=False)
     return str(tmp_path / "job.yaml"), str(tmp_path / "runs.csv")

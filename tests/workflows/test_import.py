@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import jointopt
 from jointopt.core.errors import JobError
+from jointopt.jobs.jobfile import load_job
+from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.measure.imports.files import read_text
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
-from jointopt.spec.jobfile import load_job
-from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.workflows.import_ import import_, with_proposals
 from tests.measure.logs.trace_texts import dmon
 from tests.megatron import megatron_arguments

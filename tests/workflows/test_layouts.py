@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import PlanError
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.layouts import Rank
 from jointopt.report.results import Proposal
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import PLAN_KEYS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import UsageError
+from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import on_machine
+from jointopt.jobs.jobfile import parse_job, shipped_job
+from jointopt.jobs.machine import Machine, save_machine
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.catalog.gpus import gpu_ids, load_gpu
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.jobfile import parse_job, shipped_job
-from jointopt.spec.machine import Machine, on_machine, save_machine
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.campaign.candidates import listed, measurement_columns
 from jointopt.workflows.campaign.earlier import earlier_runs

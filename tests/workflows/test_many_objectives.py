@@ -12,6 +12,9 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import Columns, Floats
+from jointopt.jobs.job import Job, words
+from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job
+from jointopt.jobs.reading import parse_yaml
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
 from jointopt.search.exact_levels import exact_front_of_levels
@@ -19,10 +22,6 @@ from jointopt.search.many_goals import search_goals
 from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
 from jointopt.search.problem import Problem
 from jointopt.search.studies.reading import read_study
-from jointopt.spec.files import parse_yaml
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import dump_job, parse_job, shipped_job
-from jointopt.spec.objectives import words
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.problem import prepared
 from jointopt.workflows.propose import propose

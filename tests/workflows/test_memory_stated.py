@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from jointopt.spec.jobfile import shipped_job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.workflows import problem
 from jointopt.workflows.propose import propose
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import jointopt
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import DEGREES, LAYOUT_COLUMNS
+from jointopt.jobs.catalog.frameworks import framework_names
+from jointopt.jobs.defaults import canonical
+from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.runs.workloads import workloads
-from jointopt.spec.catalog.frameworks import framework_names
-from jointopt.spec.defaults import canonical
-from jointopt.spec.jobfile import job_from_options
-from jointopt.spec.plans.parse import parse_plan, plan_records
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import searched

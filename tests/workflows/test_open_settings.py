@@ -6,11 +6,10 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options, load_jobs, with_changes
 from jointopt.report.open_settings import LINES, OF_ONE
 from jointopt.report.proposal import Proposal
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options, with_changes
-from jointopt.spec.sizes import load_jobs
 from jointopt.workflows.explain import explain
 from jointopt.workflows.open_settings import SETTINGS, Setting, open_words
 from jointopt.workflows.propose import propose

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.runs.store import Store
 from jointopt.search.pareto import take
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.parse import plan_records
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.out_of_memory import surely_out
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.problem import RAN_OUT

@@ -15,15 +15,15 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import TableError, UsageError
 from jointopt.core.facts import Source
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.report.reasons import reasons_of
 from jointopt.report.scores import Retrained
 from jointopt.runs.workloads import workloads
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import load
 from jointopt.surrogate.heat_names import PEAK

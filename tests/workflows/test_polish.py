@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import CatalogError, InfeasibleError, UsageError
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.polish.instructions import InstructionCosts
 from jointopt.physics.polish.options import window
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows import polish as polishing
 from jointopt.workflows.polish import (
     SLOWDOWNS,

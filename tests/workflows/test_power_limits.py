@@ -8,8 +8,8 @@ import pytest
 
 from jointopt.core.errors import InfeasibleError, PlanError
 from jointopt.core.schema import POWER_LIMIT
+from jointopt.jobs.jobfile import parse_job, shipped_job, with_changes
 from jointopt.search.pareto import front_rows, objectives, take
-from jointopt.spec.jobfile import parse_job, shipped_job, with_changes
 from jointopt.surrogate import job_model
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import listed, searched

@@ -12,13 +12,13 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import CatalogError, PlanError, UsageError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
 from jointopt.search.problem import Problem
 from jointopt.search.studies.saving import FRONT_SHARE, MAX_TRIALS
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.explain import explain

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.text import parse_plan
 from jointopt.runs.workloads import workloads
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.parse import parse_plan
 from jointopt.workflows.campaign.candidates import measurement_columns
 from jointopt.workflows.check import check
 from jointopt.workflows.evaluate import evaluate

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.jobs.jobfile import load_jobs
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.scaled import Scaled
-from jointopt.spec.plans.parse import PLAN_KEYS
-from jointopt.spec.sizes import load_jobs
 from jointopt.workflows.explain import explain
 from jointopt.workflows.scale import scale
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import Columns
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.model import Model
 from jointopt.physics.facility import facility_energy_j, with_site
 from jointopt.report.results import Selection
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.job import Job, Training
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.model import Model
 from jointopt.workflows.select import choose, select
 from jointopt.workflows.stored_plans import StoredPlans
 

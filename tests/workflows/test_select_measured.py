@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import InfeasibleError, UsageError
-from jointopt.spec.jobfile import parse_job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.select import select
 from jointopt.workflows.validate import validate
 

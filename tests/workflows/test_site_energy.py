@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import InfeasibleError
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job
+from jointopt.jobs.reading import parse_yaml
 from jointopt.physics.facility import with_site
 from jointopt.report.results import Proposal
 from jointopt.search.pareto import front_order, take
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.files import parse_yaml
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import dump_job, parse_job, shipped_job
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from jointopt.workflows.tune import tune

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
-from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.stored_plans import stored_plans
 
 Proposals = Callable[..., Proposal]

@@ -10,8 +10,8 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import InfeasibleError
+from jointopt.jobs.jobfile import parse_job
 from jointopt.report.results import Proposal
-from jointopt.spec.jobfile import parse_job
 
 JOB: dict[str, Any] = {
     "model": "llama-3-8b",

@@ -13,10 +13,10 @@ from scipy.special import ndtr
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.candidates import listed, searched

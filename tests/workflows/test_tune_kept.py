@@ -14,11 +14,11 @@ import pytest
 
 from jointopt.core.budget import Budget
 from jointopt.core.errors import LauncherError, UsageError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record
 from jointopt.workflows.tune import tune

@@ -11,8 +11,8 @@ import numpy as np
 import optuna
 import pytest
 
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import listed, peeled, searched
 from jointopt.workflows.campaign.volumes import front, volumes
 from jointopt.workflows.explain import explain

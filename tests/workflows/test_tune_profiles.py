@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import TableError, UsageError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job, shipped_job
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job, shipped_job
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.tune import tune

@@ -11,9 +11,9 @@ import optuna
 import pytest
 
 from jointopt.core.errors import LauncherError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import load_job
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import load_job
 from jointopt.workflows.validate import spread, validate
 
 

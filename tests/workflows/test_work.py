@@ -11,13 +11,13 @@ from click.testing import CliRunner
 import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import LauncherError, UsageError
+from jointopt.jobs.job import Constraints
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.physics.facility import bill
 from jointopt.search.pareto import front_of, non_dominated, objectives, stacked
 from jointopt.search.studies.display import plan_text
 from jointopt.search.studies.reading import read_study
-from jointopt.spec.job import Constraints
 from jointopt.workflows.functions import load_function
 from jointopt.workflows.work import work
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
+from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
+from jointopt.jobs.plans.text import parse_stage_clocks
 from jointopt.measure.devices.meter import Gpus
 from jointopt.measure.devices.owners import Before, Owned, Owner, claimed, is_held, owners
 from jointopt.measure.devices.power_profiles import profile_names
 from jointopt.measure.guard.guarded import Guardian
-from jointopt.spec.plans.clocks import parse_stage_clocks
-from jointopt.spec.plans.ranks import DEFAULT_ORDER, stage_of_rank
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]

@@ -14,12 +14,12 @@ import numpy as np
 from jointopt.core.errors import DeviceError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.schema import num_gpus
+from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings
 from jointopt.measure.devices.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.devices.occupancy import Occupant, occupants
 from jointopt.measure.devices.reading import LEAST_WINDOW_S, Reading
 from jointopt.measure.launchers.rows import failed_row, is_blank
-from jointopt.spec.plans.ranks import stage_of_rank
 
 _log = logging.getLogger(__name__)
 MEASURE_S = 1.5 * LEAST_WINDOW_S

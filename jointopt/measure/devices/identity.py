@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from jointopt.core.errors import CatalogError, LauncherError
-from jointopt.spec.catalog.gpus import fitting_gpus, gpu_sheet
-from jointopt.spec.job import Job
+from jointopt.jobs.catalog.gpus import fitting_gpus, gpu_sheet
+from jointopt.jobs.job import Job
 
 # Of this project's tests, whose GPUs are stand-ins of a driver: what they train on cores counts as trained on those.
 FOR_TESTS = "JOINTOPT_TESTS_TRAIN_ON_CORES"

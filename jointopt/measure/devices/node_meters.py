@@ -11,12 +11,12 @@ from typing import Any
 
 from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.facts import joined_notes
+from jointopt.jobs.job import Job
 from jointopt.measure.devices.clocks import plan_settings
 from jointopt.measure.devices.conditions import Conditions
 from jointopt.measure.devices.rank_check import UNSET
 from jointopt.measure.devices.reading import Reading, Series, not_measured, together
 from jointopt.measure.launchers.rows import plan_cells
-from jointopt.spec.job import Job
 
 _PLAN = "plan.json"
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)

@@ -21,13 +21,7 @@ import psutil
 
 from jointopt.core.errors import JobError, RankOrderError
 from jointopt.core.schema import Ints
-from jointopt.measure.devices.stage_hook.sitecustomize import FOLDER
-from jointopt.measure.guard.records import marked
-from jointopt.measure.imports.files import read_text
-from jointopt.measure.imports.megatron import SHAPE
-from jointopt.measure.imports.shell import UNKNOWN, read_script
-from jointopt.measure.imports.taken import pairs_of, whole_of
-from jointopt.spec.plans.ranks import (
+from jointopt.jobs.plans.placement import (
     DEFAULT_ORDER,
     NANOTRON_04_EXPERTS_ORDER,
     NANOTRON_EXPERTS_ORDER,
@@ -35,6 +29,12 @@ from jointopt.spec.plans.ranks import (
     same_stages,
     stage_of_rank,
 )
+from jointopt.measure.devices.stage_hook.sitecustomize import FOLDER
+from jointopt.measure.guard.records import marked
+from jointopt.measure.imports.files import read_text
+from jointopt.measure.imports.megatron import SHAPE
+from jointopt.measure.imports.shell import UNKNOWN, read_script
+from jointopt.measure.imports.taken import pairs_of, whole_of
 
 UNSET = "the program ended before its ranks had shown their stages, and its clocks were never set"
 WAIT_S = 30.0  # for ranks that show nothing, after the last of them was seen

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jointopt.jobs.framework import is_on
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
 from jointopt.measure.exports.script import PROGRAM, model_files, script_words
-from jointopt.spec.overlap import is_on
 
 NAME, FILE = "deepspeed", "ds_config.json"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from jointopt.core.errors import ExportError
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, STAGE_LAYERS, inside
-from jointopt.spec.defaults import default_etp
-from jointopt.spec.details import Details, details_of
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
-from jointopt.spec.overlap import KINDS, is_on, usual_share
-from jointopt.spec.plans.ranks import DEFAULT_ORDER
-from jointopt.spec.plans.stages import own_split
+from jointopt.jobs.defaults import default_etp
+from jointopt.jobs.details import Details, details_of
+from jointopt.jobs.framework import KINDS, is_on, usual_share
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.placement import DEFAULT_ORDER
+from jointopt.jobs.plans.stages import own_split
 
 BENCHMARK, TRAINING = "benchmark", "training"
 _ITERATIONS = {BENCHMARK: 20, TRAINING: 10_000}

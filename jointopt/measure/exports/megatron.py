@@ -8,10 +8,10 @@ from typing import Any
 
 from jointopt.core.errors import ExportError
 from jointopt.core.schema import MODULES
+from jointopt.jobs.framework import is_on
+from jointopt.jobs.model import SkipFreq
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import NEWEST, Words, version_key
-from jointopt.spec.model import SkipFreq
-from jointopt.spec.overlap import is_on
 
 NAME, SCRIPT = "megatron", "pretrain_gpt.py"
 OLDEST = "0.12"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from jointopt.core.quote import yaml_text
+from jointopt.jobs.framework import is_on
+from jointopt.jobs.plans.stages import layers_by_cost, token_costs
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
-from jointopt.spec.overlap import is_on
-from jointopt.spec.plans.stages import layers_by_cost, token_costs
 
 NAME, FILE = "nanotron", "nanotron.yaml"
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import ExportError, UsageError
-from jointopt.spec.files import package_yaml
+from jointopt.jobs.reading import package_yaml
 
 NEWEST = "development"
 _DEVELOPMENT = (NEWEST, "dev", "main")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
+from jointopt.jobs.catalog.models import known_model
 from jointopt.measure.exports.intent import Intent
-from jointopt.spec.catalog.models import known_model
 
 PROGRAM, MODEL_FILE = "train.py", "config.json"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 
 from jointopt.core.quote import comment, container_mounts, sbatch_line, sh_exports, sh_variable, sh_word
+from jointopt.jobs.slurm import Slurm
 from jointopt.measure.exports.command import folded, node_words
 from jointopt.measure.exports.intent import Export, Intent
 from jointopt.measure.exports.targets import program_of
 from jointopt.measure.launchers.slurm_script import directives
-from jointopt.spec.slurm import Slurm
 
 NAME, FILE, PLAN = "slurm", "job.sbatch", "plan.json"
 _LIMIT_S = {"benchmark": 3600.0, "training": 86400.0}

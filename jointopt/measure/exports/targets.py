@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jointopt.core.errors import ExportError, UsageError, nearest
+from jointopt.jobs.framework import Framework
 from jointopt.measure.exports.intent import Export, Intent
 from jointopt.measure.exports.megatron import checkout_version
 from jointopt.measure.exports.options import NEWEST, is_of_release, version_key
-from jointopt.spec.framework import Framework
 
 
 @dataclass(frozen=True)

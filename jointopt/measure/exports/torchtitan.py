@@ -12,9 +12,9 @@ from typing import Any
 
 from jointopt.core.errors import ExportError
 from jointopt.core.quote import python_text, toml_text
+from jointopt.jobs.catalog.models import load_model
 from jointopt.measure.exports.intent import Export, Gaps, Intent
 from jointopt.measure.exports.options import version_key
-from jointopt.spec.catalog.models import load_model
 
 NAME = "torchtitan"
 Settings = dict[str, dict[str, Any]]

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jointopt.spec.catalog.models import known_model, load_model, model_names
-from jointopt.spec.model import Model
+from jointopt.jobs.catalog.models import known_model, load_model, model_names
+from jointopt.jobs.model import Model
 
 # what a launch script need not state, or states in its own way
 _LOOSE = ("name", "config", "vocab_size", "dropout", "norm_weight", "qk_norm_full", "final_norm")

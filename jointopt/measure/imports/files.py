@@ -14,6 +14,8 @@ from jointopt.core.errors import JobError, UsageError
 from jointopt.core.input_files import regular_bytes
 from jointopt.core.quote import our_command, sh_command
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.huggingface import model_from_config
+from jointopt.jobs.reading import parse_json, parse_yaml
 from jointopt.measure.imports import deepspeed, megatron, nanotron, nemo, torchtitan
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.launch import OPTIONS, cluster_of
@@ -24,8 +26,6 @@ from jointopt.measure.logs import megatron as megatron_log
 from jointopt.measure.logs import zeus
 from jointopt.measure.logs.others import FORMATS, NANOTRON, TORCHTITAN
 from jointopt.measure.logs.traces import is_trace
-from jointopt.spec.files import parse_json, parse_yaml
-from jointopt.spec.huggingface import model_from_config
 
 _MOST_BYTES = 500_000_000
 _MOST_POINTS = 200  # in a line of TOML, whose parser takes the square of the parts of a name in time

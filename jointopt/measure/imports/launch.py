@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.measure.imports.shell import Script
 from jointopt.measure.imports.taken import stated, whole_of
-from jointopt.spec.catalog.gpus import known_gpu
 
 _NODES = ("nnodes", "nodes", "N", "num_nodes", "num_machines")
 _PER_NODE = ("nproc_per_node", "gpus_per_node", "ntasks_per_node", "num_gpus", "gpus_per_task")

@@ -88,7 +88,7 @@ def _plain(options: Options, section: str) -> dict[str, Any]:
 
 
 def model_of(options: Options) -> dict[str, Any]:
-    """The shape, in the keys of `jointopt.spec.model.Model`."""
+    """The shape, in the keys of `jointopt.jobs.model.Model`."""
     shape = _plain(options, "model")
     hidden, heads, gated = shape.get("hidden_size"), shape.get("num_attention_heads"), bool(shape.get("gated_mlp"))
     rms, grouped = options.word("normalization") == "rmsnorm", options.flag("group_query_attention")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jointopt.core.errors import JobError
+from jointopt.jobs.huggingface import model_from_config
 from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, precision_remarks, stated
 from jointopt.measure.logs.lines import lines_of
-from jointopt.spec.huggingface import model_from_config
 
 _HARMLESS = re.compile(
     r"(?:checkpoints|data_stages|general|lighteval|logging|profiler|s3_upload|tokenizer|metrics_logging|data)(?:\.|$)"

@@ -10,13 +10,13 @@ from typing import Any
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import DEGREES
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.models import model_names
+from jointopt.jobs.job import STATE_FIELDS, Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.model import Model
 from jointopt.measure.imports.catalogue import models_of_shape
 from jointopt.measure.imports.taken import Taken
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.models import model_names
-from jointopt.spec.job import STATE_FIELDS, Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.model import Model
 
 _NAMES = {
     "gpu": "the GPU (--gpu)", "model": "the model (--model)", "vocab_size": "the vocabulary (--vocab-size)",

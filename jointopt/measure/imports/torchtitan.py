@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.jobs.catalog.models import load_model
 from jointopt.measure.exports.torchtitan import SCHEDULES
 from jointopt.measure.imports.catalogue import catalogue_name
 from jointopt.measure.imports.taken import Options, Taken, flags_of, flattened, pairs_of, precision_remarks, stated
 from jointopt.measure.logs.lines import lines_of
-from jointopt.spec.catalog.gpus import known_gpu
-from jointopt.spec.catalog.models import load_model
 
 HARMLESS = re.compile(
     r"(?:job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|experimental|debug|fault_tolerance|validation"

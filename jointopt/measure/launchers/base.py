@@ -14,8 +14,8 @@ from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
 
 from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Columns
-from jointopt.spec.check import is_number, is_whole, shown
-from jointopt.spec.job import Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.reading import is_number, is_whole, shown
 
 GROUP = "jointopt.launchers"  # entry points: shipped ones are in pyproject.toml, other packages add theirs
 _KINDS: dict[Any, tuple[str, Callable[[object], bool]]] = {

@@ -18,6 +18,9 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, STATUSES, Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import plain_number
+from jointopt.jobs.reading import is_number, is_whole
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.guard.scratch import scratch_folder
 from jointopt.measure.launchers.failures import is_full
@@ -25,9 +28,6 @@ from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import RESULTS, WINDOW, failed_row, is_blank, label, result_row
 from jointopt.runs.table import check_measurements
-from jointopt.spec.check import is_number, is_whole
-from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import plain_number
 
 RESULT_FIELD, _FOLDER = "result", "folder"
 _FILE, _LOG = "result.json", "log.txt"

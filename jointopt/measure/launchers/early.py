@@ -11,13 +11,13 @@ import numpy as np
 from scipy.special import stdtrit
 
 from jointopt.core.facts import Failure, FailureKind
+from jointopt.jobs.job import Job
 from jointopt.measure.devices.meter import Meter
 from jointopt.measure.devices.reading import LEAST_WINDOW_S
 from jointopt.measure.launchers.process import whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import WINDOW, failed_row
 from jointopt.measure.trainer.spec import JUDGED_ON
-from jointopt.spec.job import Job
 
 SPANS = 3  # of the time that a run was metered for, whose powers are compared
 _SPAN_S = 1.1 * LEAST_WINDOW_S  # least length of one

@@ -13,6 +13,8 @@ from typing import Any
 
 from jointopt.core.errors import ExportError, LauncherError, UsageError
 from jointopt.core.facts import Failure, FailureKind
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import DEFAULT_ORDER
 from jointopt.measure.exports.intent import Export, intent_of
 from jointopt.measure.exports.megatron import ENVIRONMENT
 from jointopt.measure.exports.targets import TARGETS, version_in
@@ -22,8 +24,6 @@ from jointopt.measure.logs.conditions import fabric_of, version_of
 from jointopt.measure.logs.iterations import NAN, SKIPPED, RunLog, measured
 from jointopt.measure.logs.others import Batch
 from jointopt.measure.logs.run import read_run, window_of
-from jointopt.spec.job import Job
-from jointopt.spec.plans.ranks import DEFAULT_ORDER
 
 
 @dataclass(frozen=True)

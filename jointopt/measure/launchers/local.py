@@ -10,6 +10,7 @@ from typing import Any
 from jointopt.core.errors import ExportError, LauncherError, PlanError
 from jointopt.core.facts import Failure, FailureKind
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Job
 from jointopt.measure.devices.conditions import Conditions, under_plan, unmetered
 from jointopt.measure.devices.identity import check_devices
 from jointopt.measure.guard.scratch import scratch_folder
@@ -18,7 +19,6 @@ from jointopt.measure.launchers.failures import failure_of, is_full, why_unreada
 from jointopt.measure.launchers.process import files_of_a_run, run_program, whole_log
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import WINDOW, failed_row, new_log, outcome, with_log
-from jointopt.spec.job import Job
 
 
 class LocalLauncher(OfProgram):

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from jointopt.core.errors import LauncherError
 from jointopt.core.schema import COLUMNS, NEUTRAL, inside
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.rows import is_blank
-from jointopt.spec.job import Job
 
 NODE_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURMD_NODENAME")
 _TORCHRUN = ("-m", "torch.distributed.run")

@@ -11,12 +11,12 @@ import pandas as pd
 
 from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
+from jointopt.jobs.catalog.gpus import gpu_id
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.runs.cells import STRICT_READERS, read_columns, spelled
 from jointopt.runs.precision import named_precision, with_precision
 from jointopt.runs.table import clean_runs, read_table
-from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.spec.job import Job
 
 # columns in which different runs differ: plan and workload, not the results, nor where a row is from
 _INPUTS = (*(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"), "clock_mhz")

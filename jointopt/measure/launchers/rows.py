@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.core.facts import Failure, joined_notes
 from jointopt.core.schema import COLUMNS, DOUBLINGS, STATUSES
-from jointopt.spec.plans.clocks import parse_stage_clocks
+from jointopt.jobs.plans.text import parse_stage_clocks
 
 RESULTS = tuple(column.name for column in COLUMNS.values() if column.role == "result")
 # of a row while it is being made: start and end of the measured iterations, in s since 1970, and their number

@@ -14,6 +14,9 @@ from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import LauncherError, UsageError, nearest
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_mapping
+from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure.devices import node_meters
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
@@ -29,9 +32,6 @@ from jointopt.measure.launchers.slurm_script import LOG, container_words
 from jointopt.measure.launchers.slurm_script import script as script_text
 from jointopt.measure.launchers.slurm_watch import End, why_failed, written_in
 from jointopt.measure.launchers.torchrun import TorchrunProgram
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_mapping
-from jointopt.spec.slurm import NO_GPU_REQUEST
 
 DEFAULT_FOLDER = Path("jointopt-slurm")
 PROGRAMS = ("torchrun", *FRAMEWORKS, "command")

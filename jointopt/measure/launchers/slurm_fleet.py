@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.errors import ExportError, LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.base import Ended, Report
 from jointopt.measure.launchers.rows import failed_row
 from jointopt.measure.launchers.slurm_control import NoAnswerError, RefusedError
 from jointopt.measure.launchers.slurm_watch import End, Submission, written_in
-from jointopt.spec.job import Job
 
 if TYPE_CHECKING:
     from jointopt.measure.launchers.slurm import SlurmLauncher

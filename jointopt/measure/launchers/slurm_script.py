@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jointopt.core.quote import comment, container_mounts, sbatch_line, sh_command, sh_word
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.slurm import NAMED, NO_GPU_REQUEST, Slurm
 from jointopt.measure.launchers.program import NODE_VARIABLES
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.slurm import NAMED, NO_GPU_REQUEST, Slurm
 
 LOG, EXIT, RESULT = "log.txt", "exit.txt", "result.json"
 _SLACK_MIN = 2  # to set up and to end, beyond the limit of the run

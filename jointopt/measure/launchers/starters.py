@@ -14,6 +14,8 @@ from jointopt.core.errors import LauncherError, UsageError
 from jointopt.core.facts import joined_notes
 from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import STATUSES, Columns
+from jointopt.jobs.job import Job
+from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure.devices import node_meters
 from jointopt.measure.devices.conditions import Conditions, unmetered
 from jointopt.measure.launchers.base import Launcher
@@ -28,8 +30,6 @@ from jointopt.measure.launchers.rows import label, outcome, with_log
 from jointopt.measure.launchers.slurm import DEFAULT_FOLDER as SLURM_FOLDER
 from jointopt.measure.launchers.slurm import SlurmLauncher
 from jointopt.measure.launchers.slurm_script import shell_words
-from jointopt.spec.job import Job
-from jointopt.spec.slurm import NO_GPU_REQUEST
 
 BY = ("local", "slurm", "command")
 START, LOG = "start", "log"

@@ -16,13 +16,13 @@ from jointopt.core.errors import LauncherError
 from jointopt.core.facts import Failure, FailureKind, joined_notes
 from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
+from jointopt.jobs.job import Job
+from jointopt.jobs.model import Model
 from jointopt.measure.launchers.early import row_of_bound
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program, local_torchrun, node_torchrun, refuse, without
 from jointopt.measure.launchers.rows import failed_row, is_blank, result_row
 from jointopt.measure.trainer.spec import TrainSpec
-from jointopt.spec.job import Job
-from jointopt.spec.model import Model
 
 _SPEC, _RESULT = "spec.json", "result.json"
 _NAME = "The project's trainer"

@@ -8,10 +8,10 @@ import numpy as np
 
 from jointopt.core.errors import CatalogError
 from jointopt.core.schema import Floats, Ints
+from jointopt.jobs.catalog.gpus import load_gpu, response_figures
+from jointopt.jobs.cluster import Gpu
 from jointopt.physics.calibrate.tables import ResponseTable
 from jointopt.physics.clock_law import Shape, Work
-from jointopt.spec.catalog.gpus import load_gpu, response_figures
-from jointopt.spec.cluster import Gpu
 
 _SHARED = 9  # parameters of the GPU
 _FLOOR = 0.92  # clock below which limits pause work, over that of the knee: 0.89-0.95 on A100-PCIe and A40

@@ -11,12 +11,12 @@ import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
+from jointopt.jobs.calibration import Calibration, Constants
 from jointopt.physics.calibrate.grouping import Key
 from jointopt.physics.calibrate.parameters import CLOCK_COLUMNS, Board
 from jointopt.physics.calibrate.rank_fit import RankFit, RankRows
 from jointopt.physics.calibrate.stage_fit import Estimate, StageFit, StageRows
 from jointopt.physics.calibrate.tables import ResponseTable
-from jointopt.spec.calibration import Calibration, Constants
 
 MOST_QUERIED = 400  # rows that are predicted in one go
 MOST_WORK = 100  # pieces of work that a calibration lists

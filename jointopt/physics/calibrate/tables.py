@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, nearest
-from jointopt.spec.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.gpus import load_gpu
 
 Kind = Literal["stages", "iterations", "ranks"]
 Named = Callable[[int], str]  # the name of a row in messages, by its position: row 3 of profile.csv

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.plans import differing, plan_words
 from jointopt.search.pareto import OBJECTIVES, below_chord
-from jointopt.spec.plans.parse import PLAN_KEYS
 
 MOST = 6
 _ALIKE = 1e-3

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
+from jointopt.jobs.job import Job, words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import table
 from jointopt.report.beside import Beside, under_limits
@@ -29,8 +30,6 @@ from jointopt.report.plans import (
     shows_site,
 )
 from jointopt.report.reasons import reasons_of, wider_lines
-from jointopt.spec.job import Job
-from jointopt.spec.objectives import words
 from jointopt.surrogate.memory import FEASIBLE
 
 Cells = Sequence[str]

@@ -9,6 +9,8 @@ from typing import Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import JointOptError
+from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.plans.text import format_plan, parse_plan
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS, program_of
 from jointopt.physics.breakdown import breakdown
@@ -21,8 +23,6 @@ from jointopt.report.page.pictured import Pictured, Started
 from jointopt.report.page.render import Page
 from jointopt.report.shortage import shortage_of
 from jointopt.report.trace import trace_text
-from jointopt.spec.jobfile import dump_job
-from jointopt.spec.plans.parse import format_plan, parse_plan
 from jointopt.surrogate.job_model import JobModel
 
 _LETTERS = "ABCDEFGH"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from jointopt.jobs.jobfile import dump_job
 from jointopt.report import table
 from jointopt.report.gains import LITTLE
 from jointopt.report.page.content import Table
@@ -16,7 +17,6 @@ from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
 from jointopt.report.page.render import Page
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import STOPPED, MeasuredResult, MeasuredRun, Tuned, Validated
-from jointopt.spec.jobfile import dump_job
 
 Runs = Sequence[MeasuredRun]
 _SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "peak_power_w")

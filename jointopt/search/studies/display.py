@@ -11,9 +11,9 @@ import numpy as np
 
 from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints
+from jointopt.jobs.plans.text import format_plan
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, objectives, take
 from jointopt.search.studies.storage import set_attributes
-from jointopt.spec.plans.parse import format_plan
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -20,12 +20,12 @@ from optuna.trial import FrozenTrial, TrialState
 from jointopt.core.processes import may_live, this_process
 from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
+from jointopt.jobs.job import TIME_ALONE
+from jointopt.jobs.plans.text import record_text
 from jointopt.runs.outages import patient
 from jointopt.search.studies.display import note_attributes, plot_attributes
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
-from jointopt.spec.objectives import TIME_ALONE
-from jointopt.spec.plans.parse import record_text
 
 MEASURED = (
     "status", "iteration_time_s", "energy_j", "avg_power_w", "peak_power_w", "peak_memory_gib", "temperature_c",
@@ -104,7 +104,7 @@ class MeasuredStudy:
 
     @patient
     def holds(self, plan: Mapping[str, Any]) -> bool:
-        """Whether a trial of the plan (a record of `jointopt.spec.plans.parse.plan_records`) has ended or runs."""
+        """Whether a trial of the plan (a record of `jointopt.jobs.plans.parse.plan_records`) has ended or runs."""
         mine = record_text(plan)
         with study_errors(self.url):
             known = [trial.user_attrs for trial in self._trials()]

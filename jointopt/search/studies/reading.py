@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
+from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import has_table, without_password
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES
@@ -18,7 +19,6 @@ from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, DOCUMENT, PLANS
 from jointopt.search.studies.storage import open_storage, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS, is_evaluated, is_ours
-from jointopt.spec.plans.clocks import format_stage_clocks
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

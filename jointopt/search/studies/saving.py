@@ -20,12 +20,12 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, outside
+from jointopt.jobs.plans.text import stage_clocks_to_text
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
 from jointopt.search.studies.trials import searched, spread_in_time, trials_of
-from jointopt.spec.plans.clocks import stage_clocks_to_text
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

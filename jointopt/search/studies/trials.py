@@ -13,8 +13,8 @@ from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, outside
+from jointopt.jobs.plans.text import plan_records, record_text
 from jointopt.search.pareto import OBJECTIVES
-from jointopt.spec.plans.parse import plan_records, record_text
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import OBJECTIVES, Job
 from jointopt.measure.launchers.base import EndsDominated, EndsEarly
 from jointopt.search.pareto import front_order
-from jointopt.spec.job import OBJECTIVES, Job
 
 CLEARLY = 1.5  # times a measured value: first iterations may be slower than later ones, by less than that
 _TIME, _ENERGY = OBJECTIVES

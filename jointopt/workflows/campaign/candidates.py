@@ -11,16 +11,14 @@ import pandas as pd
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, outside
+from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
+from jointopt.jobs.job import FURTHER, OBJECTIVES, Job
+from jointopt.jobs.machine import Machine
+from jointopt.jobs.plans.text import plan_records, stage_clocks_to_text, widened
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.heat import HEAT
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.search.pareto import front_order, non_dominated, spread
-from jointopt.spec.calibration import Calibration, calibrated_if_same_gpu
-from jointopt.spec.job import OBJECTIVES, Job
-from jointopt.spec.machine import Machine
-from jointopt.spec.objectives import FURTHER
-from jointopt.spec.plans.clocks import stage_clocks_to_text, widened
-from jointopt.spec.plans.parse import plan_records
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.out_of_memory import holding_as_much
 from jointopt.workflows.predict import predict

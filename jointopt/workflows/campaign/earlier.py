@@ -10,9 +10,9 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import POWER_LIMIT, STATUSES, Bools, Columns, Floats, Ints
-from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.spec.machine import Machine
-from jointopt.spec.objectives import OBJECTIVES
+from jointopt.jobs.catalog.gpus import gpu_id
+from jointopt.jobs.job import OBJECTIVES
+from jointopt.jobs.machine import Machine
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin

@@ -8,7 +8,7 @@ import numpy as np
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
-from jointopt.spec.machine import Machine
+from jointopt.jobs.machine import Machine
 from jointopt.surrogate.residual_gp import Kernel, Runs
 from jointopt.workflows.campaign.candidates import Candidates
 from jointopt.workflows.campaign.earlier import Earlier

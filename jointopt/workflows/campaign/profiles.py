@@ -9,8 +9,8 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE
-from jointopt.spec.job import Job
-from jointopt.spec.plans.clocks import parse_stage_clocks
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import parse_stage_clocks
 from jointopt.workflows.campaign.candidates import Candidates
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import numpy as np
 
 from jointopt.core.errors import LauncherError, OutageError, UsageError
 from jointopt.core.schema import STATUSES, Columns
+from jointopt.jobs.catalog.gpus import gpu_id
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.plans.text import record_text
 from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Report, run_all
-from jointopt.spec.catalog.gpus import gpu_id
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import dump_job
-from jointopt.spec.plans.parse import record_text
 
 if TYPE_CHECKING:
     import pandas as pd

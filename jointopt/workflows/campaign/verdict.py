@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.facts import failure_in
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.limits import with_unit
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import figure
-from jointopt.spec.job import Job
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, held_to
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
+from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.devices import clocks, meter
 from jointopt.measure.devices.clocks import Setting, locked, plan_settings
 from jointopt.measure.devices.owners import Before, Owned
-from jointopt.spec.plans.ranks import stage_of_rank
 
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
 EVERYWHERE = Path(__file__).parents[2] / "stand_in" / "signal_everywhere.py"

@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from jointopt.core.errors import DevicePermissionError, PlanError
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
 from jointopt.measure.devices.conditions import under_plan
 from jointopt.measure.devices.meter import Gpus
 from jointopt.measure.launchers.base import Launcher
 from jointopt.measure.launchers.rows import RESULTS
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
 
 PLAN = {
     "dp": 1, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import LauncherError
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.job import Job
 from jointopt.measure.devices import identity as devices
 from jointopt.measure.devices.identity import FOR_TESTS, check_devices, remarks, wrong_device
 from jointopt.measure.launchers.base import Launcher
 from jointopt.measure.launchers.starters import framework_launcher
 from jointopt.measure.launchers.torchrun import TorchrunLauncher, train_spec
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.job import Job
 
 PLAN = {
     "dp": 2, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from jointopt.core.facts import FailureKind
+from jointopt.jobs.job import Job
 from jointopt.measure.devices.occupancy import _of_gpu, occupants
 from jointopt.measure.launchers.command import CommandLauncher
-from jointopt.spec.job import Job
 from tests.processes import wait_until_begun
 
 GIB = 2**30

@@ -19,10 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.errors import RankOrderError
+from jointopt.jobs.plans.placement import (
+    DEFAULT_ORDER,
+    NANOTRON_04_EXPERTS_ORDER,
+    NANOTRON_EXPERTS_ORDER,
+    TP_PP_DP_ORDER,
+)
 from jointopt.measure.devices.rank_check import RankCheck, check_stated, reporting, starts_ranks, stated_by
 from jointopt.measure.devices.stage_hook.sitecustomize import FOLDER
 from jointopt.measure.guard.records import MARK
-from jointopt.spec.plans.ranks import DEFAULT_ORDER, NANOTRON_04_EXPERTS_ORDER, NANOTRON_EXPERTS_ORDER, TP_PP_DP_ORDER
 from tests.places import ROOT
 from tests.processes import wait_until_begun
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options
 from jointopt.measure.exports.intent import Intent, intent_of
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options
 
 MakeIntent = Callable[..., Intent]
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.slurm import Slurm
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS
-from jointopt.spec.slurm import Slurm
 from tests.measure.exports.conftest import job_named, plan_of
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import ExportError, JobError
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.details import RopeScaling, details_of
+from jointopt.jobs.huggingface import model_from_config
+from jointopt.jobs.jobfile import dump_job, parse_job
 from jointopt.measure.exports.options import NEWEST, is_of_release, version_key
 from jointopt.measure.exports.targets import version_in
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.details import RopeScaling, details_of
-from jointopt.spec.huggingface import model_from_config
-from jointopt.spec.jobfile import dump_job, parse_job
 
 
 def test_blank_columns_of_a_plan_take_their_neutral_values(intent: Any) -> None:

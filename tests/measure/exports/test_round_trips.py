@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import ExportError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.parse import plan_records
-from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import plan_records
 from jointopt.workflows.export import export, write
 from jointopt.workflows.import_ import import_
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from jointopt.core.errors import ExportError
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import scaled_dtype, scaling_recipe
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS
 from jointopt.measure.imports.taken import flattened, pairs_of
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.catalog.scaling import scaled_dtype, scaling_recipe
 from tests.measure.exports.conftest import job_named, plan_of
 
 # sections of a target, and what its plan is `of` beside JOB; `whole`: all settings; rows: changes and what they move

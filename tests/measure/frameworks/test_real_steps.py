@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.spec.jobfile import parse_job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.export import Exported, export, write
 from jointopt.workflows.import_ import import_
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import JobError
+from jointopt.jobs.catalog.models import load_model
 from jointopt.measure.imports.catalogue import catalogue_name, models_of_shape
 from jointopt.measure.imports.resolve import Resolved, resolved
 from jointopt.measure.imports.taken import Taken
-from jointopt.spec.catalog.models import load_model
 
 GPU = "h100-sxm5-80gb"
 SIZES = {"nodes": 2, "gpus_per_node": 8}

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from jointopt.core.facts import FailureKind
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.job import Job
 from jointopt.measure.devices.reading import not_measured
 from jointopt.measure.launchers.base import EndsDominated
 from jointopt.measure.launchers.early import least_watts
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.program import Program
 from jointopt.measure.launchers.rows import is_bounded, result_row
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.job import Job
 from tests.conftest import Driver
 
 PLAN: dict[str, Any] = {

@@ -9,9 +9,9 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import ExportError
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.framework import FrameworkProgram
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job
 from tests.stand_in.framework import checkout
 
 

@@ -12,6 +12,7 @@ import pytest
 import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.early import Early, behind_row
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
@@ -19,7 +20,6 @@ from jointopt.measure.launchers.slurm_watch import End, Written
 from jointopt.measure.launchers.starters import framework_launcher
 from jointopt.measure.logs.iterations import measured
 from jointopt.measure.logs.megatron import read_log
-from jointopt.spec.job import Job
 from tests.megatron import megatron_arguments, megatron_program
 
 HERE = Path(__file__).parent

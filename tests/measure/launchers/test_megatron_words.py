@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 import jointopt
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import plan_records, uniform_stage_clocks
 from jointopt.measure.exports.megatron import layer_layout
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.parse import plan_records
-from jointopt.spec.plans.space import enumerate_layouts
 from tests.megatron import megatron_arguments
 
 JUDGE = os.environ.get("JOINTOPT_MEGATRON_CHECK")  # a command that takes a file of command lines; 0 = all are accepted

@@ -9,14 +9,14 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import LauncherError
+from jointopt.jobs.catalog.frameworks import load_framework
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_from_options
+from jointopt.jobs.plans.space import enumerate_layouts
+from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.measure.launchers.base import narrowed
 from jointopt.measure.launchers.local import LocalLauncher
 from jointopt.measure.launchers.torchrun import TorchrunProgram, train_spec
-from jointopt.spec.catalog.frameworks import load_framework
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import job_from_options
-from jointopt.spec.plans.parse import parse_plan, plan_records
-from jointopt.spec.plans.space import enumerate_layouts
 
 
 @pytest.fixture

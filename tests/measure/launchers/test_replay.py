@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import LauncherError, TableError
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.spec.job import Job
 
 
 def size(runs: pd.DataFrame, job: Job) -> int:

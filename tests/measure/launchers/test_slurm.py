@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.launchers import slurm_control as control
 from jointopt.measure.launchers.command import CommandProgram
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.measure.launchers.slurm import SlurmLauncher
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import parse_job
 from tests.slurm_cluster import NODES, Cluster, wait_for
 
 PLAN: dict[str, Any] = {

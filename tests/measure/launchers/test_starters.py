@@ -14,12 +14,12 @@ import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.core.facts import FailureKind
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.job import Job
+from jointopt.jobs.slurm import Slurm
 from jointopt.measure.launchers.base import load_launcher, run_all, script_of
 from jointopt.measure.launchers.framework import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.launchers.slurm import SlurmLauncher
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.job import Job
-from jointopt.spec.slurm import Slurm
 from tests.slurm_cluster import Cluster
 from tests.stand_in.framework import checkout
 

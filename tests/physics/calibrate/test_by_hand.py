@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.calibrate.parameters import Board, Hierarchy, ResponsePrior, _prior, board_of
 from jointopt.physics.calibrate.pipelines import _rank_rows
 from jointopt.physics.calibrate.posterior import Fit
@@ -23,7 +24,6 @@ from jointopt.physics.calibrate.results import (
 )
 from jointopt.physics.calibrate.stage_fit import Estimate, StageFit
 from jointopt.physics.calibrate.tables import ResponseTable, response_table
-from jointopt.spec.catalog.gpus import load_gpu
 
 CLOCKS = np.array([1000.0, 900.0, 800.0, 700.0, 600.0, 500.0])
 BOARD = Board("x", 1000.0, 10.0, ResponsePrior())

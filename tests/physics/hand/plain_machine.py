@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import Columns
-from jointopt.physics.breakdown import time_parts
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.stage_costs import StageCosts
-from jointopt.spec.catalog.architectures import attention_constants, training_factor
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Search, Training
-from jointopt.spec.kernels import (
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import attention_constants, training_factor
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job, Search, Training
+from jointopt.jobs.kernels import (
     CollectiveConstants,
     GemmConstants,
     KernelConstants,
@@ -30,7 +27,10 @@ from jointopt.spec.kernels import (
     Protocol,
     TileKind,
 )
-from jointopt.spec.model import Model
+from jointopt.jobs.model import Model
+from jointopt.physics.breakdown import time_parts
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.stage_costs import StageCosts
 
 SEQ, BATCHES = 2048, 8  # tokens of a sequence; micro-batches of an iteration unless a test states others
 FLOPS_PER_S, HBM_BYTES_PER_S, LAUNCH_S = 1e15, 1e12, 1e-6

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.model import block_of
 from jointopt.physics.throughput import model_flops_per_token
-from jointopt.spec.block import block_of
 from tests.physics.hand.plain_machine import (
     ATTENTION_WEIGHTS,
     BATCHES,

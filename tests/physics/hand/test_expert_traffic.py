@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.framework import Framework
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.expert_traffic import places_per_token
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.framework import Framework
 from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,

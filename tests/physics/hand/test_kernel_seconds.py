@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.kernels import unaligned_factors
+from jointopt.jobs.model import Model
 from jointopt.physics.compute import by_clock_shares
-from jointopt.spec.catalog.architectures import unaligned_factors
-from jointopt.spec.catalog.gpus import load_gpu
-from jointopt.spec.model import Model
 from tests.physics.hand.plain_machine import (
     ATTENTION_WEIGHTS,
     DENSE,

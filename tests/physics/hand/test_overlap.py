@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import OVERLAP
-from jointopt.spec.framework import Framework
-from jointopt.spec.overlap import is_on, not_offered, share
+from jointopt.jobs.framework import Framework, is_on, not_offered, share
 from tests.physics.hand.plain_machine import COMPUTING, NOTHING_COMPUTES, STREAM, inside_s, physics, seconds, stages
 
 CHOICES = {"dp_overlap": 0.4, "chosen_dp_overlap": 0.25, "chosen_tp_overlap": 0.75}

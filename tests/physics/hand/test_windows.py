@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointopt.jobs.model import Model
 from jointopt.physics.attention_span import seen_share, windowed_span
-from jointopt.spec.model import Model
 from tests.physics.hand.plain_machine import (
     DENSE,
     FLASH,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.catalog.clusters import build_cluster
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
 from jointopt.physics.memory import memory_parts
-from jointopt.spec.catalog.clusters import build_cluster
-from jointopt.spec.framework import Framework
-from jointopt.spec.job import Job, Training
-from jointopt.spec.model import Model
 
 # Of one layer: attention 64·8·(2·8 + 2·2) = 10,240, gated MLP 3·64·192 = 36,864, two RMS norms 2·64 = 128.
 # Vocabulary 1,000·64 = 64,000.

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.spec.block import block_of
-from jointopt.spec.model import Model
+from jointopt.jobs.model import Model, block_of
 
 Held = Callable[..., list[float]]
 Make = Callable[..., Model]

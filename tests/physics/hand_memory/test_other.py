@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import Columns
+from jointopt.jobs.job import Constraints, Job
+from jointopt.jobs.model import Model
 from jointopt.physics.limits import memory_limit_gib
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
-from jointopt.spec.job import Constraints, Job
-from jointopt.spec.model import Model
 
 Held = Callable[..., list[float]]
 Jobs, Models = Callable[..., Job], Callable[..., Model]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jointopt.core.schema import MODULES, OFFLOAD
+from jointopt.jobs.model import Model
 from jointopt.physics import host_states
-from jointopt.spec.model import Model
 
 Held = Callable[..., list[float]]
 Make = Callable[..., Model]

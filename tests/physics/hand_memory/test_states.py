@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jointopt.spec.model import Model
+from jointopt.jobs.model import Model
 
 Held = Callable[..., list[float]]
 Make = Callable[..., Model]

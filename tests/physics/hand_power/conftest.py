@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.job import Job
 
 # V falls from 1 at 1,000 MHz to 0.8 at 600 MHz and stays there, so that V(800 MHz) is 0.9.
 ROUND = PowerConstants(

@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.job import Job
 from jointopt.physics import cooling as thermal
 from jointopt.physics.cooling import Cooler, cooler, electrical_limit_w, kernel_limit_w
-from jointopt.spec.cluster import PowerConstants
-from jointopt.spec.job import Job
 
 Cool = Callable[..., Cooler]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.jobs.job import Job
 from jointopt.physics.breakdown import breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.facility import SITE_COLUMNS, bill, cluster_power_kw, facility_energy_j, with_site
-from jointopt.spec.job import Job
 
 Plan = Callable[..., CostModel]
 FIRST = np.array([0])

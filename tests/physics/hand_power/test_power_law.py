@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics import clock_law as power
-from jointopt.spec.cluster import PowerConstants
 
 
 @pytest.mark.parametrize(("mhz", "volt"), [(300, 0.8), (600, 0.8), (700, 0.85), (800, 0.9), (1000, 1.0)])

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cooling import Cooler
 from jointopt.report import table
 from jointopt.report.page import figures
@@ -18,7 +19,6 @@ from jointopt.report.page.choice import Chosen
 from jointopt.report.page.made import Reported, _drift
 from jointopt.report.page.pictured import _letter
 from jointopt.report.results import Proposal
-from jointopt.spec.jobfile import shipped_job
 from jointopt.workflows.propose import propose
 
 DIGITS = {"rel": 1e-4, "abs": 1e-12}

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.physics.timeline import timeline
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.made import Reported
 from jointopt.report.page.pictured import encoded, mean_power_w
 from jointopt.report.results import Proposal
 from jointopt.report.table import figure
-from jointopt.spec.jobfile import load_job, shipped_job
 from jointopt.workflows.propose import propose
 
 MOST_BYTES = 6_000_000

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from jointopt.jobs.job import Job
 from jointopt.report.results import Tuned, TunedRun, Validated, ValidatedRun
-from jointopt.spec.job import Job
 
 PLAN = {"dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
         "recompute": "none", "zero_stage": 1, "stage_clock_mhz": [1410.0]}  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jointopt
+from jointopt.jobs.catalog.models import load_model
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.workloads import workloads
-from jointopt.spec.catalog.models import load_model
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.workflows.campaign.candidates import _limits_gib, measurement_columns, searched
 
 

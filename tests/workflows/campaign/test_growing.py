@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.spec.job import Job
 from jointopt.surrogate import other_jobs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.within_job import Spread

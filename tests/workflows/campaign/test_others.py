@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import sqlalchemy as sa
 
+from jointopt.jobs.job import Job
 from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.runs.reservations import Reservations
 from jointopt.runs.store import Store
-from jointopt.spec.job import Job
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.record import plan_keys
 from jointopt.workflows.tune import tune

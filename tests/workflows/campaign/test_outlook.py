@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.spec.cluster import Cluster
-from jointopt.spec.job import Job
-from jointopt.spec.jobfile import shipped_job
 from jointopt.surrogate.within_job import Adapted, Spread
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.earlier import Earlier

@@ -1,0 +1,173 @@
+"""Framework profiles: load by name, or recognise one in a table's free text."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jointopt.core.errors import CatalogError, nearest
+from jointopt.core.schema import RECIPE_CLASSES
+from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job
+
+
+@functools.cache
+def _profiles() -> dict[str, Framework]:
+    profiles: dict[str, Framework] = {}
+    for name, entry in read_yaml("frameworks.yaml").items():
+        base = profiles[entry["like"]] if "like" in entry else Framework()
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "like"}
+        # a relative neither answers to its parent's names nor shares its measurements
+        own: dict[str, Any] = {"aliases": (), "fitted": False} | fields
+        own["rules"] = framework_rules(own.get("family", base.family))
+        profiles[name] = dataclasses.replace(base, name=name, **own)
+    return profiles
+
+
+def framework_rules(family: str, version: str = "") -> tuple[str, ...]:
+    """Names of the rules that a ``version`` of a family of frameworks adds to those of every one; blank: the newest."""
+    rules = read_yaml("framework_rules.yaml").get(family, {})
+    return tuple(name for name, rule in rules.items() if "before" not in rule or _is_below(version, rule["before"]))
+
+
+def _is_below(version: str, other: str) -> bool:
+    """Whether a stated version comes before another; a blank one, the newest, never does."""
+    numbers = [[int(part) for part in re.findall(r"\d+", text)] for text in (version, other)]
+    return bool(version) and numbers[0] < numbers[1]
+
+
+def framework_names() -> tuple[str, ...]:
+    """Every framework name of the catalogue."""
+    return tuple(_profiles())
+
+
+def load_framework(name: str) -> Framework:
+    """The profile of that name; CatalogError names the nearest known one."""
+    profiles = _profiles()
+    if name not in profiles:
+        raise CatalogError(
+            f"training.framework must be one of {', '.join(profiles)} (generic is for all others); got {name!r}"
+            f"{nearest(name, profiles)}."
+        )
+    return profiles[name]
+
+
+def recognise_framework(text: str) -> tuple[Framework, bool]:
+    """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
+    low = text.strip().lower()
+    named = {a: p for p in reversed(_profiles().values()) for a in (p.name, *p.aliases) if _names(low, p, a)}
+    return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
+
+
+def names_release(text: str) -> bool:
+    """Whether text names a release of software: "NeMo 24.07", "Megatron-LM core_v0.12.0"."""
+    return _RELEASE.search(text) is not None
+
+
+def is_newer(framework: Framework, text: str, otherwise: bool) -> bool:
+    """Whether software that ``text`` names is of one of the newer releases of a framework; ``otherwise``: none named.
+
+    A release is the first number with a dot.
+    """
+    found = _RELEASE.search(text)
+    return otherwise if found is None else not any(f"{found[1]}.".startswith(f"{r}.") for r in framework.older_releases)
+
+
+_RELEASE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)+)")
+
+
+def framework_of_words(text: str) -> Framework | None:
+    """The profile that free text of several words means ("MLPerf submission, NeMo"); None for any other text.
+
+    So it is where a name that is not the profile's own is nearer: "megatron deepsped" is no megatron-lm.
+    """
+    profile, known = recognise_framework(text)
+    close = difflib.get_close_matches(text.strip().lower(), framework_names(), n=1)
+    one_word = len(re.split(r"[\s,;]+", text.strip())) < 2
+    return None if one_word or not known or (close and close != [profile.name]) else profile
+
+
+def _names(text: str, profile: Framework, alias: str) -> bool:
+    return text == profile.name or (alias in profile.aliases and mentions(text, alias))
+
+
+_DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")
+
+
+def mentions(text: str, alias: str) -> bool:
+    """Whether lower-case ``text`` names ``alias``: "megatron_lm 2.4" does; "not Megatron", "Megatron-like" do not."""
+    return any(not _DENIED.search(text[: found.start()]) for found in _whole_words(alias).finditer(text))
+
+
+@functools.cache
+def _whole_words(alias: str) -> re.Pattern[str]:
+    words = r"[\s_-]*".join(map(re.escape, alias.split("-")))
+    return re.compile(rf"(?<![a-z0-9]){words}(?![a-z])(?![\s-]*(like|style|inspired)\b)")
+
+
+# Recipe classes: how well tuned the runs of a framework are, as multiples of what its kernels take.
+
+
+def class_factors(name: str) -> tuple[float, float]:
+    """Time of products and of element-wise kernels of a class of `RECIPE_CLASSES`, over those of a vendor's recipe."""
+    entry: Mapping[str, float] = read_yaml("recipe_classes.yaml")[name]
+    return entry["compute"], entry["elementwise"]
+
+
+def of_class(profile: Framework, name: str) -> Framework:
+    """The profile with the efficiency of class ``name``; itself where that is its own, or blank."""
+    if name in ("", profile.recipe_class):
+        return profile
+    pairs = zip(class_factors(name), class_factors(profile.recipe_class), strict=True)
+    compute, elementwise = (wanted / own for wanted, own in pairs)
+    return replace(
+        profile,
+        compute_factor=profile.compute_factor * compute,
+        elementwise_factor=profile.elementwise_factor * elementwise,
+    )
+
+
+def job_of_class(job: Job, name: str) -> Job:
+    """The job by class ``name`` in place of its own; blank: the usual one of its framework."""
+    training = job.training
+    profile, now = training.framework, training.recipe_class
+    moved = replace(
+        of_class(replace(profile, recipe_class=now or profile.recipe_class), name or profile.recipe_class),
+        recipe_class=profile.recipe_class,
+    )
+    return replace(job, training=replace(training, framework=moved, recipe_class=name))
+
+
+def of_efficiency(job: Job, name: str) -> Job:
+    """`job_of_class`, or the very job where its own class is as efficient."""
+    training = job.training
+    usual = training.framework.recipe_class
+    same = class_factors(name or usual) == class_factors(training.recipe_class or usual)
+    return job if same else job_of_class(job, name)
+
+
+def same_efficiency(classes: list[str]) -> bool:
+    """Whether classes, none blank, have one efficiency."""
+    return len({class_factors(name) for name in classes}) == 1
+
+
+def conflict(source: str, classes: list[str]) -> str:
+    """The sentence on measured and predicted rows of one source that state ``classes`` of different efficiency."""
+    return (
+        f"Rows of {source or 'one source'} state different recipe classes ({', '.join(classes)}): each is priced by "
+        "its own and those that state none as usual, and what measured runs of one class show moves the others too. "
+        "Give one recipe_class to all, or each class a source of its own."
+    )
+
+
+def named_class(text: str) -> str:
+    """The class of `RECIPE_CLASSES` that a table's free text names; blank where it names none, or several."""
+    entries, low = read_yaml("recipe_classes.yaml"), text.strip().lower()
+    found = [name for name in RECIPE_CLASSES if any(mentions(low, alias) for alias in entries[name]["aliases"])]
+    return found[0] if len(found) == 1 else ""

@@ -1,0 +1,73 @@
+"""The model catalogue: ``models.yaml`` read once; each shape in the keys of its Hugging Face config.json."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from jointopt.core.errors import CatalogError, nearest_few
+from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.huggingface import model_from_config
+from jointopt.jobs.model import Model
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A catalogue entry: the shape, and the parameter counts that its authors publish."""
+
+    model: Model
+    published_parameters: int
+    published_active_parameters: int | None
+    source: str
+
+
+def model_names() -> tuple[str, ...]:
+    """Every model name of the catalogue, in the order of the file (by family and size)."""
+    return tuple(read_yaml("models.yaml"))
+
+
+def load_model(name: str) -> Model:
+    """The model of that catalogue name or alias (a Hugging Face repository is one), in any letter case.
+
+    Raises `CatalogError` for an unknown name, naming the nearest known ones.
+    """
+    return published_model(name).model
+
+
+def known_model(name: str) -> Model | None:
+    """`load_model`, or None where no catalogue entry has that name."""
+    found = _names().get(name.lower())
+    return _published(found).model if found else None
+
+
+def published_model(name: str) -> PublishedModel:
+    """The catalogue entry of that name or alias; `CatalogError` names the nearest known ones."""
+    known = _names()
+    if name.lower() not in known:
+        raise CatalogError(
+            f"The model {name[:80]!r} is not in the catalogue{near_models(name)}; `jointopt catalog models` "
+            f"lists the {len(model_names())} known ones, and a path to a config.json or a shape written in place "
+            f"describes any other."
+        )
+    return _published(known[name.lower()])
+
+
+def near_models(name: str) -> str:
+    """`` (did you mean 'llama-3-8b' or 'llama-3-70b'?)`` for a name that none has; empty where none is like it."""
+    return nearest_few(name, _names())
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    """Name or alias in lower case -> catalogue name."""
+    entries = read_yaml("models.yaml")
+    names = {name: name for name in entries}
+    return names | {alias.lower(): name for name in entries for alias in entries[name].get("aliases", ())}
+
+
+@functools.cache
+def _published(name: str) -> PublishedModel:
+    entry = read_yaml("models.yaml")[name]
+    counts = entry["published_parameters"], entry.get("published_active_parameters")
+    config = entry["config"] | entry.get("details", {})
+    return PublishedModel(model_from_config(config, name), *counts, entry["source"])

@@ -1,0 +1,172 @@
+"""Bandwidths of links as people write them, and those that no GPU is known to have."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jointopt.core.errors import JobError, nearest
+from jointopt.core.units import BITS_PER_BYTE
+from jointopt.jobs.catalog.catalog_files import read_yaml
+from jointopt.jobs.catalog.kernels import slot_gbytes_per_s
+from jointopt.jobs.catalog.limits import limits
+from jointopt.jobs.cluster import Cluster, Gpu
+from jointopt.jobs.reading import Section, is_number
+
+_log = logging.getLogger(__name__)
+# keys of a cluster, and of its GPU the figure of the same link
+_FIGURES = {
+    "intra_node_gbytes_per_s": "intra_node_gbytes_per_s",
+    "inter_node_gbytes_per_s": "usual_inter_node_gbytes_per_s",
+}
+LINKS = tuple(_FIGURES)
+_FORM = re.compile(
+    r"(?:(?P<ports>\d{1,4})\s*[x*]\s*)?(?P<one>.+?)(?:\s*(?:per\s+|/\s*)(?P<of>gpu|node))?", re.IGNORECASE | re.ASCII
+)
+_FIGURE = re.compile(
+    r"(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<prefix>[MGT])(?:(?P<unit>b|bit|B|[Bb]yte)s?(?:/s|ps))?", re.ASCII
+)
+_GIGA = {"M": 1e-3, "G": 1.0, "T": 1e3}
+
+
+class Figure(NamedTuple):
+    """A bandwidth as text states it: GB/s, of a ``gpu`` or ``node`` where it says so, and whether it is in bytes."""
+
+    gbytes_per_s: float
+    of: str
+    in_bytes: bool
+
+
+def figure_in(text: str) -> Figure | None:
+    """The bandwidth that a text states; None where it may mean several, or none.
+
+    ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither; several ports must
+    say of what.
+    """
+    form = _FORM.fullmatch(text.strip())
+    if form is None or (form["ports"] and not form["of"]):
+        return None
+    ports: Mapping[str, list[Any]] = read_yaml("links.yaml")["ports"]
+    name, figure = form["one"].lower(), _FIGURE.fullmatch(form["one"])
+    if name not in ports and figure is None:
+        return None
+    in_bytes = figure is not None and (figure["unit"] or "b") in ("B", "byte", "Byte")
+    giga = float(ports[name][0]) if figure is None else float(figure["number"]) * _GIGA[figure["prefix"]]
+    each = giga / (1.0 if in_bytes else BITS_PER_BYTE)
+    return Figure(each * int(form["ports"] or 1), (form["of"] or "").lower(), in_bytes)
+
+
+def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
+    """GB/s per GPU of a text under a key: ``400Gb/s``, ``50GB/s``, ``3.2Tb/s per node``, ``ndr``, ``8x400G per node``.
+
+    JobError for other text.
+    """
+    found = figure_in(str(section.values[key]))
+    if found is None or not found.gbytes_per_s:
+        names, text = read_yaml("links.yaml")["ports"], str(section.values[key])
+        raise section.refuse(
+            key, "a number in GB/s of one GPU in one direction, a figure with its unit (400Gb/s, 50GB/s, 3.2Tb/s per "
+            f"node), or a port of each GPU (400G, {', '.join(names)}) or node (8x400G per node)"
+            f"{nearest(text, names) if text[:1].isalpha() else ''}",
+        )  # fmt: skip
+    return found.gbytes_per_s / (gpus_per_node if found.of == "node" else 1)
+
+
+def link_of(gpu: Gpu) -> str:
+    """The link between the GPUs of one node: ``nvlink``, ``pcie`` or ``xgmi``."""
+    links: dict[str, list[str]] = read_yaml("links.yaml")["links"]
+    return next((link for link, gpus in links.items() if gpu.kin in gpus), "nvlink")
+
+
+def most_gbytes_per_s(gpu: Gpu, key: str) -> float:
+    """The most GB/s of a link of that GPU that is taken as a bare number."""
+    table, rated = read_yaml("limits.yaml"), _rated_gbytes_per_s(gpu, key)
+    if gpu.is_cpu or (gpu.written and not rated):
+        return limits()[f"gpu.{_FIGURES[key]}"].most
+    if key == "intra_node_gbytes_per_s":
+        bridge = float(table["pcie_link_gbytes_per_s"][0]) if link_of(gpu) == "pcie" else 0.0
+        return max(float(table["link_factor"][0]) * rated, bridge) if rated else limits()[f"cluster.{key}"].most
+    return max(float(table["network_factor"][0]) * rated, slot_gbytes_per_s(gpu))
+
+
+def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
+    """GB/s that the GPU has by its sheet, or usually; 0 where that is not known, or is another's that it is like."""
+    name = _FIGURES[key]
+    return 0.0 if gpu.written and name not in gpu.written else float(getattr(gpu, name) or 0.0)
+
+
+def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
+    """JobError for a bandwidth of a job beyond what its GPU is known to have, where it may have been meant otherwise.
+
+    That is a bare number, or bits per second of which it is not said whether a GPU or a node has them. A bare number
+    beyond what the GPU usually has is remarked on.
+    """
+    for key in LINKS:
+        value: Any = stated.get(key)
+        most = most_gbytes_per_s(cluster.gpu, key)
+        if isinstance(value, str):
+            _check_text(cluster, key, value, where)
+        elif _is_beyond(cluster.gpu, key, value):
+            number = float(value)
+            raise JobError(
+                f"{where}.{key} is in GB/s of one GPU in one direction, and {number:,.15g} is more than the {most:g} "
+                f"that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); {_meant(number, key, most, cluster)}"
+                f"{number:g}GB/s if it is really {number:g} GB/s."
+            )
+        else:
+            _remark_on(cluster.gpu, key, value)
+
+
+def _check_text(cluster: Cluster, key: str, text: str, where: str) -> None:
+    """JobError for bits per second beyond what a GPU may have, which those of a node usually are."""
+    found = figure_in(text)
+    if found and not (found.of or found.in_bytes) and _is_beyond(cluster.gpu, key, found.gbytes_per_s):
+        raise JobError(
+            f"{where}.{key} {text!r} is {found.gbytes_per_s:g} GB/s, more than the "
+            f"{most_gbytes_per_s(cluster.gpu, key):g} that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); "
+            f"write '{text.strip()} per node' ({found.gbytes_per_s / cluster.gpus_per_node:g} GB/s of each GPU), or "
+            f"'{text.strip()} per GPU' if each has as much."
+        )
+
+
+def _is_beyond(gpu: Gpu, key: str, value: Any) -> bool:
+    return key in LINKS and is_number(value) and float(value) > most_gbytes_per_s(gpu, key)
+
+
+def _remark_on(gpu: Gpu, key: str, value: Any) -> None:
+    usual = _rated_gbytes_per_s(gpu, key)
+    if is_number(value) and not gpu.is_cpu and 0.0 < usual < float(value):
+        _warn_once(
+            f"{key} is {float(value):g} GB/s of one GPU in one direction, and {gpu.id} usually has {usual:g}; "
+            f"{float(value):g} Gb/s would be {float(value) / BITS_PER_BYTE:g}."
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
+def _usual(gpu: Gpu, key: str) -> str:
+    usual = _rated_gbytes_per_s(gpu, key)
+    return f"usually {usual:g}" if usual else "no source states more"
+
+
+def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
+    """The beginning of a question: what else the number may be, in its right words."""
+    per_gpu = value / BITS_PER_BYTE
+    if key == "intra_node_gbytes_per_s" and value / 2 <= most:
+        return f"both directions together are twice one: write {value / 2:g}, or "
+    if per_gpu <= most:
+        return f"{value:g} Gb/s are {per_gpu:g}: write {value:g}Gb/s, or "
+    if (of_node := per_gpu / cluster.gpus_per_node) <= most:
+        return f"{value:g} Gb/s of a node are {of_node:g}: write '{value:g}Gb/s per node', or "
+    return "write the figure with its unit, such as 400Gb/s, or "
+
+
+def written(cluster: Cluster, key: str, value: Any) -> Any:
+    """A bandwidth as a job file has it: with its unit where the bare number would be refused; others as they are."""
+    return f"{value:.15g}GB/s" if _is_beyond(cluster.gpu, key, value) else value

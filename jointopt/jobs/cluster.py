@@ -1,0 +1,307 @@
+"""A GPU and a cluster as frozen objects; blank cells are ``None``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jointopt.core.errors import CatalogError, UsageError
+from jointopt.core.facts import Assumption
+from jointopt.jobs.machine import LEAST_FACTOR, OF_GPU, Machine
+
+MEASURED = "measured"
+CLOCK_RANGE = "clock_range"  # the key of the assumption that stands in for a range of clocks that no source states
+FAR_LINK = 4  # times a GPU's reference system: eight is a figure in Gb/s, and two the next generation of networks
+_WITHOUT_TF32 = ("CDNA 2", "CDNA 4")  # which have bf16
+_MOST_OF_TDP = 1.5
+_MOST_OF_MEMORY = 1.08  # a reading in GB passes for GiB by 7.4 %
+
+
+@dataclass(frozen=True)
+class PowerConstants:
+    """Constants of one GPU's power model (`jointopt.physics.clock_law` has the formulas).
+
+    All watts and picojoules are at the maximum clock; dynamic parts scale with the voltage curve.
+    """
+
+    static_w: float  # drawn whenever the board is powered and awake, whatever runs
+    wait_w: float  # drawn while a rank blocks on communication or sits in a bubble
+    active_w: float  # extra while any kernel runs, at the maximum clock (clock tree, issue, caches)
+    pj_per_flop: float  # extra per tensor-core floating-point operation in 16 bit, at the maximum clock
+    pj_per_hbm_byte: float  # extra per byte moved to or from device memory, clock-independent
+    knee_fraction: float  # clock / maximum clock below which the voltage no longer falls
+    voltage_ratio: float  # V(maximum clock) / V(below the knee)
+    assumed: tuple[Assumption, ...] = ()  # which of these were not measured on this GPU, and what stands in
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the software sees it. ``None`` means that no source states the figure."""
+
+    id: str
+    name: str
+    vendor: str
+    architecture: str
+    peak_tflops: Mapping[str, float]  # dense, by dtype: fp32 (tensor cores, TF32), fp16, bf16, fp8, fp4
+    memory_gib: float
+    memory_gbytes_per_s: float
+    sm_count: int | None
+    intra_node_gbytes_per_s: float | None  # scale-up link, per GPU, one direction
+    scale_up_gpus: int | None  # GPUs within one scale-up domain (NVLink switch); None = the node
+    usual_gpus_per_node: int | None
+    usual_inter_node_gbytes_per_s: float | None  # per GPU, one direction, as in the vendor's reference system
+    clock_min_mhz: float | None
+    clock_max_mhz: float | None
+    clock_step_mhz: float | None
+    tdp_w: float | None
+    idle_w: float | None
+    wait_w: float | None
+    throttle_temperature_c: float | None
+    host_gbytes_per_s: float | None = None  # link to host memory, one direction; None = its architecture's PCIe x16
+    host_time_factor: float | None = None  # Python and driver time of its host over an x86 server; None = 1
+    process_memory_gib: float | None = None  # held by a process before it trains; None = the framework's overhead
+    power_limit_min_w: float | None = None  # the least limit that its driver takes
+    power: PowerConstants | None = None
+    product_time_factor: Mapping[str, float] = field(default_factory=dict)  # by dtype, measured over the catalogue's
+    sources: Mapping[str, str] = field(default_factory=dict)
+    like: str = ""  # of a GPU that a job states itself: the catalogue's that stands in for what it leaves out
+    written: Mapping[str, Any] = field(default_factory=dict)  # as the job states it; empty: the catalogue's
+
+    @property
+    def kin(self) -> str:
+        """The id by which the catalogue is searched for kernels, links and hosts."""
+        return self.like or self.id
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether its tensor cores multiply fp32 numbers in 19 bits: NVIDIA's since Ampere, of AMD's CDNA 3."""
+        return not self.is_cpu and "bf16" in self.peak_tflops and self.architecture not in _WITHOUT_TF32
+
+    @property
+    def clock_span_mhz(self) -> tuple[float, float]:
+        """(lowest, highest) SM clock in MHz, as far as a source states them."""
+        return self.clock_min_mhz or 0.0, self.clock_max_mhz or math.inf
+
+    @property
+    def power_limit_span_w(self) -> tuple[float, float]:
+        """(least, most) W that a power limit lies between.
+
+        The least is what its driver takes, where a source states it, else what it draws at rest. No board is sold with
+        half as much again as its rated power.
+        """
+        return self.power_limit_min_w or self.idle_w or 0.0, _MOST_OF_TDP * (self.tdp_w or math.inf)
+
+    @property
+    def mean_power_span_w(self) -> tuple[float, float]:
+        """(least, most) W of a run's mean power: half of what it draws at rest, since boards differ, to its top limit.
+
+        A hundredth of its rated power where no source states what it draws at rest: those stated are 0.09 and more.
+        """
+        return (self.idle_w / 2.0 if self.idle_w else 0.01 * (self.tdp_w or 0.0)), self.power_limit_span_w[1]
+
+    @property
+    def memory_span_gib(self) -> tuple[float, float]:
+        """(0, most) GiB of a reading of its memory; a core of a CPU shares that of its host."""
+        return 0.0, math.inf if self.is_cpu else _MOST_OF_MEMORY * self.memory_gib
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, of which only times are predicted."""
+        return self.architecture == "CPU"
+
+    @property
+    def peak_16_bit_tflops(self) -> float | None:
+        """The dense rate in bf16, else in fp16; None where it has neither."""
+        return self.peak_tflops.get("bf16", self.peak_tflops.get("fp16"))
+
+    def need(self, figure: str, why: str) -> float:
+        """The figure, or a CatalogError that says what its absence makes impossible."""
+        value = getattr(self, figure)
+        if value is None:
+            raise CatalogError(
+                f"The catalogue has no {figure} for GPU {self.id!r} (no source states it), which is needed to {why}; "
+                f"choose another GPU or give the figure in the job file where it has a key for it."
+            )
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes and GPUs that the job runs on. Bandwidths are per GPU and one direction; no field is blank."""
+
+    gpu: Gpu
+    nodes: int
+    gpus_per_node: int
+    intra_node_gbytes_per_s: float
+    inter_node_gbytes_per_s: float
+    inter_node_latency_us: float
+    intra_node_pj_per_bit: float
+    inter_node_pj_per_bit: float
+    inlet_temperature_c: float
+    host_power_w: float  # per node, whatever its GPUs do
+    pue: float
+    power_limit_w: float  # per GPU
+    name: str = ""
+    assumed: tuple[Assumption, ...] = ()  # what was not stated anywhere and what stands in for it
+    carbon_kg_per_kwh: float | None = None  # of the site's electricity; None = carbon is not reported
+    price_per_kwh: float | None = None  # in ``currency``; None = cost is not reported
+    price_per_gpu_hour: float | None = None  # in ``currency`` too; None = the cost of GPUs is not reported
+    currency: str = ""
+    host_load_share: float = 0.0  # W that a host draws beyond that for each W of its GPUs: fans, supplies, switches
+    exhaust_rise_k: float = 0.0  # air of the GPUs in a node's exhaust row above the inlet temperature
+    exhaust_ranks: tuple[int, ...] | None = None  # local ranks in that row; None: any rank may be there
+    cooling: str | None = None  # of the nodes, air or liquid, in ``host_load_share``; None: as usual for the GPU
+    machine: Machine | None = None  # whose measured figures are in the others
+    stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
+
+    def with_pue(self, pue: float) -> Cluster:
+        """The cluster on a site of that PUE, which is no assumption then."""
+        assumed = tuple(one for one in self.assumed if one.key != "pue")
+        return replace(self, pue=pue, assumed=assumed, stated=self.stated | {"pue"})
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all nodes together."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def stated_gbytes_per_s(self) -> float:
+        """The fabric between nodes in GB/s per GPU as a table states it: NaN for the GPU's usual or a measured one."""
+        key = "inter_node_gbytes_per_s"
+        usual = self.inter_node_gbytes_per_s == self.gpu.usual_inter_node_gbytes_per_s
+        if self.machine is not None:  # whose figure would stand in for a blank
+            usual = self.origin(key) != "stated"
+        return math.nan if usual else self.inter_node_gbytes_per_s
+
+    def origin(self, key: str) -> str:
+        """Whether a figure is ``stated`` by the job, ``measured`` on the machine, ``assumed``, or the catalogue's."""
+        if key in self.stated:
+            return "stated"
+        if self.machine is not None and key in self.machine.figures:
+            return MEASURED
+        return "assumed" if any(one.key == key for one in self.assumed) else "catalogue"
+
+    @property
+    def has_far_link(self) -> bool:
+        """Whether a link that the job uses is over `FAR_LINK` times as fast as the GPU's usual one."""
+        if self.gpu.is_cpu:  # of which the catalogue has orders of magnitude
+            return False
+        links = [(self.intra_node_gbytes_per_s, self.gpu.intra_node_gbytes_per_s)]
+        if self.nodes > 1:
+            links.append((self.inter_node_gbytes_per_s, self.gpu.usual_inter_node_gbytes_per_s))
+        return any(usual and gbytes > FAR_LINK * usual for gbytes, usual in links)
+
+    @property
+    def scale_up_gpus(self) -> int:
+        """GPUs that reach each other over the scale-up link; a node unless a rack-wide switch is known."""
+        return max(self.gpus_per_node, self.gpu.scale_up_gpus or 0)
+
+
+_MOST_OF_GPU = 1.1  # of the memory and its bandwidth that the GPU is sold with
+
+
+_WORDS = {
+    "intra_node_gbytes_per_s": "links inside a node", "inter_node_gbytes_per_s": "links between nodes",
+    "memory_gib": "memory", "memory_gbytes_per_s": "memory bandwidth",
+}  # fmt: skip
+
+
+def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
+    """The cluster with the machine's figures but for those that the job or table states; itself for ``None``.
+
+    Raises UsageError for a machine of another GPU or node size, for more memory or faster products than the GPU has,
+    and beside another that the job file names.
+    """
+    if machine is None or machine == cluster.machine:
+        return cluster
+    if cluster.machine is not None:
+        raise UsageError("The job file names a machine in cluster.machine and --machine gives another; give one.")
+    if not is_of(machine, cluster):
+        raise UsageError(
+            f"The machine file is of {machine.gpu!r}, {machine.gpus_per_node} a node, and the job runs on "
+            f"{cluster.gpu.id!r}, {cluster.gpus_per_node} a node; measure that machine with `jointopt doctor --probe`."
+        )
+    _check_possible(machine, cluster.gpu)
+    taken: dict[str, Any] = {key: value for key, value in machine.figures.items() if key not in cluster.stated}
+    of_gpu = {key: taken.pop(key) for key in OF_GPU if key in taken}
+    return replace(
+        cluster, machine=machine, **taken,
+        gpu=replace(cluster.gpu, **of_gpu, product_time_factor=machine.product_time_factor),
+        assumed=(*(a for a in cluster.assumed if a.key not in taken), _measured_by(machine, cluster)),
+    )  # fmt: skip
+
+
+def _check_possible(machine: Machine, gpu: Gpu) -> None:
+    """Raises UsageError for more memory or faster products than the GPU has; cores differ by more than that."""
+    most = {key: _MOST_OF_GPU * getattr(gpu, key) for key in OF_GPU}
+    wrong = [f"{key} {machine.figures[key]:g}, more than" for key in most if machine.figures.get(key, 0.0) > most[key]]
+    wrong += [
+        f"product_time_factor.{dtype} {factor:g}, faster products than"
+        for dtype, factor in machine.product_time_factor.items() if factor < LEAST_FACTOR
+    ]  # fmt: skip
+    if wrong and not gpu.is_cpu:
+        raise UsageError(
+            f"The machine file states {wrong[0]} {gpu.id!r} can have; measure that machine with "
+            "`jointopt doctor --probe`."
+        )
+
+
+def is_of(machine: Machine, cluster: Cluster) -> bool:
+    """Whether it measured the cluster's GPU in nodes of its size, or of one node a part."""
+    part = cluster.nodes == 1 and cluster.gpus_per_node < machine.gpus_per_node
+    return machine.gpu == cluster.gpu.id and (part or machine.gpus_per_node == cluster.gpus_per_node)
+
+
+def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) -> Iterator[str]:
+    """Where the file changes nothing: runs on other nodes, and figures that a table states otherwise, a sentence each.
+
+    ``rows``: the clusters of a table and on how many rows each is. Raises UsageError where none is of such nodes.
+    """
+    if machine is None or not rows:
+        return
+    other = [(cluster, count) for cluster, count in rows if not is_of(machine, cluster)]
+    kinds = ", ".join(sorted({f"{c.gpus_per_node} x {c.gpu.id}" for c, _ in other})[:5])
+    if len(other) == len(rows):
+        raise UsageError(
+            f"The machine file is of {machine.gpus_per_node} x {machine.gpu} a node and no run of the table is on "
+            f"such nodes (they are {kinds}); leave --machine out, or measure one of these."
+        )
+    if other:
+        runs, total = (sum(count for _, count in some) for some in (other, rows))
+        yield (
+            f"{runs:,} of {total:,} rows are on other nodes ({kinds}) than the machine file's and are predicted "
+            "without it."
+        )
+    stated: Counter[tuple[str, float]] = Counter()
+    for cluster, count in rows:
+        if is_of(machine, cluster):
+            stated.update(dict.fromkeys(_stated_otherwise(machine, cluster).items(), count))
+    for (key, value), count in stated.items():
+        yield (
+            f"{key} is {value:g} in {count:,} row{'s' * (count > 1)} and {machine.figures[key]:g} in the machine file; "
+            "the table's counts: leave its cells blank for the measured one."
+        )
+
+
+def _measured_by(machine: Machine, cluster: Cluster) -> Assumption:
+    """Which figures are no assumption any more, since when, and which ones the job states otherwise."""
+    parts = [words for key, words in _WORDS.items() if key in machine.figures]
+    if machine.product_time_factor:
+        parts.append(f"products ({', '.join(machine.product_time_factor)})")
+    on = f" on {str(machine.measured['at'])[:10]}" if "at" in machine.measured else ""
+    brief = f"{', '.join(parts)} measured{on}"
+    kept = [
+        f"{key} {value:g} as the job states it, measured {machine.figures[key]:g}"
+        for key, value in _stated_otherwise(machine, cluster).items()
+    ]
+    text = "; ".join([brief, *kept])
+    return Assumption("probe", machine.gpu, f"{machine.gpus_per_node} x {machine.gpu}: {text}", machine.gpu, text)
+
+
+def _stated_otherwise(machine: Machine, cluster: Cluster) -> dict[str, float]:
+    """Figures of the machine that the cluster states with another value: that value by name."""
+    figures = {key: getattr(cluster.gpu if key in OF_GPU else cluster, key) for key in machine.figures}
+    return {key: value for key, value in figures.items() if key in cluster.stated and value != machine.figures[key]}

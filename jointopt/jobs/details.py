@@ -1,0 +1,170 @@
+"""The finer points of a model beyond its shape, which cost next to nothing and decide what is trained.
+
+They come from the keys of its Hugging Face configuration; what the file leaves out is the default of that family's
+configuration class in transformers, as transformers itself writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jointopt.core.errors import JobError
+from jointopt.jobs.huggingface import family_of_class
+from jointopt.jobs.model import Model
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """The scaling by which rotary positions reach beyond the length that a model was first trained with."""
+
+    kind: str  # llama3 | yarn | linear | dynamic, as the configuration names it
+    factor: float = 1.0
+    original_length: int = 0  # tokens
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The rule by which tokens choose their experts."""
+
+    score: str = "softmax"  # softmax | sigmoid
+    normalised: bool = True  # the weights of the chosen experts add up to one
+    scaling: float = 1.0  # of those weights
+    aux_loss: float = 0.0
+    bias: bool = False  # a bias per expert balances their load (DeepSeek-V3)
+    shared_gate: bool = False  # the shared expert has a gate (Qwen2)
+
+
+@dataclass(frozen=True)
+class Details:
+    """Finer points of one model; ``known`` is false where nothing but the shape is given."""
+
+    known: bool
+    activation: str = "silu"  # silu | gelu | gelu_tanh | relu | quick_gelu; of a gated MLP, its gate's
+    norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+    rotary_base: float = 10000.0
+    rotary_percent: float = 1.0
+    rope_scaling: RopeScaling | None = None
+    max_positions: int = 0  # tokens that the model is made for; 0 = not stated
+    parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX)
+    post_norm: bool = False  # norms after the residual additions (OPT-350M) or on a block's output (OLMo 2)
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    routing: Routing = Routing()
+
+
+def details_of(model: Model) -> Details:
+    """The details of a model: of its configuration, or of a shape written in place the usual ones.
+
+    Raises JobError where a value of the configuration makes no sense.
+    """
+    if model.config is None:
+        dropout = 0.1 if model.dropout else 0.0
+        return Details(False, "silu" if model.gated_mlp else "gelu", attention_dropout=dropout, hidden_dropout=dropout)
+    try:
+        return _details(model, model.config)
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise JobError(f"The configuration of {model.name} has a value that makes no sense: {error}.") from error
+
+
+def _details(model: Model, config: Mapping[str, Any]) -> Details:
+    family = config.get("model_type") or family_of_class(config.get("architectures"))
+    values = _DEFAULTS.get(str(family), {}) | {key: value for key, value in config.items() if value is not None}
+    return Details(
+        True,
+        activation=_activation(family, str(_first(values, "hidden_act activation_function", "gelu")).lower()),
+        norm_epsilon=float(_first(values, "rms_norm_eps layer_norm_epsilon layer_norm_eps", 1e-5)),
+        init_std=float(_first(values, "initializer_range init_std", 0.02)),
+        rotary_base=float(_first(_rope(values) | values, "rope_theta rotary_emb_base", 10000.0)),
+        rotary_percent=float(_first(_rope(values) | values, "partial_rotary_factor rotary_pct", 1.0)),
+        rope_scaling=_rope_scaling(_rope(values)),
+        max_positions=int(_first(values, "max_position_embeddings n_positions max_seq_len seq_length", 0)),
+        parallel_residual=bool(_first(values, "use_parallel_residual", False)),
+        post_norm=family == "olmo2" or not _first(values, "do_layer_norm_before", True),
+        attention_dropout=float(_first(values, "attention_dropout attn_pdrop attn_dropout", 0.0)),
+        hidden_dropout=float(_first(values, "dropout resid_pdrop hidden_dropout resid_dropout", 0.0)),
+        routing=_routing(values) if model.is_moe else Routing(),
+    )  # fmt: skip
+
+
+def _activation(family: Any, stated: str) -> str:
+    """The activation that a configuration states; GPT-OSS states silu and gates by x * sigmoid(1.702 x), clamped."""
+    return "quick_gelu" if family == "gpt_oss" else _ACTIVATIONS.get(stated, "other")
+
+
+def _first(values: Mapping[str, Any], keys: str, default: Any) -> Any:
+    """The value of the first of several keys that is there."""
+    return next((values[key] for key in keys.split() if values.get(key) is not None), default)
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_scaling``, or ``rope_parameters`` of transformers 5, which holds the base too."""
+    stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    return dict(stated) if isinstance(stated, Mapping) else {}
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = str(_first(rope, "rope_type type", "default"))
+    if kind == "default":
+        return None
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    numbers = {key: float(rope[key]) for key in keys if rope.get(key) is not None}
+    return RopeScaling(kind, original_length=int(_first(rope, "original_max_position_embeddings", 0)), **numbers)
+
+
+def _routing(values: Mapping[str, Any]) -> Routing:
+    return Routing(
+        score=str(_first(values, "scoring_func", "softmax")),
+        normalised=bool(_first(values, "norm_topk_prob", True)),
+        scaling=float(_first(values, "routed_scaling_factor", 1.0)),
+        aux_loss=float(_first(values, "router_aux_loss_coef aux_loss_alpha", 0.0)),
+        bias=values.get("topk_method") == "noaux_tc",
+        shared_gate=bool(_first(values, "shared_expert_intermediate_size", 0)),
+    )
+
+
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+}  # fmt: skip
+# Defaults of the configuration classes in transformers (configuration_<family>.py), where they differ from those above.
+_LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6}
+_EXPERTS = {"router_aux_loss_coef": 0.001, "norm_topk_prob": False}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "router_aux_loss_coef": 0.001},
+    "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA | _EXPERTS,
+    "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA | _EXPERTS,
+    "deepseek_v2": _LLAMA | {"norm_topk_prob": False, "aux_loss_alpha": 0.001, "topk_method": "greedy"},
+    "deepseek_v3": _LLAMA | {
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 2.5,
+    },
+    "olmo": {"hidden_act": "silu"},
+    "olmo2": {"hidden_act": "silu", "rms_norm_eps": 1e-5},
+    "olmoe": {"hidden_act": "silu", "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.01, "norm_topk_prob": False},
+    "gpt_oss": {
+        "rope_theta": 150000.0, "router_aux_loss_coef": 0.001,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "phi3": {"hidden_act": "silu"},
+    "gpt2": {"activation_function": "gelu_new", "resid_pdrop": 0.1, "attn_pdrop": 0.1},
+    "gpt_neo": {"activation_function": "gelu_new"},
+    "gpt_neox": {"hidden_act": "gelu", "rotary_pct": 0.25, "use_parallel_residual": True},
+    "opt": {"activation_function": "relu", "dropout": 0.1, "init_std": 0.02},
+    "bloom": {"hidden_act": "gelu_new"},
+    "mpt": {"hidden_act": "gelu"},
+}  # fmt: skip

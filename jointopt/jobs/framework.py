@@ -1,0 +1,183 @@
+"""Profile of a training framework: what differs between stacks on the same hardware, as numbers, never as an ``if``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jointopt.core.schema import OVERLAP, Bools, Floats, Ints
+
+CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
+V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A profile of one framework; the defaults are a middling PyTorch stack. Fractions are 0..1, seconds per GPU."""
+
+    name: str = "generic"
+    aliases: tuple[str, ...] = ()  # lower-case names, words joined by hyphens, that identify it in a table
+
+    recipe_class: str = "community"  # whose efficiency its figures have: a key of catalog/recipe_classes.yaml
+
+    family: str = ""  # of frameworks that start the same plans: a key of catalog/framework_rules.yaml
+    rules: tuple[str, ...] = ()  # names of the rules of that family
+
+    # what the framework can do, and what it does when a table leaves the cell blank
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    usual_zero_stages: tuple[int, ...] = ()  # those that a search which lists none looks at; blank: all
+    zero_stages_with_pipeline: tuple[int, ...] = (0, 1)
+    recomputes: tuple[str, ...] = ("none", "selective", "full")
+    sequence_parallel: tuple[bool, ...] = (False, True)  # choices where tp > 1
+    interleaving: bool = True
+    context_parallel: bool = True
+    expert_tensor_parallel: bool = True  # experts are cut by tp as well, not only by ep
+    schedules: tuple[str, ...] = ("1f1b",)
+    # other splits that it can be given: "ends" (embedding and head counted as layers), "any" (each chunk's layers)
+    stage_splits: tuple[str, ...] = ()
+    experts_span_tp: bool = True  # expert groups lie over dp*cp*tp, not inside dp*cp
+    trains_adapters: bool = False  # LoRA beside frozen weights
+    frozen_dtype: str = "bf16"  # format of those weights in 16-bit training; of a wider one `source` says why
+    replicates: bool = False  # shard groups smaller than dp*cp (HSDP) can be had: dp_replicate > 1
+    selective_share: float = 0.0  # of the layers that "selective" recomputes whole; 0 = only the attention core
+    default_zero_stage: int = 1
+    default_recompute: str = "none"
+    default_sequence_parallel: bool = True
+    default_attention: str = "flash2"  # of runs whose release is not known, which its recorded ones mostly are
+    newer_attention: Mapping[str, str] = field(default_factory=dict, hash=False)  # of newer ones, by architecture
+    older_releases: tuple[str, ...] = ()  # whose runs have ``default_attention``: "24" is 24.03 and 24.09 too
+    default_chunk_layers: int = 0  # layers of a virtual stage where vpp is blank and pp > 1; 0 = no interleaving
+
+    layers_by_cost: bool = False  # stages get equal shares of the flops, the head's included, not equal layers
+
+    # kernels
+    compute_factor: float = 1.0  # time of compute kernels over what the architecture's training kernels take
+    tf32: bool = False  # fp32 products run on tensor cores (off by default in PyTorch)
+    attention_factor: float = 1.0  # time of the attention core over the architecture's (other kernels, such as cuDNN's)
+    elementwise_factor: float = 1.0  # bytes of norms, residuals and activations over the fused minimum
+    # by architecture, where its runs want other factors: what `compute`, `elementwise` and the time of an attention
+    # kernel, by its name, are multiplied by
+    slower_on: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    # time of unfused scores, heads no multiple of 8 wide, over the architecture's for such products
+    unaligned_head_factor: float = 1.0
+    # shares of kernels' time that follow the SM clock, by what bounds them at its top: compute, or memory and latency
+    compute_clock_share: float = 1.0
+    memory_clock_share: float = 0.0
+    loss_passes: float = 6.0  # passes over the logits (4 bytes each) in head and loss, forward and backward
+    host_floor_s: float = 0.0  # a layer's forward and backward of one micro-batch takes at least this where pp = 1
+    host_floor_pp_s: float = 0.0  # and at least this where the pipeline's stages lie on several nodes,
+    grouped_experts: bool = True  # one grouped product for all local experts, not one after the other
+    expert_host_s: float = 0.0  # added to the floor per local expert of an MoE layer, forward and backward
+    host_floor_pp_tp_s: float = 0.0  # plus this times tp
+    host_floor_network_tp_s: float = 0.0  # and this times tp where the tensor ranks lie on several nodes as well
+    expert_launch_s: float = 0.0  # of each micro-batch, MoE layer and local expert: launches that nothing hides
+    expert_quantize_s: float = 0.0  # and for the casts of its operands, where products are in fp8 or fp4
+    micro_batch_overhead_s: float = 0.0  # added to each micro-batch on each stage
+    # read and written per trained parameter to add the gradient of a micro-batch to those before, beyond its products
+    accumulated_bytes: float = 0.0
+    iteration_overhead_s: float = 0.0  # once per iteration: data loading, logging, grad-norm synchronisation
+    # per iteration, layer of a stage and data-parallel rank: ZeRO-1 and 2 copy weights slice by slice
+    zero_slice_s: float = 0.0
+
+    # communication
+    gradient_comm_bytes: int = 4  # per parameter in the gradient reduction
+    dp_overlap: float = 0.7  # share of gradient and ZeRO traffic that can hide under compute
+    # share of the last backward pass under which torch's DDP hides gradients whole, without ZeRO and pipelines; 0: none
+    ddp_window: float = 0.0
+    tp_overlap: float = 0.0
+    # the same where a plan turns it on (`jointopt.jobs.overlap`); 0: the framework leaves no choice
+    chosen_dp_overlap: float = 0.0
+    chosen_tp_overlap: float = 0.0
+    cp_overlap: float = 0.8
+    ep_overlap: float = 0.0  # under kernels of another micro-batch's forward or backward pass
+    # the same where a job turns it on (`Training.overlap_moe_a2a`): Megatron Core's of DeepSeek-V3 on H100
+    chosen_ep_overlap: float = 0.93
+    # SMs that all-to-alls of experts keep from the kernels under which they hide, by dispatcher; 0: all of them compute
+    dispatcher_sms: Mapping[str, int] = field(
+        default_factory=lambda: {"alltoall": 32, "deepep": 20, "hybridep": 16}, hash=False
+    )
+    token_dispatcher: str = "alltoall"  # usual way of tokens to experts, see `schema.TOKEN_DISPATCHERS`
+    fp8_dispatch: bool = False  # of fp8 training: tokens and their gradients go to experts in fp8
+    pp_overlap: float = 0.0
+    interleaved_pp_overlap: float = 0.0  # the same where stages are interleaved (Megatron's overlap_p2p_comm)
+    splits_sends: bool = False  # tensor ranks send their share of an activation to the next stage, which gathers it
+    # pipelines with ZeRO-2 and 3 gather weights and scatter gradients once per iteration, not per micro-batch
+    gathers_once_with_pipeline: bool = False
+    zero1_reduces_whole: bool = False  # ZeRO-1 all-reduces gradients instead of scattering them
+    network_efficiency: float = 1.0  # achieved share of the fitted collective bandwidth across nodes
+    tp_network_efficiency: float = 0.0  # the same of tensor parallelism; 0: as the rest
+    tp_hop_s: float = 0.0  # each step of the ring of a tensor-parallel collective across nodes takes so much longer
+
+    # memory
+    gradient_bytes: int = 4  # stored gradient per parameter
+    offloads_gradients: bool = False  # of ZeRO-2 and 3, with the optimizer, as they come
+    # under sequence parallelism, the share of inputs of column-parallel products that are kept as gathered, not as sent
+    gathered_inputs: float = 0.0
+    unfused_gate: bool = False  # a gated MLP keeps its activated gate beside the product with it: two kernels
+    weighs_routed_inputs: bool = False  # routing weights are applied inside the experts: their outputs are not kept
+    quantized_inputs: bool = False  # low-precision linear layers keep their inputs in that precision (TE)
+    fp32_weights: bool = False  # stored weights are their own fp32 masters (torch FSDP's mixed precision)
+    logits_bytes: float = 6.0  # alive per logit at the peak of the loss in 16 bit; twice that in fp32
+    logits_tensor_parallel: bool = True  # logits stay split over tp
+    activation_factor: float = 1.0  # allocator overhead on activations
+    memory_overhead_gib: float = 2.0  # CUDA context, NCCL buffers, workspaces
+    communicator_gib: float = 0.25  # of NCCL's buffers per kind of parallelism, part of that overhead
+    user_buffers: bool = False  # Transformer Engine's, for the overlap of tensor-parallel collectives
+    memory_fraction: float = 0.94  # of the GPU's memory that a run can use before it fails or thrashes
+    fitted: bool = False  # to recorded runs of this framework
+    source: str = ""
+
+
+# Which collectives hide under kernels, as a plan chooses it or as its framework does by itself.
+
+
+KINDS = tuple(name for name in OVERLAP.names if name != "none")
+
+
+def usual_share(framework: Framework, kind: str) -> float:
+    """The share that hides where a plan does not state it: 0 where the framework leaves that overlap off."""
+    return framework.dp_overlap if kind == "dp" else framework.tp_overlap
+
+
+def chosen_share(framework: Framework, kind: str) -> float:
+    """The share that hides where a plan has that overlap on; 0 where the framework leaves no choice."""
+    return framework.chosen_dp_overlap if kind == "dp" else framework.chosen_tp_overlap
+
+
+def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
+    """The share of a kind's collectives that may hide, of layouts with these ``overlap`` (n,), or one of all."""
+    usual = usual_share(framework, kind)
+    if not codes.any():
+        return usual
+    on = np.where(_has(codes, kind), chosen_share(framework, kind) or usual, 0.0)
+    return np.asarray(np.where(codes > 0, on, usual))
+
+
+def _has(codes: Ints, name: str) -> Bools:
+    """Whether ``name`` is among the choices of ``overlap`` codes."""
+    return (codes & OVERLAP.bit(name)).astype(bool)
+
+
+def is_on(framework: Framework, kind: str, text: str) -> bool:
+    """Whether a plan with this ``overlap`` has a kind's overlap on."""
+    return float(np.max(share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
+
+
+def has_effect(layouts: Mapping[str, Ints], kind: str = "") -> Bools:
+    """Where a layout has collectives of a kind; of any by default."""
+    sharded, cut = layouts["dp"] * layouts["cp"] > 1, layouts["tp"] > 1
+    return np.asarray({"dp": sharded, "tp": cut}.get(kind, sharded | cut))
+
+
+def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
+    """Where a choice turns on or off what the framework leaves no choice of."""
+    codes = layouts["overlap"]
+    wrong = np.zeros(codes.shape, bool)
+    if not codes.any():
+        return wrong
+    for kind in KINDS:
+        turned = _has(codes, kind) != (usual_share(framework, kind) > 0.0)
+        wrong = wrong | (codes > 0) & has_effect(layouts, kind) & turned & (chosen_share(framework, kind) == 0.0)
+    return np.asarray(wrong)

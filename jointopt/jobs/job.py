@@ -1,0 +1,337 @@
+"""The job: what to train, where, within which space, under which constraints. Frozen, validated at load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from jointopt.core.schema import ATTENTIONS as ATTENTIONS
+from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
+from jointopt.core.schema import DTYPES as DTYPES
+from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
+from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
+from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
+from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
+from jointopt.jobs.cluster import CLOCK_RANGE, Cluster
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.model import Model
+from jointopt.jobs.scaling_recipe import ScalingRecipe
+from jointopt.jobs.slurm import Slurm
+
+if TYPE_CHECKING:
+    from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.cluster import with_machine
+from jointopt.jobs.machine import Machine
+
+# Objectives of a job: time and energy, those that vary with neither alone, and those that only follow from them.
+
+
+OBJECTIVES = ("iteration_time_s", "energy_j")
+TIME_ALONE = ("iteration_time_s",)
+SITE_ENERGY = "facility_energy_j"  # an objective and a bound too: GPUs and hosts, times PUE
+FURTHER = ("peak_memory_gib", "peak_power_w", "avg_power_w")  # of the worst GPU, of the hottest one, mean of all
+# Each in proportion to the site's energy, but for the last to time, and what of the cluster it needs
+PAID = {SITE_ENERGY: "", "carbon_kg": "carbon_kg_per_kwh", "cost": "price_per_kwh", "gpu_cost": "price_per_gpu_hour"}
+SHORT = {
+    "time": "iteration_time_s", "energy": "energy_j", "peak_memory": "peak_memory_gib", "peak_power": "peak_power_w",
+    "power": "avg_power_w", "site_energy": SITE_ENERGY, "carbon": "carbon_kg", "cost": "cost", "gpu_cost": "gpu_cost",
+}  # fmt: skip
+_FOLLOWS = dict.fromkeys(PAID, SITE_ENERGY) | {"gpu_cost": "iteration_time_s"}
+
+
+def words(objectives: Sequence[str]) -> str:
+    """The objectives as people name them: "time, energy and peak memory"."""
+    known = {column: name.replace("_", " ") for name, column in SHORT.items()}
+    *most, last = (known.get(name, name) for name in objectives)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def goals_of(objectives: Sequence[str]) -> tuple[str, ...]:
+    """The columns to search by: time and energy, on whose front lies the best of all that follows, and further ones."""
+    return (*OBJECTIVES, *(name for name in FURTHER if name in objectives))
+
+
+def distinguishing(objectives: Sequence[str]) -> tuple[str, ...]:
+    """The objectives without those that never fall where others of them rise, and so do not distinguish plans.
+
+    The site's energy rises with time and energy, its carbon and cost in proportion to it, the cost of GPUs with time.
+    """
+    kept: dict[str, str] = {}
+    for name in objectives:
+        kept.setdefault(_FOLLOWS.get(name, name), name)
+    if set(kept) >= set(OBJECTIVES):
+        kept.pop(SITE_ENERGY, None)
+    return tuple(kept.values())
+
+
+def measured(objectives: Sequence[str]) -> tuple[str, ...]:
+    """The objectives that runs are chosen by: time, the GPUs' energy, which stands for the site's and its cost.
+
+    Behind one of these at least memory and powers.
+    """
+    stand = {name: "energy_j" if of == SITE_ENERGY else of for name, of in _FOLLOWS.items()}
+    found = dict.fromkeys(stand.get(name, name) for name in objectives)
+    first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
+    return (*first, *(name for name in found if name in FURTHER))
+
+
+TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
+
+
+STATE_FIELDS = (
+    "grad_reduce_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "precision_aware_optimizer",
+    "fp8_param_gather",
+)  # fmt: skip
+# formats of gradients and optimizer states
+STATE_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+
+
+def _bytes_of(dtype: str | None, usual: float) -> float:
+    return float(usual) if dtype is None else STATE_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The computation of one iteration, and the software that does it."""
+
+    seq_length: int
+    global_batch_size: int  # sequences per iteration
+    dtype: str = "bf16"
+    attention: str = "flash2"
+    fused_norm: bool = True
+    framework: Framework = field(default_factory=Framework)
+    recipe_class: str = ""  # one of `RECIPE_CLASSES`, whose efficiency `framework` then has; blank: its usual one
+    dtype_assumed: bool = False  # the GPU's 16-bit format stands in for what is no precision
+    # the default stands in for a kernel that is not stated: the same training as with it stated
+    attention_assumed: bool = field(default=False, compare=False)
+    token_dispatcher: str = ""  # one of `TOKEN_DISPATCHERS`; blank: the framework's usual one
+    overlap_moe_a2a: bool = False  # Megatron's --overlap-moe-expert-parallel-comm
+    moe_load_imbalance: float = 1.0  # tokens of the most loaded expert in a micro-batch over the mean of all
+    moe_router_force_load_balancing: bool = False  # Megatron's, for benchmarks: tokens go to experts drawn at random
+    cuda_graph: str = ""  # one of `CUDA_GRAPHS`, blank for none: what replays as captured graphs
+    run_tokens: int | None = None  # of the whole training run; None = not reported
+    # Formats of gradients and optimizer states, in the words of Megatron Core; None = the framework profile's
+    grad_reduce_dtype: str | None = None  # the gradient buffer, and what is reduced
+    main_grads_dtype: str | None = None  # the shard of gradients that the optimizer reads
+    exp_avg_dtype: str | None = None
+    exp_avg_sq_dtype: str | None = None
+    precision_aware_optimizer: bool | None = None  # masters kept as the 16 bits that weights lack
+    fp8_param_gather: bool | None = None  # weights live and travel in 8 bit
+    fp8_recipe: ScalingRecipe | None = None  # that scales fp8 and fp4 products; None: the framework's own
+    # LoRA, in the words of Megatron-Bridge: adapters of that rank are trained beside frozen weights; None: all weights
+    lora_dim: int | None = None
+    lora_alpha: float | None = None  # scales what adapters add, which takes no time
+    lora_target_modules: tuple[str, ...] | None = None  # of `LORA_TARGETS`; None: all
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the model's own weights are frozen and adapters alone are trained."""
+        return self.lora_dim is not None
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The linear layers with adapters beside them; one that a model has not is passed over."""
+        return (self.lora_target_modules or LORA_TARGETS) if self.frozen else ()
+
+    @property
+    def adapter_cells(self) -> dict[str, Any]:
+        """The adapters as rows of tables state them; nothing where all weights are trained."""
+        targets = {} if self.lora_target_modules is None else {"lora_target_modules": ";".join(self.adapted)}
+        return {"lora_dim": self.lora_dim} | targets if self.frozen else {}
+
+    @property
+    def software(self) -> str:
+        """The framework in words, with its recipe class where that is not the usual one."""
+        usual = self.recipe_class in ("", self.framework.recipe_class)
+        return self.framework.name if usual else f"{self.framework.name} ({self.recipe_class} recipe)"
+
+    def keeps_input_of(self, linear: str) -> bool:
+        """Whether a linear layer's input is kept for the backward pass: it is for the gradient of trained weights."""
+        return not self.frozen or linear in self.adapted
+
+    @property
+    def precision(self) -> str:
+        """The format of the products, as a job file states it as dtype."""
+        return TF32 if self.dtype == "fp32" and self.framework.tf32 else self.dtype
+
+    @property
+    def precision_words(self) -> str:
+        """The precision as a sentence names it, with the recipe that scales it where one is stated."""
+        return self.precision if self.fp8_recipe is None else f"{self.precision} ({self.fp8_recipe.name})"
+
+    @property
+    def recipe_cells(self) -> dict[str, Any]:
+        """Class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
+        scaling = {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
+        return scaling | ({"recipe_class": self.recipe_class} if self.recipe_class else {})
+
+    @property
+    def run_iterations(self) -> int | None:
+        """Iterations of the whole run, the last one perhaps not full; None where its tokens are not given."""
+        if self.run_tokens is None:
+            return None
+        return -(-self.run_tokens // (self.global_batch_size * self.seq_length))
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a stored gradient per parameter: Megatron Core keeps its buffer in the format that it reduces."""
+        if self.dtype == "fp32":
+            return 4.0
+        return _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+
+    @property
+    def gradient_comm_bytes(self) -> float:
+        """Bytes per parameter of the gradient reduction."""
+        return _bytes_of(self.grad_reduce_dtype, max(self.framework.gradient_comm_bytes, 1))
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Bytes per parameter of Adam: fp32 master and two moments, fewer where narrower formats are stated.
+
+        The precision-aware optimizer keeps only the 16 bits of the master that a 16-bit weight lacks (Megatron Core's
+        store_param_remainders); an fp32 run needs no master.
+        """
+        if self.dtype == "fp32" or self.framework.fp32_weights:
+            return 8.0
+        whole = not self.precision_aware_optimizer or self._weights_in_8_bit
+        master = 4.0 if whole else 2.0
+        second = self.exp_avg_sq_dtype or self.exp_avg_dtype
+        return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
+
+    @property
+    def main_gradient_bytes(self) -> float:
+        """Bytes per parameter of a rank's shard of the copy of gradients that an optimizer step makes; 0 = none."""
+        wanted = _bytes_of(self.main_grads_dtype, self.gradient_bytes)
+        return wanted if wanted > self.gradient_bytes and not self.precision_aware_optimizer else 0.0
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
+
+        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
+        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
+        """
+        return 4.0 if self.framework.fp32_weights else self._weight_bytes
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of a stored weight beside adapters: no optimizer reads it, so that most stacks hold no fp32 of it."""
+        return 4.0 if self.framework.frozen_dtype == "fp32" else self._weight_bytes
+
+    @property
+    def _weight_bytes(self) -> float:
+        """Bytes of a stored weight that is no fp32 master."""
+        if self.dtype == "fp32":
+            return 4.0
+        if self.fp8_recipe is not None and self.fp8_param_gather is not None:
+            return self.fp8_recipe.weight_bytes + (0.0 if self._weights_in_8_bit else 2.0)
+        cached = {"fp8": 2.0, "fp4": 1.125}.get(self.dtype, 0.0) if self.fp8_param_gather is False else 0.0
+        return 2.0 + cached
+
+    @property
+    def weight_gather_bytes(self) -> float:
+        """Bytes per parameter of gathered weights.
+
+        Those of mxfp8 come in 16 bit, since rows and columns are cast apart (Megatron Core's
+        reuse_grad_buf_for_mxfp8_param_ag).
+        """
+        if self.dtype == "fp32":
+            return 4.0
+        wide = self.fp8_recipe is not None and self.fp8_recipe.gathers_16_bit
+        return 1.0 if self._weights_in_8_bit and not wide else 2.0
+
+    @property
+    def _weights_in_8_bit(self) -> bool:
+        """Whether weights live in 8 bit: Transformer Engine has such weights in low-precision training alone."""
+        return bool(self.fp8_param_gather) and self.dtype in ("fp8", "fp4")
+
+    @property
+    def selective_is_none(self) -> bool:
+        """Selective recomputation drops stored attention scores, of which a flash kernel has none."""
+        return self.attention.startswith("flash") and not self.framework.selective_share
+
+
+@dataclass(frozen=True)
+class Search:
+    """Allowed values per plan column; ``None`` = every feasible value."""
+
+    dp: tuple[int, ...] | None = None
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    cp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
+    vpp: tuple[int, ...] | None = None
+    micro_batch_size: tuple[int, ...] | None = None
+    zero_stage: tuple[int, ...] | None = None
+    sequence_parallel: tuple[bool, ...] | None = None
+    recompute: tuple[str, ...] | None = None
+    etp: tuple[int, ...] | None = None
+    dp_replicate: tuple[int, ...] | None = None
+    stage_layers: tuple[str, ...] | None = None
+    schedule: tuple[str, ...] | None = None
+    recompute_modules: tuple[str, ...] | None = None
+    recompute_num_layers: tuple[int, ...] | None = None
+    offload: tuple[str, ...] | None = None
+    overlap: tuple[str, ...] | None = None
+    clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
+    per_stage_clocks: bool = True
+    power_limit_w: tuple[float, ...] | None = None  # descending, of every GPU; None = the cluster's alone
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Upper bounds; ``None`` = unbounded. ``memory_fraction`` is of the GPU's memory."""
+
+    iteration_time_s: float | None = None
+    energy_j: float | None = None
+    avg_power_w: float | None = None
+    facility_energy_j: float | None = None  # GPUs and hosts, times PUE
+    cluster_power_kw: float | None = None
+    memory_fraction: float | None = None  # None = the framework profile's own
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to train, the cluster, the space of plans, the constraints and the objectives."""
+
+    name: str
+    model: Model
+    training: Training
+    cluster: Cluster
+    search: Search = field(default_factory=Search)
+    constraints: Constraints = field(default_factory=Constraints)
+    objectives: tuple[str, ...] = OBJECTIVES
+    slurm: Slurm = field(default_factory=Slurm)
+
+    def on_site(self, pue: float | None) -> Job:
+        """The job on a site of that PUE; itself for None."""
+        return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
+
+    @property
+    def assumed_clocks(self) -> str:
+        """The sentence on a range of clocks that no source states; blank where one does."""
+        return next((one.reason for one in self.cluster.assumed if one.key == CLOCK_RANGE), "")
+
+    @property
+    def selective_is_none(self) -> bool:
+        """`Training.selective_is_none`, or a model without attention, which has no scores either."""
+        return self.training.selective_is_none or (
+            not self.model.has_attention and not self.training.framework.selective_share
+        )
+
+    @property
+    def measured_objectives(self) -> tuple[str, ...]:
+        """The objectives that runs are chosen by; the GPUs' energy stands for the site's."""
+        return measured(self.objectives)
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """The columns to search by: time, energy, and those objectives that do not follow from both."""
+        return goals_of(self.objectives)
+
+
+def on_machine(job: Job, machine: Machine | None) -> Job:
+    """The job on its cluster `with_machine`."""
+    return job if machine is None else replace(job, cluster=with_machine(job.cluster, machine))

@@ -1,0 +1,569 @@
+"""Jobs from files, mappings and command-line options, and back into YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jointopt.core.errors import CatalogError, JobError, UsageError, close, did_you_mean, nearest
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Column
+from jointopt.jobs.catalog.clusters import FIGURES, SITE, build_cluster
+from jointopt.jobs.catalog.clusters import KEYS as CLUSTER_KEYS
+from jointopt.jobs.catalog.gpus import load_gpu
+from jointopt.jobs.catalog.limits import check_batch, limits, most, number, whole
+from jointopt.jobs.catalog.models import known_model, load_model
+from jointopt.jobs.catalog.networks import check_links, written
+from jointopt.jobs.clocks import read_clocks, read_power_limits
+from jointopt.jobs.cluster import Cluster, Gpu
+from jointopt.jobs.huggingface import read_config
+from jointopt.jobs.job import FURTHER, OBJECTIVES, PAID, TIME_ALONE, Constraints, Job, Search
+from jointopt.jobs.machine import load_machine
+from jointopt.jobs.model import Model, block_of
+from jointopt.jobs.plans.rules import check_abilities, check_splits
+from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown
+from jointopt.jobs.shape import BLOCK_KEYS, block_name, inline_model, size
+from jointopt.jobs.slurm import SLURM_KEYS, Slurm, read_slurm
+from jointopt.jobs.training import (
+    TRAINING_KEYS,
+    assumed_dtype,
+    assumed_recipe,
+    check_a2a_overlap,
+    check_adapters,
+    check_imbalance,
+    read_training,
+)
+
+# Changes of a job file by its keys, ``cluster.nodes`` for the key ``nodes`` of its section ``cluster``.
+
+
+JOB_KEYS = ("name", "model", "training", "cluster", "search", "constraints", "objectives", "slurm")
+SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Search))
+CONSTRAINT_KEYS = tuple(f.name for f in dataclasses.fields(Constraints))
+_SECTIONS = {
+    "training": TRAINING_KEYS,
+    "cluster": CLUSTER_KEYS,
+    "search": SEARCH_KEYS,
+    "constraints": CONSTRAINT_KEYS,
+    "slurm": SLURM_KEYS,
+}
+
+
+def keys_meant(key: str) -> list[str]:
+    """The keys of a job file, with their sections, that an unknown one may mean: those of its name, or the closest."""
+    dotted = {f"{section}.{name}": name for section, names in _SECTIONS.items() for name in names}
+    section, _, name = key.rpartition(".")
+    same = [full for full, own in dotted.items() if own == name and full != key]
+    if section in dotted:
+        return [section]
+    if section in _SECTIONS:
+        return same or close(key, [full for full in dotted if full.startswith(f"{section}.")])
+    meanings = {own: full for full, own in dotted.items()} | dict(zip(JOB_KEYS, JOB_KEYS, strict=True))
+    return same or [meanings[word] for word in close(name, meanings)]
+
+
+def check_changes(changes: Mapping[str, Any]) -> None:
+    """UsageError for a key that no job file has; those of a model are judged with the model."""
+    if not isinstance(changes, Mapping):
+        kind = type(changes).__name__
+        raise UsageError(f"changes must be a mapping such as {{'cluster.nodes': 4}}; got {kind}.")
+    for key, value in changes.items():
+        section, _, name = str(key).rpartition(".")
+        if section != "model" and name not in (_SECTIONS.get(section, ()) if section else JOB_KEYS):
+            given = f"{key}={value if isinstance(value, str) else shown(value)}"
+            raise JobError(
+                f"{given}: the key {key!r} is unknown{did_you_mean(keys_meant(str(key)))}; expected a key of the job "
+                f"file: {', '.join(JOB_KEYS)}, or one within them such as cluster.nodes."
+            )
+
+
+def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a job with other values for some keys; a section that was a catalogue name keeps it."""
+    out = dict(mapping)
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        if not section:
+            out[name] = value
+            continue
+        before = out.get(section)
+        kept = {"catalog": before} if isinstance(before, str) and section == "cluster" else before
+        if isinstance(kept, str):
+            raise JobError(
+                f"{key}: {section} is {kept!r}, whose keys are in the catalogue; write it out to change one."
+            )
+        out[section] = {**(kept or {}), name: value}
+    return out
+
+
+_STUDIES = Path(__file__).parents[1] / "studies"
+_OF_EXPERTS = {"overlap_moe_a2a": False, "moe_load_imbalance": 1, "moe_router_force_load_balancing": False}
+_OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
+
+
+def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
+    """The job of a YAML file, or the shipped job of that name (see `shipped_jobs`).
+
+    ``changes`` stand in for keys of the file, ``cluster.nodes`` for the key ``nodes`` of its section ``cluster``.
+    Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
+    """
+    file = job_file(path)
+    check_changes(changes)
+    text = job_text(path, file)
+    stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
+    try:
+        return parse_job(changed(parse_yaml(text), changes), stem, file.parent)
+    except UsageError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def with_changes(job: Job, changes: Mapping[str, Any]) -> Job:
+    """The job with other values for some keys of its file, as for `load_job`."""
+    check_changes(changes)
+    return parse_job(changed(job_mapping(job), changes), job.name, Path()) if changes else job
+
+
+def job_file(path: str | Path) -> Path:
+    """The file that a path, or the name of a shipped job, means."""
+    if not isinstance(path, str | Path):
+        raise UsageError(
+            f"A job is read from the path of its file, or a shipped job's name; got {type(path).__name__}."
+        )
+    shipped = str(path) in shipped_jobs() and not Path(path).is_file()
+    return _STUDIES / str(path) / "job.yaml" if shipped else Path(path)
+
+
+def job_text(path: str | Path, file: Path) -> str:
+    """The text of the file that a path means (`job_file`); JobError names the shipped job that may be meant."""
+    with suppress(OSError, ValueError):  # of a path that no system has, which `read_text` reports
+        if not file.exists():
+            raise JobError(
+                f"{path} is neither a file nor a shipped job{nearest(path, shipped_jobs())}; `jointopt catalog jobs` "
+                "lists the shipped ones."
+            )
+    return read_text(file)
+
+
+def shipped_jobs() -> tuple[str, ...]:
+    """Names of the jobs that come with jointopt: real systems, under ``studies/``."""
+    return tuple(sorted(entry.parent.name for entry in _STUDIES.glob("*/job.yaml")))
+
+
+def shipped_job(name: str) -> Job:
+    """The shipped job of that name; JobError lists the known ones."""
+    Section({"job": name}, "").choice("job", shipped_jobs())
+    return load_job(_STUDIES / name / "job.yaml")
+
+
+def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
+    """The job that a mapping describes; ``stem`` names a nameless one, paths are relative to ``base_dir``."""
+    section = Section(mapping, "").only(JOB_KEYS, keys_meant)
+    name = section.text("name", stem)
+    model = _model(section, name, base_dir)
+    cluster = _cluster(section, base_dir)
+    allowed = section.section("search", SEARCH_KEYS)
+    clocks, assumed = read_clocks(allowed, cluster.gpu)
+    training = read_training(section, cluster.gpu)
+    check_adapters(model, training)
+    check_imbalance(model, training)
+    check_a2a_overlap(model, training)
+    assumed += assumed_dtype(section, training, cluster.gpu) + assumed_recipe(section, training, cluster.gpu)
+    cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
+    values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
+    search = Search(
+        **values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True),
+        power_limit_w=read_power_limits(allowed, cluster),
+    )  # fmt: skip
+    check_abilities(search, training)
+    check_splits(search, model)
+    return Job(
+        name=name,
+        model=model,
+        training=training,
+        cluster=cluster,
+        search=search,
+        constraints=_constraints(section, cluster.gpu),
+        objectives=_objectives(section, cluster),
+        slurm=read_slurm(section),
+    )
+
+
+def job_from_options(
+    model: str,
+    gpu: str,
+    gpus: int,
+    global_batch_size: int,
+    seq_length: int,
+    gpus_per_node: int | None = None,
+    dtype: str | None = None,
+    framework: str = "generic",
+    inter_node_gbytes_per_s: float | str | None = None,
+) -> Job:
+    """A job without a file. Nodes have the GPU's usual number of GPUs, or all of them where they are fewer.
+
+    Raises JobError where the GPUs do not fill whole nodes, and what `parse_job` raises.
+    """
+    options = Section({"gpus": gpus, "gpus_per_node": gpus_per_node}, "")
+    total = whole(options, "gpus", "cluster.num_gpus")
+    found = load_gpu(gpu)
+    per_node = options.whole("gpus_per_node", default=min(total, found.usual_gpus_per_node or total))
+    if gpus_per_node is None and found.usual_gpus_per_node is None and total > 1:
+        raise JobError(f"No source states how many {found.id} a node usually has; give --gpus-per-node.")
+    if total % per_node:
+        raise JobError(
+            f"{total} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}, or give "
+            f"--gpus-per-node."
+        )
+    nodes, batch = total // per_node, global_batch_size  # None is a key without a value
+    training = {"seq_length": seq_length, "global_batch_size": batch, "dtype": dtype, "framework": framework}
+    cluster = {"gpu": found.id, "nodes": nodes, "gpus_per_node": per_node}
+    cluster |= {"inter_node_gbytes_per_s": inter_node_gbytes_per_s}
+    job = parse_job({"model": model, "training": training, "cluster": cluster}, "job", Path())
+    return dataclasses.replace(job, name=f"{job.model.name}-{nodes}x{per_node}-{found.id}"[:200])
+
+
+def _model(section: Section, name: str, base_dir: Path) -> Model:
+    value = section.values.get("model")
+    if isinstance(value, Mapping) and "catalog" in value:
+        inner = Section(value, "model").only(BLOCK_KEYS)
+        block, whole = block_name(inner), _named_model(inner, "catalog", base_dir)
+        return block_of(whole, block, size(inner, "num_layers", 1), inner.text("name", f"{whole.name}-{block}"))
+    return inline_model(value, name) if isinstance(value, Mapping) else _named_model(section, "model", base_dir)
+
+
+def _named_model(section: Section, key: str, base_dir: Path) -> Model:
+    """The model of the catalogue, or of a configuration, that a key names."""
+    if not isinstance(section.values.get(key), str):
+        mapping = ", or a mapping" if key == "model" else ""
+        raise section.refuse(key, f"a catalogue name{',' if mapping else ' or'} a path to a config.json{mapping}")
+    text = section.text(key, most=1000)
+    try:
+        return load_model(text)
+    except CatalogError as error:
+        path = _config_path(text, base_dir)
+        if path is None:
+            raise CatalogError(f"{section.at(key)}: {error}") from error
+    return read_config(path)
+
+
+def _config_path(text: str, base_dir: Path) -> Path | None:
+    """The config.json that a model's text points at, or None where it reads like a mere name."""
+    path = base_dir / text
+    try:
+        if path.is_dir():
+            return path / "config.json"
+        return path if path.is_file() or text.endswith(".json") or text.startswith((".", "/")) else None
+    except OSError:
+        return None
+
+
+def _cluster(section: Section, base_dir: Path) -> Cluster:
+    value = section.values.get("cluster")
+    if isinstance(value, str):
+        value = {"catalog": section.text("cluster")}
+    elif not isinstance(value, Mapping):
+        raise section.refuse("cluster", "a catalogue name, or a mapping with gpu, nodes and gpus_per_node")
+    if isinstance(value.get("gpu"), str) and value["gpu"].endswith((".yaml", ".yml")):
+        value = {**value, "gpu": parse_yaml(read_text(base_dir / value["gpu"]))}
+    if isinstance(value.get("machine"), str):
+        value = {**value, "machine": load_machine(base_dir / value["machine"]).mapping()}
+    cluster = build_cluster(value)
+    check_links(cluster, value)
+    if cluster.num_gpus > (limit := limits()["cluster.num_gpus"]).most:
+        raise JobError(
+            f"cluster.nodes and cluster.gpus_per_node make {cluster.num_gpus:,} GPUs; expected at most {limit.most:,}"
+            f"{limit.why}."
+        )
+    return cluster
+
+
+def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
+    """The values that the job allows for a layout column, in order, each once; None where it lists none."""
+    if not section.has(name):
+        return None
+    column = COLUMNS[name]
+    if column.dtype == "bool":
+        return tuple(sorted({item.flag(name) for item in _items(section, name, "true or false")}))
+    if column.codes is not None:
+        texts = {_text(item, column) for item in _items(section, name, column.codes.expected)}
+        return tuple(sorted(texts, key=column.inside))
+    low, high = int(column.low), int(min(column.high, most("cluster.num_gpus")))
+    return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
+
+
+def _text(item: Section, column: Column) -> str:
+    """A value of a layout's column of text, as that column writes it."""
+    try:
+        return str(column.outside(column.inside(item.values[column.name])))
+    except ValueError as error:
+        raise item.refuse(column.name, column.codes.expected if column.codes else "") from error
+
+
+def _items(section: Section, key: str, expected: str) -> list[Section]:
+    """Each allowed value as a section of its own, to be checked like any other; one is a list of one."""
+    value: Any = section.values[key]
+    values = value if isinstance(value, list) else [value]
+    if not 0 < len(values) <= 1000:
+        raise section.refuse(key, f"{expected}, or a list of 1 to 1000 of them")
+    return [Section({key: v}, section.where) for v in values]
+
+
+def _constraints(section: Section, gpu: Gpu) -> Constraints:
+    bounds = section.section("constraints", CONSTRAINT_KEYS)
+    for key in _OF_POWER:
+        if bounds.has(key) and gpu.power is None:
+            raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
+    return Constraints(**{k: number(bounds, k, f"constraints.{k}") for k in CONSTRAINT_KEYS if bounds.has(k)})
+
+
+def _objectives(section: Section, cluster: Cluster) -> tuple[str, ...]:
+    """Time and energy by default; time alone where nothing is known of the GPU's power."""
+    gpu = cluster.gpu
+    if not section.has("objectives"):
+        return OBJECTIVES if gpu.power else TIME_ALONE
+    items = _items(section, "objectives", "an objective")
+    chosen = tuple(dict.fromkeys(item.choice("objectives", (*OBJECTIVES, *FURTHER, *PAID)) for item in items))
+    if chosen != TIME_ALONE and gpu.power is None:
+        raise JobError(f"objectives: {_powerless(gpu)}; expected [{', '.join(TIME_ALONE)}], or leave it out.")
+    for name in chosen:
+        if (rate := PAID.get(name)) and getattr(cluster, rate) is None:
+            raise JobError(f"objectives: {name} needs cluster.{rate}; state it, or leave {name} out.")
+    return chosen
+
+
+def _powerless(gpu: Gpu) -> str:
+    return f"nothing is known of the power of GPU {gpu.id!r}, so that no energy can be predicted"
+
+
+# --- back into YAML
+
+
+def dump_job(job: Job | Mapping[str, Any]) -> str:
+    """The YAML of a job, or of a mapping that describes one; `load_job` of it gives an equal job.
+
+    A model that is not in the catalogue is written out; what was assumed is left out, to be assumed again.
+    """
+    return dump_yaml(job_mapping(job) if isinstance(job, Job) else job)
+
+
+def job_mapping(job: Job) -> dict[str, Any]:
+    """The mapping that `parse_job` reads back into an equal job."""
+    training = {key: value for key, value in _filled(job.training).items() if key in TRAINING_KEYS and value != ""}
+    training |= {"dtype": job.training.precision, **job.training.recipe_cells}
+    if not job.model.is_moe:
+        training = {key: value for key, value in training.items() if value != _OF_EXPERTS.get(key)}
+    if job.training.attention_assumed:
+        del training["attention"]
+    for key in {"dtype", "fp8_recipe"} & {assumption.key for assumption in job.cluster.assumed}:
+        del training[key]
+    usual = _filled(Slurm())
+    mapping = {
+        "name": job.name,
+        "model": _model_mapping(job.model),
+        "training": training | {"framework": job.training.framework.name},
+        "cluster": _cluster_mapping(job.cluster),
+        "search": _search_mapping(job),
+        "constraints": _filled(job.constraints),
+        "objectives": list(job.objectives),
+        "slurm": {key: value for key, value in _filled(job.slurm).items() if value != usual.get(key)},
+    }
+    return {key: value for key, value in mapping.items() if value != {}}
+
+
+def _filled(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that hold something, as plain YAML values."""
+    return {key: _plain(value) for key, value in vars(item).items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e9 else value
+
+
+def _model_mapping(model: Model) -> str | dict[str, Any]:
+    if known_model(model.name) == model:
+        return model.name
+    return {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
+
+
+def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
+    """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
+    sizes: dict[str, Any] = {
+        "gpu": dict(cluster.gpu.written) or cluster.gpu.id, "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+    }  # fmt: skip
+    if cluster.machine is not None:
+        sizes["machine"] = cluster.machine.mapping()
+    assumed, filled = {assumption.key for assumption in cluster.assumed}, _filled(cluster)
+    stated = {key: filled[key] for key in FIGURES if key not in assumed}
+    needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
+    site = {key: filled[key] for key in SITE if key in filled}
+    if cluster.gpu.memory_gib != build_cluster(sizes | needed).gpu.memory_gib:
+        site["memory_gib"] = _plain(cluster.gpu.memory_gib)
+    needed = {key: written(cluster, key, value) for key, value in needed.items()}
+    mapping = {"name": cluster.name} | sizes | needed | site
+    return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
+
+
+def _is_default(key: str, value: float, sizes: Mapping[str, Any], stated: Mapping[str, float]) -> bool:
+    """Whether a cluster without that key would have that value, by no assumption."""
+    try:
+        bare = build_cluster({**sizes, **{k: v for k, v in stated.items() if k != key}})
+    except UsageError:
+        return False  # the key is needed
+    return key not in {assumption.key for assumption in bare.assumed} and getattr(bare, key) == value
+
+
+def _search_mapping(job: Job) -> dict[str, Any]:
+    mapping = _filled(job.search)
+    if job.search.per_stage_clocks:
+        del mapping["per_stage_clocks"]
+    clocks = job.search.clock_mhz
+    if _read_back(None, job) == clocks:
+        del mapping["clock_mhz"]
+    elif len(clocks) > 2:
+        ends = {"min": clocks[0], "max": clocks[-1], "step": clocks[1] - clocks[0]}
+        span = {key: _plain(value) for key, value in ends.items()}
+        mapping["clock_mhz"] = span if _read_back(span, job) == clocks else mapping["clock_mhz"]
+    return mapping
+
+
+def _read_back(clock_mhz: object, job: Job) -> tuple[float, ...] | None:
+    """The clocks that a job with this ``clock_mhz`` would search, or None where it would be refused."""
+    try:
+        return read_clocks(Section({"clock_mhz": clock_mhz}, "search"), job.cluster.gpu)[0]
+    except UsageError:
+        return None
+
+
+# Jobs of many clusters: a job file whose cluster has lists of GPUs and of nodes, or numbers of GPUs to try.
+
+
+MOST_SIZES = 64
+_OF_ONE_GPU = ("power_limit_w", "memory_gib", "intra_node_gbytes_per_s", "intra_node_pj_per_bit", "machine")
+
+
+def sizes_in(text: str) -> tuple[int, ...]:
+    """The numbers of GPUs in ``8..1024`` (doubled from the first to at most the last) or ``8,16,48``; UsageError."""
+    first, dots, last = text.partition("..")
+    highest = most("cluster.num_gpus")
+    try:
+        numbers = [int(word) for word in ((first, last) if dots else text.split(","))]
+    except ValueError:
+        numbers = [0]
+    if dots and 0 < numbers[0] <= numbers[1] <= highest:
+        numbers = [size for step in range(24) if (size := numbers[0] << step) <= numbers[1]]
+    elif dots:
+        numbers = [0]
+    if not all(0 < number <= highest for number in numbers):
+        raise UsageError(
+            f"--gpus takes numbers of GPUs such as 8..1024 (doubled) or 8,16,48, up to {highest:,}; got {text!r}."
+        )
+    return tuple(sorted(set(numbers)))
+
+
+def load_jobs(
+    path: str | Path, gpus: Sequence[int] = (), changes: Mapping[str, Any] = MappingProxyType({}), *, weak: bool = False
+) -> list[Job]:
+    """A job for each cluster that a job file (or a shipped job) stands for, by GPU, then by size.
+
+    ``cluster.gpu``, ``cluster.nodes`` and ``cluster.price_per_gpu_hour`` may be lists (prices one per GPU, in their
+    order); ``gpus`` are numbers of GPUs in place of the nodes. For other GPUs in ``changes`` what the file states of
+    its own is left out. ``weak``: the batch grows with the GPUs, from the file's
+    at the smallest size. UsageError as for `load_job`.
+    """
+    file = job_file(path)
+    check_changes(changes)
+    text = job_text(path, file)
+    try:
+        mapping: Mapping[str, Any] = parse_yaml(text)
+        mapping = changed(_without_own_figures(mapping) if "cluster.gpu" in changes else mapping, changes)
+        return sized_jobs(mapping, file.stem, file.parent, gpus, weak=weak)
+    except UsageError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def _without_own_figures(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A job file without what it states of its own GPU, for others."""
+    own = {"cluster": _OF_ONE_GPU, "search": ("clock_mhz",)}
+    kept = {
+        section: {key: value for key, value in mapping[section].items() if key not in keys}
+        for section, keys in own.items()
+        if isinstance(mapping.get(section), Mapping)
+    }
+    return {**mapping, **kept}
+
+
+def sized_jobs(
+    mapping: Mapping[str, Any], stem: str, base_dir: Path, gpus: Sequence[int] = (), *, weak: bool = False
+) -> list[Job]:
+    """As `load_jobs`, of the mapping of a job file."""
+    cluster = mapping.get("cluster")
+    cluster = {"catalog": cluster} if isinstance(cluster, str) else cluster
+    if not isinstance(cluster, Mapping):
+        raise JobError("cluster must be a catalogue name, or a mapping with gpu, nodes and gpus_per_node.")
+    kinds, nodes = _listed(cluster, "gpu"), _listed(cluster, "nodes")
+    prices = _prices(cluster, len(kinds))
+    jobs = [
+        parse_job({**mapping, "cluster": one | price}, stem, base_dir)
+        for kind, price in zip(kinds, prices, strict=True)
+        for one in _clusters(cluster, kind, nodes, gpus)
+    ]
+    if len(jobs) > MOST_SIZES:
+        raise JobError(f"cluster: {len(jobs)} sizes of clusters; at most {MOST_SIZES} are compared at once.")
+    least = min(job.cluster.num_gpus for job in jobs)
+    return [_named(_grown(job, least) if weak else job) for job in jobs]
+
+
+def _listed(cluster: Mapping[str, Any], key: str) -> list[Any]:
+    value = cluster.get(key)
+    if isinstance(value, list) and not value:
+        raise JobError(f"cluster.{key} must be a value, or a list of them; got [].")
+    return value if isinstance(value, list) else [value]
+
+
+def _prices(cluster: Mapping[str, Any], kinds: int) -> list[dict[str, Any]]:
+    """The price of a GPU of each kind as a part of its cluster."""
+    prices = _listed(cluster, "price_per_gpu_hour")
+    if len(prices) not in (1, kinds):
+        raise JobError(f"cluster.price_per_gpu_hour has {len(prices)} prices for {kinds} GPUs; expected one each.")
+    prices = prices * (kinds if len(prices) == 1 else 1)
+    return [{} if price is None else {"price_per_gpu_hour": price} for price in prices]
+
+
+def _clusters(cluster: Mapping[str, Any], kind: Any, nodes: list[Any], gpus: Sequence[int]) -> list[dict[str, Any]]:
+    base = {**cluster, **({} if kind is None else {"gpu": kind})}
+    base.pop("price_per_gpu_hour", None)
+    if not gpus:
+        return [{**base, **({} if count is None else {"nodes": count})} for count in nodes]
+    per_node = base.get("gpus_per_node")
+    if per_node is None and isinstance(kind, str):
+        per_node = load_gpu(kind).usual_gpus_per_node
+    return [base | _split(size, per_node if isinstance(per_node, int) else 8) for size in gpus]
+
+
+def _split(size: int, per_node: int) -> dict[str, int]:
+    """The nodes that so many GPUs make: whole ones, or a part of one."""
+    if size > per_node and size % per_node:
+        raise UsageError(f"--gpus: {size} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}.")
+    return {"nodes": max(size // per_node, 1), "gpus_per_node": min(size, per_node)}
+
+
+def _grown(job: Job, least: int) -> Job:
+    """The job with a batch that grows with its GPUs."""
+    batch, rest = divmod(job.training.global_batch_size * job.cluster.num_gpus, least)
+    if rest:
+        raise UsageError(
+            f"--weak: a batch of {job.training.global_batch_size} does not grow from {least} to {job.cluster.num_gpus} "
+            f"GPUs in whole sequences; choose multiples of the smallest size."
+        )
+    check_batch(batch, job.training.seq_length, f"--weak: the batch of {job.cluster.num_gpus:,} GPUs")
+    return dataclasses.replace(job, training=dataclasses.replace(job.training, global_batch_size=batch))
+
+
+def _named(job: Job) -> Job:
+    cluster = job.cluster
+    return dataclasses.replace(job, name=f"{job.name}-{cluster.nodes}x{cluster.gpus_per_node}-{cluster.gpu.id}"[:200])
