@@ -18,7 +18,7 @@ from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.kernels import KernelConstants, Links
 from jointopt.physics.collectives import collective_time_s, link_bytes
-from jointopt.physics.gemm import gemm_time_s
+from jointopt.physics.products import gemm_time_s
 from jointopt.studies.evidence import NOMINAL, Constants, varied_power
 
 SEQUENCE = 2048

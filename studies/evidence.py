@@ -14,7 +14,7 @@ from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.utilization import utilization
+from jointopt.physics.explain.parts import utilization
 
 STUDIES = Path(__file__).parent
 SCENARIOS = 32

@@ -20,8 +20,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import Breakdown, breakdown
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.explain.parts import Breakdown, breakdown
 
 DENSE = "opt-350m-8x4-gh200"
 MOE = "olmoe-1b-7b-8x4-gh200"

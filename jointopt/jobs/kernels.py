@@ -21,7 +21,7 @@ class TileKind:
 
 @dataclass(frozen=True)
 class GemmConstants:
-    """Constants of one GPU for `jointopt.physics.gemm`; times and rates at the maximum SM clock, in bf16."""
+    """Constants of one GPU for `jointopt.physics.products`; times and rates at the maximum SM clock, in bf16."""
 
     peak_flops: float  # dense bf16, per second
     hbm_bytes_per_s: float

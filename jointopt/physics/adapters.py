@@ -16,8 +16,8 @@ import numpy as np
 from jointopt.core.schema import Bools, Floats
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
-from jointopt.physics.compute import Kernels, Pass, elementwise, linear
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layers import Kernels, Pass, elementwise, linear
+from jointopt.physics.layouts import LayoutArrays
 
 
 @dataclass(frozen=True)

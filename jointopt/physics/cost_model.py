@@ -8,31 +8,230 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jointopt.core.schema import DEGREES, Bools, Columns, Floats, Ints, num_gpus
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.kernels import kernel_constants
-from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.cluster import Cluster, PowerConstants
 from jointopt.jobs.defaults import completed
 from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import KernelConstants
-from jointopt.physics import clock_law, slack
+from jointopt.physics import bounds, clock_law, site
 from jointopt.physics import costs as pc
 from jointopt.physics import makespan as ms
 from jointopt.physics import stage_costs as sc
-from jointopt.physics.cooling import cooler, kernel_limits_w, stages_in_exhaust
-from jointopt.physics.drawn import Drawn, limit_left_w
-from jointopt.physics.heat import HeatScale, by_mean_power, heat
+from jointopt.physics.bounds import quick_bound
+from jointopt.physics.cooling import (
+    Cooler,
+    cooler,
+    kernel_limits_w,
+    position_temperatures_c,
+    power_limit_w,
+    stages_in_exhaust,
+)
 from jointopt.physics.layer_costs import ShapeCosts
-from jointopt.physics.layout_arrays import LayoutArrays, lots
-from jointopt.physics.limits import bounded, broken_bounds
+from jointopt.physics.layouts import LayoutArrays, lots
+from jointopt.physics.makespan import StageTimes, least_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.physics.pipelines import of_rows
-from jointopt.physics.quick_bound import quick_bound
+from jointopt.physics.stage_costs import summed
 from jointopt.physics.traffic import hardware
+
+# Power that GPUs were measured to draw where the physics has it otherwise, and what a limit leaves them then.
+
+
+LEAST_ROOM = 0.01  # of what the highest limit leaves above idling, which every limit leaves: no clock would be slower
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Watts of a GPU as they were measured under ``limit_w``, of all layouts.
+
+    ``line`` (2, L): while kernels run it draws line[0] times that of the physics and line[1] W. ``mean_w`` (c, L):
+    what it draws in the mean at ascending clocks, ``burst_w`` (c, L) what its kernels draw there by the physics.
+    """
+
+    limit_w: float
+    line: Floats
+    mean_w: Floats
+    burst_w: Floats
+
+    @property
+    def cells(self) -> Floats:
+        """All numbers, (2 + 2c, L), of which `of_cells` makes the same."""
+        return np.concatenate([self.line, self.mean_w, self.burst_w])
+
+    @classmethod
+    def of_cells(cls, limit_w: float, cells: Floats) -> Drawn:
+        """The object of those `cells`."""
+        mean_w, burst_w = np.split(cells[2:], 2)
+        return cls(limit_w, cells[:2], mean_w, burst_w)
+
+    def left_w(self, limit_w: Floats, rows: Ints, idle_w: float) -> Floats:
+        """Limits in W, (1, 1), (n, 1) or (n, pp), in watts of the physics: of layouts ``rows`` (n,), as wide as given.
+
+        A GPU under a limit runs at the clock at which what it was measured to draw meets the limit, while kernels run
+        and in the mean. Limits of ``limit_w`` are met as in the physics, since times too were measured under these. Of
+        limits below it never more than it leaves, of those above never less, so that no higher limit leaves less than a
+        lower one. Above ``idle_w``, which a GPU draws in the physics whatever runs. Derived here.
+        """
+        if (limit_w == self.limit_w).all():
+            return limit_w
+        factor, offset_w = self.line[:, rows, None]
+        met_w = np.minimum((limit_w - offset_w) / factor, self._met_in_the_mean_w(limit_w, rows))
+        below, above = np.minimum(met_w, self.limit_w), np.minimum(np.maximum(met_w, self.limit_w), limit_w)
+        least_w = idle_w + LEAST_ROOM * max(self.limit_w - idle_w, 0.0)
+        left_w: Floats = np.maximum(np.where(limit_w < self.limit_w, below, above), np.minimum(limit_w, least_w))
+        return left_w
+
+    def _met_in_the_mean_w(self, limit_w: Floats, rows: Ints) -> Floats:
+        """Power of kernels by the physics at the clock at which mean power meets limits; infinite where it never does.
+
+        Between the clocks along a line, below the lowest in proportion.
+        """
+        mean_w, burst_w = self.mean_w[:, rows, None], self.burst_w[:, rows, None]
+        met_w = burst_w[0] * limit_w / mean_w[0]
+        for k in range(len(mean_w) - 1):
+            share = (limit_w - mean_w[k]) / np.maximum(mean_w[k + 1] - mean_w[k], 1e-9)
+            met_w = np.where(limit_w > mean_w[k], burst_w[k] + share * (burst_w[k + 1] - burst_w[k]), met_w)
+        return np.where(limit_w >= mean_w[-1], np.inf, met_w)
+
+
+def hottest_idle_w(constants: PowerConstants, cooler: Cooler) -> float:
+    """Watts that a GPU in the hottest air draws whatever runs, leakage included."""
+    at_zero, gain = cooler.hottest_leakage_line
+    return max((1.0 + gain) * constants.static_w + at_zero, constants.static_w)
+
+
+def limit_left_w(physics: CostModel, rows: Ints, depth: int) -> Floats:
+    """`power_limit_w` of layouts ``rows`` in watts of the physics, which measured ones may differ from."""
+    limit_w, drawn = power_limit_w(physics.job.cluster, physics.layouts, rows, depth), physics.drawn
+    return limit_w if drawn is None else drawn.left_w(limit_w, rows, hottest_idle_w(physics.power, physics.cooler))
+
+
+# Peak power and temperature of plans, by the physics or as they were measured.
+
+
+HEAT = ("peak_power_w", "temperature_c")
+
+
+@dataclass(frozen=True)
+class HeatScale:
+    """Factor on what the physics predicts of layouts, and what is beside it, (2, n): as measured, None: not measured.
+
+    ``peak``: of peak power, in W; ``rise``: of the temperature over the inlet air, in K. ``overshoot``: the share of
+    the limit in effect that measured peaks reach, where boards hold them; unlimited by default.
+    """
+
+    peak: Floats | None = None
+    rise: Floats | None = None
+    overshoot: float = np.inf
+
+
+def by_mean_power(index: Ints) -> HeatScale:
+    """Nothing was measured of peaks and temperature of layouts ``index``: what they are follows mean power."""
+    return HeatScale()
+
+
+def unscaled(index: Ints) -> HeatScale:
+    """The scale that changes nothing, whatever is known of mean power."""
+    same = np.stack([np.ones(len(index)), np.zeros(len(index))])
+    return HeatScale(same, same)
+
+
+def by_physics_alone(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    """`heat` of plans without what was measured of power, peaks or temperature."""
+    alone = copy.copy(physics)
+    alone.heat_scale = unscaled
+    return heat(alone, index, stage_clock_mhz)
+
+
+def heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage of plans: see `CostModel.heat`."""
+    out = {name: np.empty(len(index)) for name in HEAT}
+    for g, at, rows, depth in physics.parts(index):
+        t = physics.times(g, rows, stage_clock_mhz[at, :depth])
+        out["temperature_c"][at] = temperature_c(physics, index[at], t).max(axis=1)
+        out["peak_power_w"][at] = peak_w(physics, index[at], t).max(axis=1)
+    return out
+
+
+def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
+    """Peak power (n, pp) of layouts ``index`` of one group: `CostModel.burst_w`, or as it was measured.
+
+    No more than the limit allows where mean power alone was measured, by which it then is; than `HeatScale.overshoot`
+    of it where peaks were, and then no less than the mean.
+    """
+    g, scale = int(physics.group_of[index[0]]), physics.heat_scale(index)
+    burst_w = physics.burst_w(g, physics.row_of[index], t)
+    found_w = as_peaks(physics, index, burst_w)
+    limit_w = power_limit_w(physics.job.cluster, physics.layouts, index, physics.groups[g].depth)
+    if scale.peak is None:
+        return np.minimum(found_w, np.maximum(limit_w, burst_w))
+    if scale.overshoot == np.inf:
+        return found_w
+    held_w = np.minimum(_mean_w(physics, index, t), limit_w)
+    return np.maximum(np.minimum(found_w, scale.overshoot * limit_w), held_w)
+
+
+def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
+    """Power (n, pp) of layouts ``index`` while kernels run, of that of the physics, whatever the limit."""
+    line = physics.heat_scale(index).peak
+    if line is None:
+        if physics.drawn is None:
+            return _as_mean(physics, index, burst_w)
+        line = physics.drawn.line[:, index]
+    return np.asarray(line[0][:, None] * burst_w + line[1][:, None])
+
+
+def layout_burst_w(physics: CostModel, share: float) -> Floats:
+    """Power (L,) in W of the hottest GPU of layouts while kernels run at a share of the top clock, by the physics."""
+    index, out = np.arange(len(physics.layouts["pp"])), np.empty(len(physics.layouts["pp"]))
+    for g, at, rows, depth in physics.parts(index):
+        t = physics.times(g, rows, np.full((len(at), depth), share * physics.top_mhz), least_makespan_s)
+        out[at] = physics.burst_w(g, rows, t).max(axis=1)
+    return out
+
+
+def temperature_c(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
+    """Temperature (n, pp) in °C of the hottest GPU of each stage of layouts ``index`` of one group."""
+    exhaust = physics.in_exhaust(int(physics.group_of[index[0]]), physics.row_of[index])
+    return _measured_c(physics, index, physics.cooler.temperature_c(_heating_w(physics, index, t), exhaust))
+
+
+def stage_positions_c(physics: CostModel, index: Ints, t: StageTimes) -> dict[str, Floats]:
+    """Temperature (pp,) in °C of the stages of one layout by where a GPU sits: ``inlet`` and ``exhaust``."""
+    replicas = int(physics.groups[int(physics.group_of[index[0]])].replicas[physics.row_of[index[0]]])
+    watts = _heating_w(physics, index, t)[0]
+    found = position_temperatures_c(physics.job.cluster, physics.cooler, watts, replicas)
+    return {name: _measured_c(physics, index, celsius[None])[0] for name, celsius in found.items()}
+
+
+def _as_mean(physics: CostModel, index: Ints, watts: Floats) -> Floats:
+    """Watts (n, pp) moved as mean power is."""
+    return np.asarray(physics.power_factor[index, None] * watts + physics.power_offset_w[index, None])
+
+
+def _mean_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
+    """Mean power (n, pp) of stages of layouts ``index`` of one group, as corrected, leakage included."""
+    parts = physics.energy_parts(int(physics.group_of[index[0]]), physics.row_of[index], t)
+    return _as_mean(physics, index, summed(parts.values()) / t.total_s[:, None])
+
+
+def _heating_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
+    """Mean power (n, pp) that heats GPUs: as measured, but that of the physics where its temperature is corrected."""
+    mean_w = physics.cold_power_w(int(physics.group_of[index[0]]), physics.row_of[index], t)
+    return mean_w if physics.heat_scale(index).rise is not None else _as_mean(physics, index, mean_w)
+
+
+def _measured_c(physics: CostModel, index: Ints, celsius: Floats) -> Floats:
+    """Temperatures (n, pp) with their rise over the air as it was measured."""
+    rise, air_c = physics.heat_scale(index).rise, physics.job.cluster.inlet_temperature_c
+    return celsius if rise is None else air_c + rise[0][:, None] * (celsius - air_c) + rise[1][:, None]
+
 
 PREDICTIONS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "violation")
 _PRICED_CELLS = 1_000_000  # layouts x stages priced in one pass
@@ -112,13 +311,13 @@ class CostModel:
         self._hold(g, costs, kernel_limits_w(*own))
         for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
             t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
-            self._hold(g, costs, kernel_limits_w(*own, slack.rests(self.groups[g], t, self.power.wait_w)))
+            self._hold(g, costs, kernel_limits_w(*own, bounds.rests(self.groups[g], t, self.power.wait_w)))
 
     def _hold(self, g: int, costs: sc.StageCosts, limit_w: Floats) -> None:
         """Make ``costs`` under the limits of their kernels the last group, ``g``."""
         costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
         lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
-        ceiling, duty = slack.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
+        ceiling, duty = bounds.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
         costs = sc.paused(costs, duty)
         self.limits_w[g:], self.distinct[g:] = [limit_w], [sc.Priced(costs, ceiling)]
 
@@ -174,7 +373,7 @@ class CostModel:
             time_s = self.times(g, rows, clock, makespan).total_s
             gpu_s = time_s * self.groups[g].replicas[rows] * depth
             # recorded runs need not fill their last node, so the cluster may have more GPUs than the plan
-            energy = self._work_j(g, rows, clock) + slack.energy_slope_w(self.power, self.cooler, 1) * gpu_s
+            energy = self._work_j(g, rows, clock) + bounds.energy_slope_w(self.power, self.cooler, 1) * gpu_s
             out["iteration_time_s"][at], out["energy_j"][at], out["avg_power_w"][at] = time_s, energy, energy / gpu_s
         out["iteration_time_s"] *= self.time_factor[index]
         scale = self.power_factor[index] + self.power_offset_w[index] / out["avg_power_w"]
@@ -204,7 +403,7 @@ class CostModel:
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
             work = self._work_j(g, rows, clock) / (self.groups[g].replicas[rows] * depth)
             most_s, least_s = self.times(g, rows, clock, ms.most_makespan_s).total_s, self._floor(g)[0][rows]
-            out[at] = slack.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
+            out[at] = bounds.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
         return out * self.power_factor[index] + self.power_offset_w[index]
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
@@ -263,7 +462,7 @@ class CostModel:
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
             fastest = self.times(g, rows, top, ms.least_makespan_s).total_s
-            floor_j = slack.energy_floor_j(costs, self.energy_terms(g), self.power, self.cooler, fastest)
+            floor_j = bounds.energy_floor_j(costs, self.energy_terms(g), self.power, self.cooler, fastest)
             self._floors[g] = fastest, floor_j
         return self._floors[g]
 
@@ -282,7 +481,7 @@ class CostModel:
     def energy_slope_w(self) -> Floats:
         """`slack.energy_slope_w` of all GPUs, in W, as corrected, of every layout (L,)."""
         gpus = self.job.cluster.num_gpus
-        return self.power_factor * slack.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
+        return self.power_factor * bounds.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
     def stage_clocks(self, index: Ints, clock_index: Ints, share: Floats) -> Floats:
         """Clocks (n, deepest pp) from the slowest stage's clock and the share of the other stages' slack to spend."""
@@ -291,7 +490,7 @@ class CostModel:
         for g, at in self._by_group(index):
             costs, ceiling, rows = self.distinct[g].costs, self.distinct[g].ceiling_mhz, self.row_of[index[at]]
             overlap = costs.dp_overlap(self.job, rows)
-            clocks = slack.stage_clocks_mhz(
+            clocks = bounds.stage_clocks_mhz(
                 costs, ceiling, rows, grid[clock_index[at]], share[at], grid, self.top_mhz, overlap
             )
             out[at, : costs.depth] = costs.pipelines.of_all_ranks(clocks, rows)
@@ -378,7 +577,7 @@ class CostModel:
     def least_violation(self, index: Ints, time_s: Floats, energy_j: Floats, power_w: Floats) -> Floats:
         """The violation, (n,), that no plan of layout rows ``index`` is below whose predictions are not below these."""
         out = {"iteration_time_s": time_s, "energy_j": energy_j, "peak_memory_gib": self.memory_bytes[index] / GIB}
-        idle_w = self.power_factor[index] * slack.idle_power_w(self.power, self.cooler) + self.power_offset_w[index]
+        idle_w = self.power_factor[index] * bounds.idle_power_w(self.power, self.cooler) + self.power_offset_w[index]
         return self.violation(out | {"avg_power_w": np.maximum(power_w, idle_w)})
 
     def violation(self, out: Columns) -> Floats:
@@ -396,3 +595,70 @@ class CostModel:
 
 _NAN = float("nan")
 _UNKNOWN_POWER = PowerConstants(_NAN, _NAN, _NAN, _NAN, _NAN, knee_fraction=1.0, voltage_ratio=1.0)
+
+
+# The constraints of a job on what is predicted of its plans.
+
+
+def _as_it_is(_: Cluster, values: Floats) -> Floats:
+    return values
+
+
+# constraint: the results that its value is worked out from, and how
+_VALUES: dict[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
+    **{name: ((name,), _as_it_is) for name in ("iteration_time_s", "energy_j", "avg_power_w")},
+    "facility_energy_j": (("iteration_time_s", "energy_j"), site.facility_energy_j),
+    "cluster_power_kw": (("avg_power_w",), site.cluster_power_kw),
+}
+UNITS = {
+    "iteration_time_s": "s",
+    "energy_j": "J",
+    "avg_power_w": "W",
+    "facility_energy_j": "J",
+    "cluster_power_kw": "kW",
+}
+
+
+def with_unit(name: str, figure: str) -> str:
+    """A figure of the constraint of that name with its unit."""
+    return f"{figure} {UNITS[name]}" if name in UNITS else figure
+
+
+def memory_limit_gib(job: Job) -> float:
+    """Memory in GiB that a run may use per GPU: the job's fraction, else the framework's."""
+    fraction = job.constraints.memory_fraction or job.training.framework.memory_fraction
+    return fraction * job.cluster.gpu.memory_gib
+
+
+def stated(job: Job, out: Columns) -> dict[str, tuple[Floats, float]]:
+    """Values of ``out`` (n,) and the bound of every constraint that the job states, by name; memory is not here.
+
+    ``out`` has the results `judged_by`, in which each value grows.
+    """
+    found = {}
+    for name, (columns, formula) in _VALUES.items():
+        bound = getattr(job.constraints, name)
+        if bound is not None:
+            found[name] = formula(job.cluster, *(out[column] for column in columns)), bound
+    return found
+
+
+def judged_by(job: Job) -> tuple[str, ...]:
+    """The results that the job's constraints, but for memory's, are worked out from."""
+    named = (columns for name, (columns, _) in _VALUES.items() if getattr(job.constraints, name) is not None)
+    return tuple(dict.fromkeys(column for columns in named for column in columns))
+
+
+def bounded(job: Job, out: Columns, memory_reach: float = 1.0) -> dict[str, tuple[Floats, float]]:
+    """Bounded predictions: values of ``out`` (n,) and the bound, by the constraint's name.
+
+    Memory may exceed its limit by the factor ``memory_reach``.
+    """
+    return {"memory (GiB)": (out["peak_memory_gib"], memory_reach * memory_limit_gib(job)), **stated(job, out)}
+
+
+def broken_bounds(job: Job, out: Columns) -> tuple[str, ...]:
+    """One sentence for each constraint that the job states and the first plan of ``out`` breaks; memory is not here."""
+    broken = ((name, values[0], bound) for name, (values, bound) in stated(job, out).items() if values[0] > bound)
+    figures = ((name, *(with_unit(name, f"{figure:.4g}") for figure in both)) for name, *both in broken)
+    return tuple(f"{name} is {value}, over the limit of {most}." for name, value, most in figures)

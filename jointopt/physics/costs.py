@@ -18,12 +18,12 @@ from jointopt.jobs.framework import V_SHAPED
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import Group, even_domain, placement
 from jointopt.physics import offload, traffic
-from jointopt.physics.compute import QUANTIZED, STREAMED, Pass, Work
 from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
 from jointopt.physics.layer_traffic import PerLayer, layer_traffic, over_stages
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layers import QUANTIZED, STREAMED, Pass, Work
+from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
-from jointopt.physics.module_work import module_work
+from jointopt.physics.recompute_work import module_work
 from jointopt.physics.stage_costs import StageCosts, summed
 
 # Of the host's time for a layer, what it takes to launch its forward pass again: PyTorch's checkpoints on an H100 whose

@@ -6,7 +6,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Training
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays
 
 _BUCKET = 5e8  # gradients on their way to the host together, DeepSpeed's reduce_bucket_size
 

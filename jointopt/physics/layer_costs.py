@@ -12,10 +12,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
 from jointopt.physics.attention_span import Span, skipping_window, windowed_span
-from jointopt.physics.compute import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer
-from jointopt.physics.expert_kernels import moe_layer
-from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.module_work import routing
+from jointopt.physics.layers import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
+from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.recompute_work import routing
 from jointopt.physics.traffic import Hardware
 
 

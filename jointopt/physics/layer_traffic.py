@@ -8,9 +8,9 @@ import operator
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import Group
 from jointopt.physics import traffic
-from jointopt.physics.expert_traffic import ep_traffic
 from jointopt.physics.layer_costs import LayerCosts
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.traffic import ep_traffic
 
 PerLayer = tuple[traffic.Traffic | None, ...]  # by kind of layer, as `Split.kinds`
 

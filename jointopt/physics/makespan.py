@@ -13,14 +13,14 @@ import numpy as np
 
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
-from jointopt.physics.chunks import chunked_time_s, path_bound_s
-from jointopt.physics.pipeline import iteration_time_s, last_turns_s
 from jointopt.physics.pipelines import Pipelines, across_ranks, of_rows
-from jointopt.physics.zero_bubble import zero_bubble_time_s
+from jointopt.physics.schedule import zero_bubble_time_s
 
 if TYPE_CHECKING:
     from jointopt.jobs.job import Job
     from jointopt.physics.stage_costs import StageCosts
+from jointopt.core.errors import PlanError
+from jointopt.physics.schedule import check_micro_batches, warmup_slots
 
 
 @dataclass(frozen=True)
@@ -301,3 +301,381 @@ def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: F
 def _from_here(values: Floats) -> Floats:
     """The largest of the values of each rank and those after it, (n, pp)."""
     return np.asarray(np.maximum.accumulate(values[:, ::-1], axis=1)[:, ::-1])
+
+
+# Makespan of 1F1B and interleaved 1F1B with unequal ranks: the longest path through `schedule`'s graph, closed form.
+
+
+BLOCK_TIMES = 8192  # plans per block times pp: keeps the dozen temporaries of that size in the L2 cache
+
+
+def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints, num_micro_batches: Ints) -> Floats:
+    """Makespan of one iteration's pipeline schedule, seconds, (n,): 1F1B where vpp = 1, else interleaved.
+
+    ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking
+    receives. Derived here: the longest path through the schedules of Narayanan et al. 2021 (arXiv:2104.04473), whose
+    (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks. Exact for equal chunks within a rank and a head on the
+    last; chunks of other layers: `jointopt.physics.makespan`. PlanError for a plan with no such schedule.
+    """
+    pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
+    check_micro_batches(pp, vpp, m)
+    if pp.size and int(pp.max()) > forward_s.shape[1]:
+        raise PlanError(
+            f"The pipeline times must have a column per rank: expected at least {int(pp.max())} (the largest pp), "
+            f"got {forward_s.shape[1]}; widen forward_s and backward_s."
+        )
+    time_s = np.empty(len(pp))
+    most = int(vpp.max(initial=0)) + 1
+    shape = pp * most + vpp
+    for which in np.flatnonzero(np.bincount(shape)).tolist():
+        (p, v), rows = divmod(which, most), np.flatnonzero(shape == which)
+        step = BLOCK_TIMES // p + 1
+        for block in (rows[i : i + step] for i in range(0, len(rows), step)):
+            f, b = (np.ascontiguousarray(a[block, :p].T, dtype=np.float64) for a in (forward_s, backward_s))
+            time_s[block] = _equal_shape_time_s(f, b, v, m[block])
+    return time_s
+
+
+def _equal_shape_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of plans of one pp and vpp; f, b (p, n), rank by rank."""
+    p = len(f)
+    if p == 1:
+        return np.asarray(m * (f[0] + b[0]))
+    if v == 1:
+        return _one_f_one_b_time_s(f, b, m)
+    f, b = f / v, b / v
+    one_group = m == p
+    time_s = np.empty(len(m))
+    for which, price in ((one_group, _one_group_time_s), (~one_group, _interleaved_time_s)):
+        if which.any():
+            time_s[which] = price(f[:, which], b[:, which], v, m[which])
+    return time_s
+
+
+def _prefix_sums(a: Floats) -> Floats:
+    """(p + 1, n): row i is the sum of rows 0 .. i-1."""
+    sums = np.zeros((len(a) + 1, a.shape[1]))
+    for i, row in enumerate(a):
+        np.add(sums[i], row, out=sums[i + 1])
+    return sums
+
+
+def _running_max(a: Floats) -> Floats:
+    """(p, n): row i is the maximum of rows 0 .. i."""
+    top = a.copy()
+    for i in range(1, len(a)):
+        np.maximum(top[i - 1], a[i], out=top[i])
+    return top
+
+
+def _suffix_max(a: Floats) -> Floats:
+    """(p, n): row i is the maximum of rows i .. p-1."""
+    return _running_max(a[::-1])[::-1]
+
+
+def _one_f_one_b_time_s(f: Floats, b: Floats, m: Ints) -> Floats:
+    """Makespan of 1F1B, f and b (p, n), m (n,); exact for any times and any m >= 1.
+
+    A steady round on rank i costs t_i = f_i + b_i, so the longest path waits on one rank j, between warm-up forwards
+    down to a rank i >= j and cool-down backwards; S prefix sums of t, F and B running maxima of f and b:
+        max_j max_{i>=j} [S_{i+1} + (p-1-i) F_i] + max_{k>=j} [S_{k+1} + (p-1-k) B_k] - S_j + (m-p+j-1) t_j
+    """
+    p = len(f)
+    t = f + b
+    s, slowest_f, slowest_b = _prefix_sums(t), _running_max(f), _running_max(b)
+    rank = np.arange(p, dtype=np.float64)[:, None]
+    fill = s[1:] + (p - 1 - rank) * slowest_f
+    drain = s[1:] + (p - 1 - rank) * slowest_b
+    last_fill, last_drain = _suffix_max(fill), _suffix_max(drain)
+    rounds = m - (p + 1) + rank
+    path = last_fill + last_drain - s[:-1] + rounds * t
+    if (m <= p).any():
+        # rank p-m has a single steady round, so a path cannot both come up to it and leave it downwards;
+        # ranks above run all forwards before any backward: a path that turns there, S_{j+1} + (m-1) (F_j + B_j), is no
+        # longer than that of rank p-m
+        once = np.maximum(fill + last_drain, last_fill + drain) - s[:-1] - t
+        path = np.where(rounds >= 0, path, np.where(rounds == -1, once, 0.0))
+    return np.asarray(path.max(axis=0))
+
+
+def last_turns_s(forward_s: Floats, backward_s: Floats, m: Ints) -> Floats:
+    """Seconds (p, n) of the longest paths through 1F1B that turn on each rank last, and then wait on none after it.
+
+    From there they go through the last backward passes of that rank and of all before it: parts of what
+    `_one_f_one_b_time_s` takes the longest of. ``forward_s``, ``backward_s`` (p, n); minus infinity where ``m`` (n,) is
+    so small that no rank up to there has a steady round.
+    """
+    p, t = len(forward_s), forward_s + backward_s
+    s, rank = _prefix_sums(t), np.arange(p, dtype=np.float64)[:, None]
+    last_fill = _suffix_max(s[1:] + (p - 1 - rank) * _running_max(forward_s))
+    steady = m + (rank - p - 1)
+    arrived = np.where(steady >= 0, last_fill - s[:-1] + steady * t, -np.inf)
+    return np.asarray(_running_max(arrived) + s[1:] + (p - 1 - rank) * backward_s)
+
+
+def _warmup_column(p: int, v: int, m: int) -> Floats:
+    """Warm-up forwards of each rank, (p, 1)."""
+    return np.array([warmup_slots(p, v, m, rank) for rank in range(p)], dtype=np.float64)[:, None]
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Passes of one direction, one chunk of each rank, and the sums and maxima that paths through them are made of."""
+
+    each: Floats  # (p, n) s
+    sums: Floats  # (p + 1, n), as `_prefix_sums`
+    slowest: Floats  # (p, n), as `_running_max`
+
+    @classmethod
+    def of(cls, seconds: Floats) -> _Passes:
+        return cls(seconds, _prefix_sums(seconds), _running_max(seconds))
+
+
+def _interleaved_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of interleaved 1F1B for p >= 2, v >= 2, m >= 2p; times (p, n) per *chunk*, m (n,).
+
+    The longest path waits on one rank j, between the best way in and the way out (f and b swapped). That the routes
+    listed are all that can win is not proven, but tested over 10^6 plans (tests/bench/bench_pipeline.py).
+    """
+    f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
+    warmup = _warmup_column(len(t), v, 2 * len(t))
+    path = _fill_s(f, b, t, v, warmup)
+    path += _fill_s(b, f, t, v, warmup)
+    path += (m * v - warmup) * t
+    return np.asarray(path.max(axis=0))
+
+
+def _one_group_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) -> Floats:
+    """Makespan of interleaved 1F1B for m = p >= 2, v >= 2; times (p, n) per *chunk*.
+
+    Ranks up to c = p/2 - 1 run all forwards before any backward: a path turns there between the two, or on a
+    later rank as in the longer schedule.
+    """
+    f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
+    p, c, slots = len(t), (len(t) - 2) // 2, len(t) * v
+    warmup, first = _warmup_column(p, v, p), slice(c + 1)
+    last_slot = np.full((c + 1, 1), slots - 1.0)
+    all_f, all_b = _forward_path_s(f, v, last_slot, first), _forward_path_s(b, v, last_slot, first)
+    in_f, _, up_f = _turning_paths_s(f, b, t, v, warmup)
+    in_b, _, up_b = _turning_paths_s(b, f, t, v, warmup)
+    fill, drain = np.maximum(in_f, up_f), np.maximum(in_b, up_b)
+    rounds = slots - warmup
+    # with one steady round, a path cannot both come up from a later rank and leave to one
+    path = np.where(rounds == 1, np.maximum(fill + in_b, in_f + drain), fill + drain) + rounds * t
+    path[first] = all_f + t[first] + all_b
+    if p % 2 == 0:  # rank c's last forward and first backward are neighbours: a path may enter between them
+        path[c] = np.maximum(path[c], np.maximum(up_f[c] + t[c] + all_b[c], up_b[c] + t[c] + all_f[c]))
+    return np.asarray(path.max(axis=0))
+
+
+def _forward_path_s(f: _Passes, v: int, slot: Floats, ranks: slice = slice(None)) -> Floats:
+    """Longest path over forwards alone to the start of forward ``slot`` (k, 1) of each of ``ranks``, (k, n).
+
+    Down the ranks, waiting at the slowest so far; or once round the ring first, so that the wait may be at the
+    slowest of all. Group 1 starts with chunk 0, which receives nothing: the way round ends before slot v p.
+    """
+    p, slowest = len(f.each), f.slowest[ranks]
+    late = np.maximum(slot - (v * p - 1), 0)
+    round_first = (slot - late - p) * f.slowest[-1]
+    round_first += f.sums[p]
+    round_first += late * slowest
+    path = slot * slowest
+    np.maximum(path, round_first, out=path)
+    path += f.sums[:-1][ranks]
+    return path
+
+
+def _turning_paths_s(f: _Passes, b: _Passes, t: Floats, v: int, warmup: Floats) -> tuple[Floats, Floats, Floats]:
+    """Longest paths into rank j's steady state, each (p, n): forwards alone, turned, up.
+
+    ``forwards`` arrives at round 0. ``turned`` turns on the best rank i >= j and goes on by backwards up to and
+    including rank 0. ``up`` turns on a rank i > j and comes up to round 1, counted back to round 0 (minus t_j).
+    """
+    forwards = _forward_path_s(f, v, warmup)
+    turning = forwards + f.each
+    turning += b.sums[1:]
+    turned = _suffix_max(turning)
+    up = np.full_like(t, -np.inf)
+    np.subtract(turned[1:], b.sums[:-2], out=up[:-1])
+    up[:-1] -= t[:-1]
+    return forwards, turned, up
+
+
+def _fill_s(f: _Passes, b: _Passes, t: Floats, v: int, warmup: Floats) -> Floats:
+    """(p, n): longest path to round 0 of each rank j; one that arrives in round x counts minus x t_j.
+
+    The ways in: forwards alone; forwards to a rank i > j, a turn, backwards up to j; a turn on any i and backwards
+    round the ring, p + 1 rounds; from i > j by forwards round the ring, which is open again from slot v p on.
+    """
+    p = len(t)
+    forwards, turned, up = _turning_paths_s(f, b, t, v, warmup)
+    best = np.maximum(forwards, up, out=forwards)
+    ring = _forward_ring_s(f, t, v, warmup, best, up)
+    back = (turned[0] + b.sums[p]) - b.sums[:-1]
+    back -= (p + 1) * t
+    np.maximum(best, back, out=best)
+    ring += f.sums[p]
+    ring += f.sums[:-1]
+    ring -= (v * p + p - warmup) * t
+    return np.maximum(best, ring, out=best)
+
+
+def _forward_ring_s(f: _Passes, t: Floats, v: int, warmup: Floats, fill: Floats, up: Floats) -> Floats:
+    """(p, n): for each j, longest path to forward slot v p of a rank i > j, minus the forwards of ranks 0 .. i-1.
+
+    Ranks i > c reach slot v p in their steady state and wait for it there. Rank c is the last that passes it in
+    warm-up; one above it only adds hops. After a turn, c leaves w_c + 1 - v p rounds later.
+    """
+    p, c = len(t), (len(t) - 2) // 2
+    waits = (v * p - warmup[c + 1 :]) * t[c + 1 :]
+    waits += fill[c + 1 :]
+    waits -= f.sums[c + 1 : p]
+    later = _suffix_max(waits)
+    wait = np.full_like(t, -np.inf)
+    wait[c : p - 1] = later
+    if c > 0:
+        (direct,) = _forward_path_s(f, v, np.full((1, 1), float(v * p)), slice(c, c + 1))
+        turned = up[c] + t[c] - (warmup[c] + 1 - v * p) * t[:c]
+        wait[:c] = np.maximum(later[0], np.maximum(direct, turned) - f.sums[c])
+    return wait
+
+
+# Makespan of interleaved 1F1B with a time for every chunk of a rank, exact: `schedule.replay` for many plans at once.
+
+
+_ALIKE = 1e-12  # relative; two advances that differ by rounding
+
+
+def chunked_time_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints | int) -> Floats:
+    """Makespan in s, (n,), for seconds (vpp, pp, n) of one micro-batch on each chunk, blocking receives included.
+
+    ``num_micro_batches`` (n,) are multiples of pp, vpp and pp at least 2. The schedule is `schedule.schedule_order`'s.
+    """
+    _, p, n = forward_s.shape
+    step = max(BLOCK_TIMES // p, 16)
+    time_s, groups = np.empty(n), np.broadcast_to(num_micro_batches, n) // p
+    for some in (np.flatnonzero(groups == 1), np.flatnonzero(groups > 1)):
+        for block in (some[start : start + step] for start in range(0, len(some), step)):
+            f, b = (np.ascontiguousarray(a[:, :, block], dtype=np.float64) for a in (forward_s, backward_s))
+            time_s[block] = _block_time_s(f, b, groups[block])
+    return time_s
+
+
+def path_bound_s(ahead_s: Floats, rank_s: Floats, num_micro_batches: Ints) -> Floats:
+    """Seconds (n,) that no schedule of a pipeline goes below: one rank's work and the way to it.
+
+    A path through the schedule: forwards of the first micro-batch down to a rank, all of its work (``rank_s`` (n, pp)
+    of each of the micro-batches (n,)), and backwards from it where ranks end with a backward pass that the rank before
+    waits for, as those of `chunked_time_s` do. ``ahead_s`` (n, pp): what is on the way of the first chunks of the ranks
+    before. Of ranks alike the last has the longest way, and may stand for all.
+    """
+    return np.asarray((ahead_s + num_micro_batches[:, None] * rank_s).max(axis=1))
+
+
+def _block_time_s(f: Floats, b: Floats, groups: Ints) -> Floats:
+    """Makespan (n,) of one block of plans, walked from both ends to the middle of two groups of pp micro-batches.
+
+    Read backwards in time the schedule is the same one, with passes exchanged: its longest path is the longest way to
+    a cut and on from it, the latter as of plans (b, f). From there on further groups are walked through, but for those
+    that only repeat: once all that the next step reads has moved on by one constant within a group, so it will in each
+    further one, as the step takes maxima of sums. ``groups`` (n,): all 1, or all above.
+    """
+    v, p, n = f.shape
+    period, least = p * v, min(int(groups.min()), 2)
+    cut = (least - 1) * period - p + 2  # steps from the first one with a backward pass of rank 0, of both walks
+    both = _State(np.concatenate([f, b], axis=2), np.concatenate([b, f], axis=2), int(groups.max()))
+    both.run(-(period + p - 2), done := cut // 2)
+    ahead, behind = both.of(slice(n)), both.of(slice(n, None))
+    behind.run(done, cut - done)
+    time_s, alive, left = np.empty(n), np.arange(n), groups - least
+    while True:
+        last = left[alive] == 0
+        time_s[alive[last]] = ahead.of(last).joined_s(behind.of(last), done)
+        if last.all():
+            return time_s
+        if last.any():
+            alive, ahead, behind = alive[~last], ahead.of(~last), behind.of(~last)
+        before = ahead.values()
+        ahead.run(done, done + period)
+        done += period
+        left[alive] -= 1
+        advance = ahead.values() - before
+        fewest, most = advance.min(axis=(0, 1)), advance.max(axis=(0, 1))
+        repeats = most - fewest <= _ALIKE * ahead.free.max(axis=0)
+        if repeats.any():
+            some = alive[repeats]
+            here_s = ahead.of(repeats).joined_s(behind.of(repeats), done)
+            time_s[some] = here_s + left[some] * most[repeats]
+            alive, ahead, behind = alive[~repeats], ahead.of(~repeats), behind.of(~repeats)
+
+
+class _State:
+    """Times that the next step reads: when each rank is free, and when its inputs are there, (pp [+ 1], n)."""
+
+    def __init__(self, f: Floats, b: Floats, groups: int) -> None:
+        self.f, self.b, self.groups = f, b, groups
+        _, p, n = f.shape
+        self.free = np.zeros((p, n))
+        self.down = np.zeros((p + 1, n))  # row i: input of rank i's next forward; row p is what the last rank sends
+        self.up = np.zeros((p + 1, n))  # row i + 1: input of rank i's next backward; row 0 is what the first one sends
+
+    def values(self) -> Floats:
+        """All of these times, (3, pp, n); an input that comes from no rank counts as there when the rank is free."""
+        return np.stack([self.free, self.down[1:], self.up[:-1]])
+
+    def of(self, rows: Floats | slice) -> _State:
+        """The state of some plans."""
+        part = _State.__new__(_State)  # to copy by `copy` takes as long as to take the rows
+        part.groups = self.groups
+        for name in ("f", "b", "free", "down", "up"):
+            setattr(part, name, np.ascontiguousarray(getattr(self, name)[..., rows]))
+        return part
+
+    def joined_s(self, behind: _State, step: int) -> Floats:
+        """Seconds, (n,), of the longest path: to this walk, before ``step``, and on from there as ``behind`` came."""
+        v, p, _ = self.f.shape
+        paths = [self.free + behind.free, self.down[1:p] + behind.up[1:p], self.up[1:p] + behind.down[1:p]]
+        if (step + p - 2) % (p * v) >= p:  # rank 0's next forward is of no first chunk, so that the last rank sends it
+            paths.append(self.down[p:] + behind.up[:1])
+        if (step + p - 1) % (p * v) >= p:
+            paths.append(self.up[:1] + behind.down[p:])
+        return np.asarray(np.concatenate(paths).max(axis=0))
+
+    def run(self, start: int, stop: int) -> None:
+        """Walk through the steps ``start`` to ``stop`` - 1."""
+        v, p, _ = self.f.shape
+        slots = self.groups * p * v
+        for q in range(start, stop):
+            self._forward(q + p * v + p - 2, slots)
+            self._backward(q, slots)
+
+    def _forward(self, slot: int, slots: int) -> None:
+        """Rank i runs its forward ``slot`` - i, those ranks that have one."""
+        v, p, _ = self.f.shape
+        first, last = max(slot - slots + 1, 0), min(slot, p - 1) + 1
+        if first >= last:
+            return
+        chunk, member = divmod(slot % (p * v), p)  # of rank 0; ranks beyond ``member`` are a chunk behind
+        self.down[0] = self.down[p] if chunk else 0.0
+        free = self.free[first:last]
+        np.maximum(free, self.down[first:last], out=free)
+        turn = min(max(member + 1, first), last)
+        self.free[first:turn] += self.f[chunk, first:turn]
+        self.free[turn:last] += self.f[chunk - 1, turn:last]
+        self.down[first + 1 : last + 1] = free
+
+    def _backward(self, step: int, slots: int) -> None:
+        """Rank i runs its backward slot ``step`` + i, those ranks that have one."""
+        v, p, _ = self.f.shape
+        first, last = max(-step, 0), min(slots - step, p)
+        if first >= last:
+            return
+        chunk, member = divmod(step % (p * v), p)  # of rank 0, counted from the last; beyond p - member one further
+        turn = min(max(p - member, first), last)
+        of_last = (step + p - 1) % (p * v) // p
+        self.up[p] = self.up[0] if of_last else 0.0
+        free = self.free[first:last]
+        np.maximum(free, self.up[first + 1 : last + 1], out=free)
+        self.free[first:turn] += self.b[v - 1 - chunk, first:turn]
+        self.free[turn:last] += self.b[(v - 2 - chunk) % v, turn:last]
+        self.up[first:last] = free

@@ -12,15 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.units import GIB
+from jointopt.jobs.catalog.kernels import workspaces_mib
+from jointopt.jobs.framework import share
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.adapters import kept_bytes as adapters_kept_bytes
-from jointopt.physics.held import Held
 from jointopt.physics.host_states import on_device
-from jointopt.physics.layout_arrays import LayoutArrays, by_depth, kv_heads_of_rank
-from jointopt.physics.process_memory import process_bytes
-from jointopt.physics.recompute import dropped_per_token, input_bytes, latent_bytes
+from jointopt.physics.layers_on_stages import Held
+from jointopt.physics.layouts import (
+    LayoutArrays,
+    by_depth,
+    dropped_per_token,
+    input_bytes,
+    kv_heads_of_rank,
+    latent_bytes,
+)
 
 _CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
 _HEAVIEST = 4  # ranks of a layout that may need most; mostly fewer
@@ -254,7 +262,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     Parts: weights, gradients, optimizer, main_gradients (what its step needs beyond the activations that are then
     gone), activations, fragmentation (the framework profile's ``activation_factor``), logits (beyond the layer at
     work, which is not alive with them), gathered_weights (ZeRO-3), cuda_graphs, and what a process holds beside its
-    training: communication, workspaces, other (`jointopt.physics.process_memory`).
+    training: communication, workspaces, other (`jointopt.physics.memory`).
     """
     lay = LayoutArrays(job, layouts)
     return _parts(job, lay, Held.of(lay))
@@ -397,3 +405,55 @@ def _recomputed(job: Job, lay: LayoutArrays, layer: Floats, kept: Floats, inputs
     """Bytes of one layer that selective recomputation restores at a time, (L,): what it dropped, or the whole layer."""
     whole_layer = lay.again.usual & (job.training.framework.selective_share > 0)
     return np.where(whole_layer, layer - inputs, layer - kept)
+
+
+# Device memory that a process holds beside its training: communicators, workspaces of kernels, the CUDA context.
+
+
+_MIB = 2.0**20
+_GROUPED_STREAMS = 4  # on each of which Transformer Engine runs products of experts, with a workspace of its own
+# Transformer Engine's initialize_ub: forward and backward of qkv, proj, fc1, fc2, and weights' gradients of qkv and fc1
+_USER_BUFFERS = 10
+
+
+def process_bytes(job: Job, lay: LayoutArrays) -> dict[str, Floats]:
+    """Bytes that a process holds beside its training by part, (L,): communication, workspaces and other.
+
+    But for user buffers the parts add up to what the framework's profile was fitted to (``memory_overhead_gib``).
+    A communicator takes ``communicator_gib``: 10 MB per channel and peer connection of its simple, LL and LL128
+    buffers (NCCL's NCCL_BUFFSIZE, 4 MiB, and its siblings) over 16 to 32 channels; at most half of what was fitted.
+    """
+    profile, held_gib = job.training.framework, job.cluster.gpu.process_memory_gib
+    total = (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB
+    groups = sum((n > 1).astype(float) for n in (lay.tp, lay.cp, lay.dp, lay.ep, lay.pp))
+    buffers = np.minimum(groups * profile.communicator_gib * GIB, total / 2.0)
+    workspaces = np.minimum(_workspace_bytes(job), total - buffers)
+    return {
+        "communication": buffers, "workspaces": workspaces + user_buffer_bytes(job, lay),
+        "other": total - buffers - workspaces,
+    }  # fmt: skip
+
+
+def _workspace_bytes(job: Job) -> float:
+    """Workspaces of cuBLAS: of PyTorch's handle and, where the framework has Transformer Engine, of its streams."""
+    torch_mib, engine_mib = workspaces_mib(job.cluster.gpu)
+    streams = 0 if not job.training.framework.quantized_inputs else _GROUPED_STREAMS if job.model.is_moe else 1
+    return _MIB * (torch_mib + streams * engine_mib)
+
+
+def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
+    """Transformer Engine's user buffers for tensor-parallel collectives that overlap with products, (L,) bytes.
+
+    Each holds a micro-batch's tokens of a context-parallel rank, whole (Megatron Core's initialize_tp_communicators);
+    half of them gather, in 8 bit where products read 8 bit. They stay within a node and need sequence parallelism.
+    """
+    low = job.training.dtype in ("fp8", "fp4")
+    framework = job.training.framework
+    codes = lay.layouts["overlap"]
+    hides = np.asarray(share(framework, "tp", codes)) > 0.0
+    # a plan that turns the overlap on takes those of a framework whose buffers they are
+    stated = hides & (framework.user_buffers | (framework.family == "megatron-core"))
+    buffered = np.where(codes > 0, stated, framework.user_buffers)
+    used = buffered & lay.sp & (lay.tp > 1) & (lay.tp <= job.cluster.gpus_per_node)
+    each = lay.tokens * job.model.hidden_size * (1.5 if low else 2.0)
+    return np.where(used, _USER_BUFFERS * each, 0.0)

@@ -8,8 +8,8 @@ from jointopt.core.schema import Floats
 from jointopt.core.units import GB
 from jointopt.jobs.catalog.kernels import host_bytes_per_s
 from jointopt.jobs.job import Job
-from jointopt.physics.compute import Pass
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layers import Pass
+from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import Parameters, batch_bytes
 from jointopt.physics.traffic import Hardware, Traffic
 

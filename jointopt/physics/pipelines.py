@@ -11,7 +11,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.framework import V_SHAPED
-from jointopt.physics.layout_arrays import FIRST, LAST, Split
+from jointopt.physics.layouts import FIRST, LAST, Split
 
 
 @dataclass(frozen=True)

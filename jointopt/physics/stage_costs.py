@@ -18,7 +18,7 @@ from jointopt.core.units import PICO
 from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.framework import share
 from jointopt.jobs.job import Job
-from jointopt.physics.layout_arrays import Split
+from jointopt.physics.layouts import Split
 from jointopt.physics.pipelines import Pipelines, of_rows, over_ranks
 
 

@@ -14,8 +14,8 @@ from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import token_costs
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.attention_span import seen_share
-from jointopt.physics.facility import with_site
-from jointopt.physics.recompute import Recompute
+from jointopt.physics.layouts import Recompute
+from jointopt.physics.site import with_site
 
 THROUGHPUT = (
     "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "tokens_per_j",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
-from jointopt.physics.facility import facility_energy_j
+from jointopt.physics.site import facility_energy_j
 from jointopt.report import table
 from jointopt.report.documents import Result, tidy_parts
 from jointopt.report.explanation import Explanation

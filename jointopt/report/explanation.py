@@ -12,7 +12,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
-from jointopt.physics.facility import bill, facility_parts_j
+from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import table
 from jointopt.report.documents import Result, pick, tidy_parts
 from jointopt.report.doubts import first_doubts, first_lines
@@ -83,7 +83,7 @@ class Explanation(Result):
     utilization: Mapping[str, float] = field(default_factory=dict)
     # the parts compute and memory, attributed to arithmetic, registers, l2, memory_read and memory_written
     energy_by_level_j: Mapping[str, float] = field(default_factory=dict)
-    messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.messages.Message`
+    messages: tuple[Mapping[str, Any], ...] = ()  # fields of `jointopt.physics.explain.parts.Message`
     # of a stated recipe: seconds of casts, time of products over one scale per tensor, bytes of a kept input's element
     quantization: Mapping[str, float] = field(default_factory=dict)
     # means over window_s, as meters show them: highest and lowest of any GPU (W), and of all GPUs together (kW)

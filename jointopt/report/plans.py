@@ -24,7 +24,7 @@ from jointopt.core.schema import (
 )
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
-from jointopt.physics.facility import bill
+from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import table
 from jointopt.report.reasons import beyond, own_reasons, reasons_of

@@ -19,7 +19,7 @@ from jointopt.jobs.job import OBJECTIVES, Job, distinguishing, words
 from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.physics.facility import with_site
+from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
 from jointopt.report.beside import Beside, beside_lines, under_limits
 from jointopt.report.documents import Result, json_text, markdown, pick, plan_entries

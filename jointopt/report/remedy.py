@@ -13,8 +13,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.core.units import GIB
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import with_unit
+from jointopt.physics.cost_model import CostModel, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.plans import odds
 from jointopt.report.shortage import MOST_CHANGES, shortage_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
-from jointopt.physics.facility import run_costs
+from jointopt.physics.site import run_costs
 from jointopt.report import table
 from jointopt.report.best_mfu import above_best
 from jointopt.report.documents import Result, flat_frame, plain

@@ -12,8 +12,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.core.units import GIB
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.report.plans import odds
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE

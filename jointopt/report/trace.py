@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jointopt.physics.timeline import KINDS
+from jointopt.physics.explain.timeline import KINDS
 from jointopt.report.page.pictured import Pictured, mean_power_w
 
 MICRO = 1e6

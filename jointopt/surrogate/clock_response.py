@@ -13,7 +13,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
-from jointopt.physics.describe import time_with_clock_shares_s, with_clock_shares
+from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
 from jointopt.surrogate.measured_clocks import BELOW
 from jointopt.surrogate.residual_gp import Kernel, Runs, terms
 

@@ -14,9 +14,8 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.frameworks import of_efficiency
 from jointopt.jobs.job import Job
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CONSTANTS, moved
-from jointopt.physics.heat import HeatScale, by_mean_power
+from jointopt.physics.cost_model import CostModel, HeatScale, by_mean_power
+from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.surrogate.clock_response import ClockResponse
 from jointopt.surrogate.evidence import Evidence, as_it_is
 from jointopt.surrogate.far_constants import far_by

@@ -16,9 +16,8 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
-from jointopt.physics.cost_model import PREDICTIONS, CostModel
-from jointopt.physics.describe import CONSTANTS, moved
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
+from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
 from jointopt.runs.open_plans import runs_with_plans
 from jointopt.runs.workloads import Workload

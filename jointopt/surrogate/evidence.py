@@ -14,7 +14,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
-from jointopt.physics.describe import moved
+from jointopt.physics.sensitivities import moved
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.lower_bounds import is_lower_bound
 from jointopt.surrogate.measured_limits import MeasuredPower
@@ -175,7 +175,7 @@ class Evidence:
     def under_measured_power(self) -> Evidence:
         """This evidence with runs under lower limits than the highest priced at the clocks that measured power leaves.
 
-        By the power of those under the highest, as `jointopt.physics.drawn.Drawn` has it of plans.
+        By the power of those under the highest, as `jointopt.physics.cost_model.Drawn` has it of plans.
         """
         limits_w = np.concatenate([np.empty(0), *(part.limits_w for part in self._own_priced)])
         if len(limits_w) != len(self.log_power_ratio) or not len(limits_w) or (limits_w == limits_w.max()).all():

@@ -9,10 +9,9 @@ from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import sensitivities, shape_columns, share_columns
-from jointopt.physics.heat import by_physics_alone
+from jointopt.physics.cost_model import CostModel, by_physics_alone
 from jointopt.physics.makespan import least_makespan_s
+from jointopt.physics.sensitivities import sensitivities, shape_columns, share_columns
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.network_doubt import network_delay
 from jointopt.surrogate.residual_gp import DELAY, Runs

@@ -17,10 +17,7 @@ from jointopt.jobs.clocks import without_limits
 from jointopt.jobs.job import Job, on_machine
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.drawn import Drawn
-from jointopt.physics.heat import by_mean_power
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, Drawn, by_mean_power, memory_limit_gib
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded

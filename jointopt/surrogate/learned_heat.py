@@ -9,8 +9,7 @@ import numpy as np
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.heat import HeatScale
+from jointopt.physics.cost_model import CostModel, HeatScale
 from jointopt.surrogate.features import heat_of, runs_of
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.own_targets import OwnTarget

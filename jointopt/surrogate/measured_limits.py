@@ -9,9 +9,7 @@ import numpy as np
 from jointopt.core.schema import POWER_LIMIT, Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.physics.cooling import power_limit_w
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.drawn import Drawn
-from jointopt.physics.heat import layout_burst_w
+from jointopt.physics.cost_model import CostModel, Drawn, layout_burst_w
 from jointopt.surrogate.features import watts_at
 from jointopt.surrogate.power_scale import PowerScale
 

@@ -9,8 +9,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
-from jointopt.physics.describe import NETWORK, moved, only
-from jointopt.physics.side_by_side import least_times_s
+from jointopt.physics.sensitivities import NETWORK, least_times_s, moved, only
 from jointopt.surrogate.residual_gp import DELAY, Runs
 
 # How many times slower a network may be than the reference system of its GPU (95 %): Jean Zay's A100 have 6.25 GB/s

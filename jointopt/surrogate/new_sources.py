@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.own_folds import COVERAGE
 from jointopt.surrogate.residual_gp import Runs
 

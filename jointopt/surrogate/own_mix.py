@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.own_folds import crossed, median_error
 from jointopt.surrogate.residual_gp import Runs
 from jointopt.surrogate.trees import Trees
@@ -160,7 +160,7 @@ def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[
 
 def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
     """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
-    from jointopt.physics.describe import CATEGORY
+    from jointopt.physics.sensitivities import CATEGORY
     from jointopt.surrogate.residual_trees import ResidualBooster
 
     categories = [i for i, name in enumerate(names) if CATEGORY in name]

@@ -75,7 +75,7 @@ class OwnTarget:
 def at_rest_w(source: str) -> float:
     """Power in W that no GPU of a source is predicted to draw less than, 0 where it is not known.
 
-    `REST` of its static power, which is that of a warm one; `jointopt.physics.slack.idle_power_w` says how much less a
+    `REST` of its static power, which is that of a warm one; `jointopt.physics.bounds.idle_power_w` says how much less a
     cold one draws.
     """
     gpu = known_gpu(Source.parse(source).gpu)

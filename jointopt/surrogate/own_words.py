@@ -12,7 +12,7 @@ from jointopt.core.schema import COLUMNS, Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CATEGORY
+from jointopt.physics.sensitivities import CATEGORY
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK

@@ -15,7 +15,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import RECIPE_CLASSES, Floats
 from jointopt.jobs.catalog.frameworks import class_factors
 from jointopt.jobs.job import Training
-from jointopt.physics.describe import CONSTANTS, NETWORK
+from jointopt.physics.sensitivities import CONSTANTS, NETWORK
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.posterior import LEAST_NETWORK
 from jointopt.surrogate.residual_gp import Runs

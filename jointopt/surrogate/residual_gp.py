@@ -1,8 +1,8 @@
 """A Gaussian process on the residual of the physics, r = log(measured / predicted), with the physics in its kernel."""
 
 # r = J·δ + u + s(x) + noise: J the sensitivity of the predicted time to the physics' own constants
-# (`jointopt.physics.describe.sensitivities`), δ how far those of this cluster and software are off, u one factor for
-# all runs of the source, s a smooth function of shape and shares. Hyperparameters by marginal likelihood over recorded
+# (`jointopt.physics.sensitivities.sensitivities`), δ how far those of this cluster and software are off, u one factor
+# for all runs of the source, s a smooth function of shape and shares. Hyperparameters by marginal likelihood over recorded
 # sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1); what a posterior makes of them: `posterior`.
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.physics.describe import CONSTANTS, OCCUPANCY
+from jointopt.physics.sensitivities import CONSTANTS, OCCUPANCY
 
 # by name, not from the schema: a stored surrogate has a length for each of these, in this order
 CLASSES: Mapping[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.physics.describe import CATEGORY
+from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.row_names import row_names
 from jointopt.runs.unused import without_time
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import TableError
-from jointopt.physics.calibrate.parameters import board_of
+from jointopt.physics.calibrate.law_fit import board_of
 from jointopt.physics.calibrate.pipelines import fit_pipelines
-from jointopt.physics.calibrate.profiles import fit_profiles
+from jointopt.physics.calibrate.profiles import NOT_PREDICTED, calibration_of, fit_profiles
 from jointopt.physics.calibrate.readings import check_query, check_readings
-from jointopt.physics.calibrate.results import NOT_PREDICTED, calibration_of
 from jointopt.physics.calibrate.tables import ResponseTable, check_results, gpu_id, response_table
 from jointopt.report.results import Calibrated
 from jointopt.runs.row_names import row_names

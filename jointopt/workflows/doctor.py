@@ -25,7 +25,7 @@ from jointopt.measure.devices import machine as devices
 from jointopt.measure.devices.clocks import restore_offer
 from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine
 from jointopt.measure.devices.meter import PERMISSION
-from jointopt.physics.probe_fit import fit
+from jointopt.physics.calibrate.machine_fit import fit
 from jointopt.report.diagnosis import Probed
 from jointopt.report.results import Diagnosis, Feature
 from jointopt.runs.database import database_errors, has_table, without_password

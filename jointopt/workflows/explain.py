@@ -16,19 +16,19 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_assumptions, plan_records
-from jointopt.physics.breakdown import Breakdown, breakdown
-from jointopt.physics.casts import cast_times_s
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.excursions import excursion
-from jointopt.physics.heat import HEAT
-from jointopt.physics.hierarchy import energy_by_level
-from jointopt.physics.messages import messages
-from jointopt.physics.phases import phases
-from jointopt.physics.power_swing import METER_S, power_swing
-from jointopt.physics.recompute import input_bytes
+from jointopt.physics.cost_model import HEAT, CostModel
+from jointopt.physics.explain.parts import (
+    Breakdown,
+    breakdown,
+    cast_times_s,
+    energy_by_level,
+    messages,
+    phases,
+    utilization,
+)
+from jointopt.physics.explain.timeline import METER_S, excursion, power_swing, warming
+from jointopt.physics.layouts import input_bytes
 from jointopt.physics.throughput import throughput
-from jointopt.physics.utilization import utilization
-from jointopt.physics.warming import warming
 from jointopt.report.explanation import Explanation
 from jointopt.report.layouts import Rank
 from jointopt.report.shortage import shortage_of

@@ -10,8 +10,8 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.job import Job
-from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.throughput import with_rates
 from jointopt.report.documents import plan_entries

@@ -13,7 +13,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.machine import Machine
-from jointopt.physics.facility import with_site
+from jointopt.physics.site import with_site
 from jointopt.report.page.made import Reported, report_of
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel

@@ -19,11 +19,18 @@ from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.by_linear import least_energy
-from jointopt.physics.polish.by_lowtime import need_lowtime, shortened
-from jointopt.physics.polish.graph import schedule_graph
-from jointopt.physics.polish.instructions import InstructionCosts, beyond_schedule_s, instruction_costs
-from jointopt.physics.polish.options import Options, Problem, efficient, widened, window
+from jointopt.physics.polish.graph import (
+    InstructionCosts,
+    Options,
+    Problem,
+    beyond_schedule_s,
+    efficient,
+    instruction_costs,
+    schedule_graph,
+    widened,
+    window,
+)
+from jointopt.physics.polish.solvers import least_energy, need_lowtime, shortened
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.report.shortage import shortage_of
 from jointopt.search.pareto import take

@@ -22,9 +22,8 @@ from jointopt.jobs.cluster import table_lines
 from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import violations
-from jointopt.physics.facility import with_site
-from jointopt.physics.heat import heat
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import heat, memory_limit_gib
+from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
 from jointopt.runs.classes import class_conflicts, states_class, taken_lines
 from jointopt.runs.heads import lacks_heads

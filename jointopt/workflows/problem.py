@@ -17,8 +17,7 @@ from jointopt.jobs.job import OBJECTIVES, TIME_ALONE, Job
 from jointopt.jobs.plans.space import Space, enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cooling import leave_power
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import remedy

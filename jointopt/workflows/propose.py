@@ -18,7 +18,7 @@ from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.facility import with_site
+from jointopt.physics.site import with_site
 from jointopt.report.layouts import Layout
 from jointopt.report.proposal import Proposal
 from jointopt.report.remedy import remedy

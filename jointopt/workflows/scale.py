@@ -15,7 +15,7 @@ from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
-from jointopt.physics.facility import run_costs
+from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.documents import plan_entries
 from jointopt.report.scaled import Pick, Scaled, Size, run_at

@@ -16,7 +16,7 @@ from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, 
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.reading import parse_json, parse_yaml
-from jointopt.physics.facility import SITE_COLUMNS
+from jointopt.physics.site import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.database import without_password

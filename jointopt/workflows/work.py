@@ -22,7 +22,7 @@ from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.measure.launchers.rows import is_blank
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.facility import bill
+from jointopt.physics.site import bill
 from jointopt.report.results import Shared
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact_levels import exact_front_of_levels

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.explain.parts import breakdown
 from jointopt.studies.figure import publish
 from jointopt.studies.statements.charllm_plans import PIPELINES, harness_job, name, plan
 

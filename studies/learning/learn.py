@@ -21,7 +21,7 @@ import xgboost
 from threadpoolctl import threadpool_limits
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.own_folds import crossed, folds_by_model

@@ -21,10 +21,9 @@ from jointopt.jobs.jobfile import job_from_options
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import with_clock_shares
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
+from jointopt.physics.sensitivities import with_clock_shares
 from jointopt.report.plans import plan_frame
 
 MODELS = (

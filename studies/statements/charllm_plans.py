@@ -15,10 +15,9 @@ from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.excursions import excursion
-from jointopt.physics.warming import warming
+from jointopt.physics.explain.parts import breakdown
+from jointopt.physics.explain.timeline import excursion, warming
 from jointopt.studies.evidence import NOMINAL, STUDIES, Constants, Outcome, fits, outcomes, varied
 
 CLUSTERS = ("h200", "h100")

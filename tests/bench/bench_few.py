@@ -32,7 +32,7 @@ from bench_accuracy import ROOT, clean
 from threadpoolctl import threadpool_limits
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.describe import NETWORK, only
+from jointopt.physics.sensitivities import NETWORK, only
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, SourceTexts, price, timed_runs

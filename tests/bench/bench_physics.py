@@ -18,8 +18,7 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 
 PLANS = 400_000

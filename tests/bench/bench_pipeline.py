@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.chunks import chunked_time_s
-from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.makespan import chunked_time_s, iteration_time_s
 from jointopt.physics.schedule import Operation, replay
 
 PLANS = 100_000

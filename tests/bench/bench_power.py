@@ -40,7 +40,7 @@ from jointopt.jobs.catalog.clusters import build_cluster, with_host_at
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.facility import cluster_power_kw
+from jointopt.physics.site import cluster_power_kw
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.workflows.predict import predict

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from jointopt.jobs.jobfile import shipped_job, shipped_jobs
-from jointopt.physics.facility import with_site
+from jointopt.physics.site import with_site
 from jointopt.workflows.propose import propose
 from jointopt.workflows.select import choose
 from jointopt.workflows.stored_plans import StoredPlans

@@ -17,8 +17,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.plans import short_clocks
 

@@ -25,7 +25,7 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import with_clock_shares
+from jointopt.physics.sensitivities import with_clock_shares
 from jointopt.search.pareto import non_dominated, volume
 from jointopt.studies.learning.truths import FOLLOWING, Drawn, jobs, physics_with_steps, simulated
 from jointopt.surrogate.within_job import Spread

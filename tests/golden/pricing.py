@@ -17,7 +17,7 @@ from jointopt.jobs.jobfile import load_job, parse_job, shipped_jobs
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.facility import with_site
+from jointopt.physics.site import with_site
 from jointopt.report.results import Explanation
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict

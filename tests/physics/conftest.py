@@ -20,8 +20,7 @@ from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 
 # Jobs of published experiments, and others under frameworks with other profiles (ZeRO-3, host floors, gradient syncs).

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from jointopt.core.schema import STAGE_LAYERS, Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.physics.chunks import chunked_time_s, path_bound_s
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.makespan import chunk_times_s, least_makespan_s, most_makespan_s
-from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.makespan import (
+    chunk_times_s,
+    chunked_time_s,
+    iteration_time_s,
+    least_makespan_s,
+    most_makespan_s,
+    path_bound_s,
+)
 from jointopt.physics.schedule import replay
 from tests.physics.conftest import gpt
 

@@ -16,9 +16,8 @@ from jointopt.core.schema import STAGE_LAYERS, Floats
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.job import Constraints, Job
 from jointopt.jobs.model import Model
-from jointopt.physics.breakdown import breakdown
-from jointopt.physics.cost_model import PREDICTIONS, CostModel
-from jointopt.physics.heat import HEAT
+from jointopt.physics.cost_model import HEAT, PREDICTIONS, CostModel
+from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.makespan import Makespan, least_makespan_s, makespan_s, most_makespan_s
 
 JOBS = range(7)  # of tests/physics/conftest.py

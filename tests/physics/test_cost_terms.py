@@ -10,16 +10,14 @@ import pytest
 
 from jointopt.core.schema import MODULES, OFFLOAD, OVERLAP, SCHEDULE, STAGE_LAYERS
 from jointopt.jobs.cluster import PowerConstants
+from jointopt.physics.bounds import _fewest_layers
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.held import Held
-from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.makespan import StageTimes, dp_exposed_s, most_makespan_s
-from jointopt.physics.phases import phases
-from jointopt.physics.pipeline import iteration_time_s
-from jointopt.physics.process_memory import user_buffer_bytes
-from jointopt.physics.quick_bound import _fewest_layers
+from jointopt.physics.explain.parts import phases, utilization
+from jointopt.physics.layers_on_stages import Held
+from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.makespan import StageTimes, dp_exposed_s, iteration_time_s, most_makespan_s
+from jointopt.physics.memory import user_buffer_bytes
 from jointopt.physics.throughput import throughput
-from jointopt.physics.utilization import utilization
 from tests.physics.hand.plain_machine import DENSE, FLOPS_PER_S, LATENT, MOE, gpu_constants, physics, seconds, stages
 
 GRID = tuple(np.linspace(100.0, 1000.0, 9001))

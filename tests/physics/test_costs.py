@@ -16,7 +16,7 @@ from jointopt.jobs.model import Model
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Laid, differing_costs, stage_costs, with_host_of
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import stage_parameters
 from jointopt.physics.stage_costs import OF_RANKS, StageCosts
 from jointopt.physics.traffic import hardware

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.cooling import Cooler
-from jointopt.physics.drawn import LEAST_ROOM, Drawn, hottest_idle_w
+from jointopt.physics.cost_model import LEAST_ROOM, Drawn, hottest_idle_w
 
 ROW, IDLE_W = np.zeros(1, np.int64), 60.0
 

@@ -11,8 +11,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.excursions import REACTION_S, Excursion, _free_w, _leads, excursion
-from jointopt.physics.timeline import Timeline
+from jointopt.physics.explain.timeline import REACTION_S, Excursion, Timeline, _free_w, _leads, excursion
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 

@@ -10,9 +10,8 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.hierarchy import LEVELS, _traffic, energy_by_level
+from jointopt.physics.explain.parts import LEVELS, _traffic, breakdown, energy_by_level
 from jointopt.studies.evidence import STUDIES
 
 BLOCK = load_job(STUDIES / "rack-scale-jobs" / "feed-forward.yaml")

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.schema import SCHEDULE, STAGE_LAYERS
-from jointopt.physics.makespan import dp_exposed_s, makespan_s
-from jointopt.physics.pipeline import last_turns_s
+from jointopt.physics.makespan import dp_exposed_s, last_turns_s, makespan_s
 from jointopt.physics.schedule import replay
 from jointopt.physics.stage_costs import StageCosts
 from tests.physics.hand.plain_machine import DENSE, stages

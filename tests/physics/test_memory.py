@@ -16,7 +16,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.physics import memory as mem
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import memory_parts, peak_memory_bytes, stage_parameters
 
 S, B, H, A = 2048, 4, 6144, 64

@@ -13,7 +13,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import tail_layers, token_costs
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import memory_parts, stage_parameters
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.phases import PHASES, Phase, phases
+from jointopt.physics.explain.parts import PHASES, Phase, breakdown, phases
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 PLANS = (

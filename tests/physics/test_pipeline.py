@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats
-from jointopt.physics import pipeline
-from jointopt.physics.pipeline import iteration_time_s
+from jointopt.physics import makespan
+from jointopt.physics.makespan import iteration_time_s
 from jointopt.physics.schedule import (
     MOST_GROUPS,
     Operation,
@@ -214,5 +214,5 @@ def test_plans_beyond_a_block_are_priced_as_those_within_it(monkeypatch: pytest.
     count = 50
     given = *rng.uniform(0.5, 1.5, (2, count, 4)), np.full(count, 4), np.ones(count, int), rng.integers(4, 9, count)
     whole = iteration_time_s(*given)
-    monkeypatch.setattr(pipeline, "BLOCK_TIMES", 28)
+    monkeypatch.setattr(makespan, "BLOCK_TIMES", 28)
     np.testing.assert_array_equal(iteration_time_s(*given), whole)

@@ -7,10 +7,9 @@ import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.power_swing import Swing, _extremes, power_swing
-from jointopt.physics.timeline import stage_power_w
+from jointopt.physics.explain.parts import breakdown
+from jointopt.physics.explain.timeline import Swing, _extremes, power_swing, stage_power_w
 
 # 2 s at 100 W, 1 s at 400 W, 1 s at 100 W, again and again
 AT, JOULES = np.array([0.0, 2.0, 3.0, 4.0]), np.array([0.0, 200.0, 600.0, 700.0])
@@ -56,7 +55,7 @@ def test_all_gpus_together_swing_less_than_one_as_stages_pause_in_turn() -> None
 
 def test_the_repeating_middle_of_a_long_iteration_leaves_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = swing("tp=4 pp=8 dp=1", 1.0)
-    monkeypatch.setattr("jointopt.physics.power_swing.MOST_PASSES", 300)
+    monkeypatch.setattr("jointopt.physics.explain.timeline.SWING_PASSES", 300)
     part = swing("tp=4 pp=8 dp=1", 1.0)
     for one, other in zip(whole[:2], part[:2], strict=True):
         np.testing.assert_allclose(one.peak_w, other.peak_w, rtol=0.02)

@@ -10,7 +10,7 @@ import pytest
 
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.physics.facility import cluster_power_kw
+from jointopt.physics.site import cluster_power_kw
 from jointopt.surrogate.dataset import price
 
 RUNS = {1: (1, 8, 3.873, 6953.0), 8: (2, 8, 0.686, 5708.0), 64: (2, 64, 0.821, 4985.0)}  # cp, batch, s a step, W a node

@@ -19,10 +19,10 @@ from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.jobfile import job_from_options, parse_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics import compute as c
-from jointopt.physics.casts import cast_times_s
+from jointopt.physics import layers as c
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.recompute import input_bytes
+from jointopt.physics.explain.parts import cast_times_s
+from jointopt.physics.layouts import input_bytes
 from jointopt.surrogate.dataset import price
 
 H200, B300, H100, GB200 = "h200-sxm-141gb", "b300-sxm-270gb", "h100-sxm5-80gb", "gb200"

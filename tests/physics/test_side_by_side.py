@@ -10,10 +10,10 @@ import pytest
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.physics import side_by_side
+from jointopt.physics import sensitivities
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
-from jointopt.physics.describe import CONSTANTS, moved
+from jointopt.physics.sensitivities import CONSTANTS, moved
 
 PRICED = ("compute", "elementwise", "intra_node", "inter_node", "tp_overlap", "loss", "attention")
 Layouts = Callable[..., Columns]
@@ -28,13 +28,13 @@ def physics_of(job: Job, layouts_of: Layouts) -> CostModel:
 def test_jobs_side_by_side_take_the_times_that_each_takes_alone(
     make_job: Callable[..., Job], layouts_of: Layouts, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_by_side, "_CELLS", cells)  # all jobs in one model, or each in its own
+    monkeypatch.setattr(sensitivities, "_CELLS", cells)  # all jobs in one model, or each in its own
     job = make_job(16)
     physics, index = physics_of(job, layouts_of), np.array([4, 0, 2, 1, 3, 0])
     clocks = uniform_stage_clocks(physics.layouts["pp"][index], 1200.0)
     jobs = [moved(job, 0.1 * (np.array(CONSTANTS) == name)) for name in PRICED]
     common = Common(physics.hardware, physics.shapes)
-    found = list(side_by_side.least_times_s(jobs, physics, index, clocks, common))
+    found = list(sensitivities.least_times_s(jobs, physics, index, clocks, common))
     for one, times in zip(jobs, found, strict=True):
         np.testing.assert_array_equal(times, CostModel(one, physics.layouts).least_time_s(index, clocks))
     assert all((times > physics.least_time_s(index, clocks)).any() for times in np.delete(found, 4, axis=0))
@@ -46,7 +46,7 @@ def test_row_of_a_model_side_by_side_is_the_layout_of_the_job_in_turn(
     job = make_job(16)
     physics = physics_of(job, layouts_of)
     jobs = [job, moved(job, np.full(len(CONSTANTS), 0.1))]
-    model = side_by_side.side_by_side(jobs, physics, Common(physics.hardware, physics.shapes))
+    model = sensitivities.side_by_side(jobs, physics, Common(physics.hardware, physics.shapes))
     assert len(model.layouts["pp"]) == 10
     for position in range(10):
         alone = CostModel(jobs[position // 5], physics.layouts)

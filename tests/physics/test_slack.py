@@ -13,7 +13,7 @@ from jointopt.core.schema import Floats
 from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.physics import slack
+from jointopt.physics import bounds
 from jointopt.physics.cost_model import CostModel
 from tests.physics.hand.plain_machine import COMPUTING, MOE, physics
 
@@ -31,7 +31,7 @@ def pipeline(
 def clocks_of(physics: CostModel, clock: float | Floats, share: float | Floats) -> Floats:
     clock, share = np.broadcast_arrays(np.atleast_1d(clock), np.atleast_1d(share))
     rows = np.zeros(len(clock), np.int64)
-    return slack.stage_clocks_mhz(
+    return bounds.stage_clocks_mhz(
         physics.groups[0],
         physics.ceilings[0],
         rows,
@@ -96,5 +96,5 @@ def test_the_floor_is_static_power_at_the_top_clock_and_the_work_of_the_lowest_v
 
 
 def test_the_slope_is_the_waiting_power_of_all_gpus(pipeline: CostModel) -> None:
-    slope = slack.energy_slope_w(pipeline.power, pipeline.cooler, 64)
+    slope = bounds.energy_slope_w(pipeline.power, pipeline.cooler, 64)
     assert slope == pytest.approx(64 * (pipeline.power.wait_w + pipeline.cooler.leakage_w))

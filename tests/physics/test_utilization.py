@@ -8,9 +8,8 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.utilization import Utilization, utilization
+from jointopt.physics.explain.parts import Utilization, breakdown, utilization
 
 
 def used(job: Job, plan: str) -> tuple[Utilization, CostModel]:

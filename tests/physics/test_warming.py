@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, Rests, cooler, peak_share
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.warming import Warming, felt_w, reached_s, warming
+from jointopt.physics.explain.parts import breakdown
+from jointopt.physics.explain.timeline import Warming, felt_w, reached_s, warming
 
 JOB = shipped_job("llama-3-70b-4x8-h200")
 TAU = 10.0

@@ -15,10 +15,10 @@ from jointopt.core.schema import SCHEDULE
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.physics.chunks import path_bound_s
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.layout_arrays import LayoutArrays
-from jointopt.physics.zero_bubble import (
+from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.makespan import path_bound_s
+from jointopt.physics.schedule import (
     FORWARD,
     INPUT,
     MOST_ROUNDS,

@@ -15,7 +15,7 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.units import GIB
 from jointopt.jobs.jobfile import load_job, parse_job
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.remedy import _up
 from jointopt.report.results import Proposal

@@ -16,7 +16,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.jobfile import job_from_options, with_changes
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.clock_response import (
     LEAST_BELOW,

@@ -10,7 +10,7 @@ import pytest
 
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, kind, power_log_ratio, sources_of_kind
 from jointopt.surrogate.residual_gp import FEATURES, Runs

@@ -16,7 +16,7 @@ from jointopt.jobs.jobfile import job_from_options, with_changes
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CONSTANTS, moved
+from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.report.plans import plan_frame
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import price

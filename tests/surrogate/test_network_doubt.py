@@ -16,7 +16,7 @@ from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.describe import CONSTANTS, sensitivities
+from jointopt.physics.sensitivities import CONSTANTS, sensitivities
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.intervals import DOUBTS

@@ -14,7 +14,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.held_out import HeldOut
 from jointopt.surrogate.job_model import JobModel

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_sources import (
     DOUBT,

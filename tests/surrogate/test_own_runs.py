@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate import own_mix, own_runs
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save

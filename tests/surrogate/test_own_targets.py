@@ -19,9 +19,8 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.heat import by_physics_alone
-from jointopt.physics.slack import idle_power_w
+from jointopt.physics.bounds import idle_power_w
+from jointopt.physics.cost_model import CostModel, by_physics_alone
 from jointopt.surrogate import own_runs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, with_results

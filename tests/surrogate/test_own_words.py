@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.describe import CONSTANTS, OCCUPANCY, SHARES
+from jointopt.physics.sensitivities import CONSTANTS, OCCUPANCY, SHARES
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.own_mix import Mix, booster, inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.recipe_likelihood import Resemblance, class_lines, class_words, efficiencies, log_likelihood
 from jointopt.surrogate.residual_gp import Runs

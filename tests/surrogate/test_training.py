@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.physics.describe import CONSTANTS
+from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate import own_training, training
 from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
 from jointopt.surrogate.own_training import measured

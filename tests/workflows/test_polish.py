@@ -17,8 +17,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.polish.instructions import InstructionCosts
-from jointopt.physics.polish.options import window
+from jointopt.physics.polish.graph import InstructionCosts, window
 from jointopt.workflows import polish as polishing
 from jointopt.workflows.polish import (
     SLOWDOWNS,

@@ -14,7 +14,7 @@ import jointopt
 from jointopt.core.errors import CatalogError, PlanError, UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
 from jointopt.search.problem import Problem

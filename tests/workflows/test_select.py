@@ -16,7 +16,7 @@ from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.model import Model
-from jointopt.physics.facility import facility_energy_j, with_site
+from jointopt.physics.site import facility_energy_j, with_site
 from jointopt.report.results import Selection
 from jointopt.workflows.select import choose, select
 from jointopt.workflows.stored_plans import StoredPlans

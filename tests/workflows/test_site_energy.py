@@ -16,7 +16,7 @@ from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job
 from jointopt.jobs.reading import parse_yaml
-from jointopt.physics.facility import with_site
+from jointopt.physics.site import with_site
 from jointopt.report.results import Proposal
 from jointopt.search.pareto import front_order, take
 from jointopt.workflows.predict import predict

@@ -14,7 +14,7 @@ from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Constraints
 from jointopt.measure.launchers.command import CommandLauncher
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.physics.facility import bill
+from jointopt.physics.site import bill
 from jointopt.search.pareto import front_of, non_dominated, objectives, stacked
 from jointopt.search.studies.display import plan_text
 from jointopt.search.studies.reading import read_study

@@ -3,7 +3,7 @@
 python -m torch.distributed.run --standalone --nproc-per-node 2 -m jointopt.measure.trainer.probe result.json
 
 All processes measure at once, as a training does, and the slowest counts. The result holds readings alone; the figures
-of a cluster that they show are the physics' affair (`jointopt.physics.probe_fit`).
+of a cluster that they show are the physics' affair (`jointopt.physics.calibrate.machine_fit`).
 """
 
 from __future__ import annotations

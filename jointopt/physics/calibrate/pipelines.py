@@ -11,17 +11,16 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Bools, Ints
-from jointopt.physics.calibrate import results
-from jointopt.physics.calibrate.grouping import Key, keys_of, plan_keys, work_columns
-from jointopt.physics.calibrate.parameters import Board
-from jointopt.physics.calibrate.rank_fit import RankFit, RankRows, fit_ranks
-from jointopt.physics.calibrate.tables import ResponseTable
+from jointopt.physics.calibrate import profiles
+from jointopt.physics.calibrate.law_fit import Board
+from jointopt.physics.calibrate.pipeline_fit import RankFit, RankRows, fit_ranks
+from jointopt.physics.calibrate.tables import Key, ResponseTable, keys_of, plan_keys, work_columns
 
 _MOST_READINGS = 280  # of one fit, spread evenly over the plans of the pipeline
 _NEEDED = ["forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j"]
 
 
-def fit_pipelines(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> results.FitsAndColumns:
+def fit_pipelines(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> profiles.FitsAndColumns:
     """One fit per pipeline, and the predicted columns of the rows ``queried``, by position."""
     rows = measured.rows
     columns = work_columns(rows, queried)
@@ -37,10 +36,10 @@ def fit_pipelines(measured: ResponseTable, queried: pd.DataFrame, board: Board) 
         at = [i for i, other in enumerate(wanted) if other == key]
         parts.append(pipeline.predicted(queried.iloc[at], [queried_plans[i] for i in at]))
     fit = pd.concat(parts).reindex(queried.index)
-    reasons = fit.pop(results.NOT_PREDICTED).tolist()
+    reasons = fit.pop(profiles.NOT_PREDICTED).tolist()
     pairs = zip(wanted, reasons, strict=True)
-    reasons = [reason if key in pipelines else results.unknown_work(key, pipelines) for key, reason in pairs]
-    return fits, fit.assign(**{results.NOT_PREDICTED: reasons})
+    reasons = [reason if key in pipelines else profiles.unknown_work(key, pipelines) for key, reason in pairs]
+    return fits, fit.assign(**{profiles.NOT_PREDICTED: reasons})
 
 
 def _whole_and_kept(rows: pd.DataFrame, plans: Sequence[Key]) -> Bools:
@@ -53,7 +52,7 @@ def _whole_and_kept(rows: pd.DataFrame, plans: Sequence[Key]) -> Bools:
         )
     names = list(dict.fromkeys(plan for plan, full in zip(plans, whole, strict=True) if full))
     most = max(_MOST_READINGS // max(rows["rank"].nunique(), 1), 1)
-    kept = {names[i] for i in results.spread_evenly(np.arange(len(names)), most)}
+    kept = {names[i] for i in profiles.spread_evenly(np.arange(len(names)), most)}
     return np.array([full and plan in kept for plan, full in zip(plans, whole, strict=True)])
 
 
@@ -78,15 +77,15 @@ class _Pipeline:
         readings = _rank_rows(rows, plans, ranks, micro_batches, board)
         return cls(board, ranks, micro_batches, readings, fit_ranks(readings, board.prior))
 
-    def fitted(self, key: Key) -> results.Fitted:
+    def fitted(self, key: Key) -> profiles.Fitted:
         times = np.concatenate([time.value for time in self.fit.time])
         error = {
-            "pass_time": results.mean_error_percent(times, self.readings.time_s.reshape(-1)),
-            "energy": results.mean_error_percent(self.fit.energy, self.readings.energy_j),
+            "pass_time": profiles.mean_error_percent(times, self.readings.time_s.reshape(-1)),
+            "energy": profiles.mean_error_percent(self.fit.energy, self.readings.energy_j),
         }
         passes = [(way, rank) for way in ("forward", "backward") for rank in range(self.readings.ranks)]
         names = [" ".join([*key, f"rank {rank}", way]) for way, rank in passes]
-        return results.Fitted(self.fit, self.readings.x.reshape(-1), error, names)
+        return profiles.Fitted(self.fit, self.readings.x.reshape(-1), error, names)
 
     def predicted(self, queried: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         """Predicted columns of rows of this pipeline, plan by plan whole, and why the others have none."""
@@ -97,17 +96,17 @@ class _Pipeline:
             parts.append(self._predicted(rows.iloc[block], [plans[i] for i in block]))
         there = ", ".join(f"{rank:g}" for rank in self.ranks)
         reason = np.where(known, "", f"no reading of that rank: measured are {there}")
-        return pd.concat(parts).reindex(queried.index).assign(**{results.NOT_PREDICTED: reason})
+        return pd.concat(parts).reindex(queried.index).assign(**{profiles.NOT_PREDICTED: reason})
 
     def _predicted(self, rows: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
         more = _rank_rows(rows, plans, self.ranks, self.micro_batches, self.board)
         first = int(self.readings.plan.max()) + 1
         blank = np.full(len(rows), np.nan)
-        both = results.appended(self.readings, replace(more, plan=more.plan + first, energy_j=blank))
+        both = profiles.appended(self.readings, replace(more, plan=more.plan + first, energy_j=blank))
         fit = fit_ranks(both, self.board.prior, self.fit.found)
         names = {"predicted_iteration_time_s": fit.iteration, "predicted_energy_j": fit.energy}
-        return results.estimate_columns(
-            {name: results.tail(part, len(rows)) for name, part in names.items()}, rows.index
+        return profiles.estimate_columns(
+            {name: profiles.tail(part, len(rows)) for name, part in names.items()}, rows.index
         )
 
 
@@ -138,7 +137,7 @@ def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
     order = np.argsort(number, kind="stable")
     start = 0
     while start < len(order):
-        end = start + results.MOST_QUERIED
+        end = start + profiles.MOST_QUERIED
         while end < len(order) and number[order[end]] == number[order[end - 1]]:
             end += 1
         yield order[start:end]

@@ -13,9 +13,9 @@ from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import format_plan, parse_plan
 from jointopt.measure.exports.intent import intent_of
 from jointopt.measure.exports.targets import TARGETS, program_of
-from jointopt.physics.breakdown import breakdown
 from jointopt.physics.cooling import Cooler
-from jointopt.physics.timeline import stage_power_w, timeline
+from jointopt.physics.explain.parts import breakdown
+from jointopt.physics.explain.timeline import stage_power_w, timeline
 from jointopt.report.exported import exported
 from jointopt.report.page.choice import Chosen, chosen_plans
 from jointopt.report.page.content import content

@@ -9,8 +9,8 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import GIB
-from jointopt.physics.breakdown import Breakdown
-from jointopt.physics.timeline import KINDS, Timeline
+from jointopt.physics.explain.parts import Breakdown
+from jointopt.physics.explain.timeline import KINDS, Timeline
 from jointopt.report.documents import tidy_parts
 from jointopt.report.page.choice import Chosen
 

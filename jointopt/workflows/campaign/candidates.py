@@ -15,8 +15,7 @@ from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.jobs.job import FURTHER, OBJECTIVES, Job
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import plan_records, stage_clocks_to_text, widened
-from jointopt.physics.cost_model import CostModel
-from jointopt.physics.heat import HEAT
+from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.search.pareto import front_order, non_dominated, spread
 from jointopt.surrogate.job_model import JobModel

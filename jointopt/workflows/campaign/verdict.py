@@ -11,7 +11,7 @@ import numpy as np
 from jointopt.core.facts import failure_in
 from jointopt.jobs.job import Job
 from jointopt.measure.launchers.rows import is_bounded
-from jointopt.physics.limits import with_unit
+from jointopt.physics.cost_model import with_unit
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import figure

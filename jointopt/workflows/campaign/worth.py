@@ -9,7 +9,7 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.jobs.job import Job
-from jointopt.physics.facility import HOUR_S, bill
+from jointopt.physics.site import HOUR_S, bill
 from jointopt.report.real_runs import MeasuredRun
 from jointopt.report.table import figure
 

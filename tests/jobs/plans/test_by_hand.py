@@ -13,7 +13,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import even_domain, placement
 from jointopt.jobs.plans.stages import layers_by_cost, layers_per_stage
-from jointopt.physics.layout_arrays import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays
 
 
 def layout(**cells: int) -> Columns:

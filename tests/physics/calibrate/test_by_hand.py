@@ -9,20 +9,27 @@ import pandas as pd
 import pytest
 
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.physics.calibrate.parameters import Board, Hierarchy, ResponsePrior, _prior, board_of
+from jointopt.physics.calibrate.law_fit import (
+    Board,
+    Estimate,
+    Fit,
+    Hierarchy,
+    ResponsePrior,
+    StageFit,
+    _prior,
+    board_of,
+)
 from jointopt.physics.calibrate.pipelines import _rank_rows
-from jointopt.physics.calibrate.posterior import Fit
-from jointopt.physics.calibrate.profiles import fit_profiles
-from jointopt.physics.calibrate.results import (
+from jointopt.physics.calibrate.profiles import (
     Fitted,
     _weighed,
     calibration_of,
+    fit_profiles,
     mean_error_percent,
     rounded,
     spread_evenly,
     tail,
 )
-from jointopt.physics.calibrate.stage_fit import Estimate, StageFit
 from jointopt.physics.calibrate.tables import ResponseTable, response_table
 
 CLOCKS = np.array([1000.0, 900.0, 800.0, 700.0, 600.0, 500.0])

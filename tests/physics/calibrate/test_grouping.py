@@ -3,8 +3,14 @@
 import pandas as pd
 import pytest
 
-from jointopt.physics.calibrate.grouping import keys_of, plan_keys, stage_blocks, unlabelled_stages, work_columns
-from jointopt.physics.calibrate.tables import response_table
+from jointopt.physics.calibrate.tables import (
+    keys_of,
+    plan_keys,
+    response_table,
+    stage_blocks,
+    unlabelled_stages,
+    work_columns,
+)
 
 
 def test_sweeps_that_follow_each_other_are_stages_of_their_own() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
-from jointopt.physics.calibrate.posterior import Law, Prior, Readings, fit, predict
+from jointopt.physics.calibrate.law_fit import Law, Prior, Readings, fit, predict
 
 X = np.linspace(0.5, 1.0, 12)
 PRIOR = Prior(np.zeros(2), np.full(2, 10.0))

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.physics.calibrate.parameters import ResponsePrior
-from jointopt.physics.calibrate.stage_fit import StageRows, fit_stages
+from jointopt.physics.calibrate.law_fit import ResponsePrior, StageRows, fit_stages
 from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s
 
 SHAPE = Shape(knee=0.72, rise=0.2, softness=0.02, floor=0.2, idle_w=50.0)

@@ -8,16 +8,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.physics.calibrate.parameters import Board, Hierarchy, ResponsePrior, board_of
+from jointopt.physics.calibrate.law_fit import (
+    Board,
+    Estimate,
+    Fit,
+    Hierarchy,
+    Readings,
+    ResponsePrior,
+    StageFit,
+    _covariance,
+    board_of,
+)
+from jointopt.physics.calibrate.pipeline_fit import _prior, _RankLaw
 from jointopt.physics.calibrate.pipelines import _whole_plans, fit_pipelines
-from jointopt.physics.calibrate.posterior import Fit, Readings, _covariance
-from jointopt.physics.calibrate.profiles import _keys, fit_profiles
-from jointopt.physics.calibrate.rank_fit import _prior, _RankLaw
-from jointopt.physics.calibrate.results import NOT_PREDICTED, Fitted, _listed, calibration_of
-from jointopt.physics.calibrate.stage_fit import Estimate, StageFit
+from jointopt.physics.calibrate.profiles import NOT_PREDICTED, Fitted, _keys, _listed, calibration_of, fit_profiles
 from jointopt.physics.calibrate.tables import ResponseTable, response_table
 from tests.physics.calibrate.test_by_hand import BOARD, sweep
-from tests.physics.calibrate.test_rank_fit import MICRO_BATCHES, PLANS, hidden, measured
+from tests.physics.calibrate.test_pipeline_fit import MICRO_BATCHES, PLANS, hidden, measured
 
 
 def test_of_many_values_the_ends_and_the_quartiles_are_listed() -> None:

@@ -28,8 +28,8 @@ from jointopt.jobs.kernels import (
     TileKind,
 )
 from jointopt.jobs.model import Model
-from jointopt.physics.breakdown import time_parts
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.stage_costs import StageCosts
 
 SEQ, BATCHES = 2048, 8  # tokens of a sequence; micro-batches of an iteration unless a test states others

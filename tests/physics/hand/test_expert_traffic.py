@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.framework import Framework
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.expert_traffic import places_per_token
+from jointopt.physics.traffic import places_per_token
 from tests.physics.hand.plain_machine import (
     BATCHES,
     DENSE,

@@ -13,7 +13,7 @@ import pytest
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import unaligned_factors
 from jointopt.jobs.model import Model
-from jointopt.physics.compute import by_clock_shares
+from jointopt.physics.layers import by_clock_shares
 from tests.physics.hand.plain_machine import (
     ATTENTION_WEIGHTS,
     DENSE,

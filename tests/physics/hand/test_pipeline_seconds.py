@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jointopt.physics.pipeline import iteration_time_s
-from jointopt.physics.polish.instructions import beyond_schedule_s, instruction_costs
+from jointopt.physics.makespan import iteration_time_s
+from jointopt.physics.polish.graph import beyond_schedule_s, instruction_costs
 from jointopt.physics.schedule import warmup_slots
 from tests.physics.hand.plain_machine import (
     BATCHES,

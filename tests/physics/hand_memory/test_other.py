@@ -11,7 +11,7 @@ import pytest
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Constraints, Job
 from jointopt.jobs.model import Model
-from jointopt.physics.limits import memory_limit_gib
+from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 
 Held = Callable[..., list[float]]

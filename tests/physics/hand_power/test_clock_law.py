@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior, matern
+from jointopt.physics.calibrate.law_fit import Hierarchy, ResponsePrior, matern
 from jointopt.physics.clock_law import Shape, Work, lead_s, led, log_power_w, log_time_s, reached_clock, switching_shape
 
 # V is 1 / 1.25 = 0.8 up to x = 0.6 and 0.9 at 0.8; at the top 50 + 300 W.

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jointopt.jobs.job import Job
-from jointopt.physics.breakdown import breakdown, communication_j, memory_traffic_j
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.facility import SITE_COLUMNS, bill, cluster_power_kw, facility_energy_j, with_site
+from jointopt.physics.explain.parts import breakdown, communication_j, memory_traffic_j
+from jointopt.physics.site import SITE_COLUMNS, bill, cluster_power_kw, facility_energy_j, with_site
 
 Plan = Callable[..., CostModel]
 FIRST = np.array([0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from jointopt.physics.calibrate.posterior import Fit, Law, Prior, Readings, fit, predict
+from jointopt.physics.calibrate.law_fit import Fit, Law, Prior, Readings, fit, predict
 
 PRIOR = Prior(np.array([0.5]), np.array([0.3]))
 LAW = Law(lambda theta: np.array([theta[0], 2.0 * theta[0]]), np.zeros((1, 2), np.int64))

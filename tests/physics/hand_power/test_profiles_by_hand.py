@@ -7,9 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.physics.calibrate.parameters import Hierarchy, ResponsePrior
-from jointopt.physics.calibrate.posterior import Prediction
-from jointopt.physics.calibrate.rank_fit import (
+from jointopt.physics.calibrate.law_fit import (
+    Estimate,
+    Hierarchy,
+    Prediction,
+    ResponsePrior,
+    StageRows,
+    _first_switching_w,
+    _first_times,
+    _readings,
+    departures,
+    fit_stages,
+    interval,
+    per_curve,
+)
+from jointopt.physics.calibrate.pipeline_fit import (
     RankRows,
     _energy_width,
     _iterations,
@@ -20,18 +32,7 @@ from jointopt.physics.calibrate.rank_fit import (
     _with_beyond,
     scattered_schedule_s,
 )
-from jointopt.physics.calibrate.rank_fit import _readings as rank_readings
-from jointopt.physics.calibrate.stage_fit import (
-    Estimate,
-    StageRows,
-    _first_switching_w,
-    _first_times,
-    _readings,
-    departures,
-    fit_stages,
-    interval,
-    per_curve,
-)
+from jointopt.physics.calibrate.pipeline_fit import _readings as rank_readings
 
 NAN = np.nan
 KNOWN = ResponsePrior(knee=0.6, rise=0.25, static_w=50.0, wait_w=80.0, limit_w=400.0)

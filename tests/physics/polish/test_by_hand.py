@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.physics.polish.by_linear import least_energy
-from jointopt.physics.polish.by_lowtime import _dearest_unit_j, _spec, _units
-from jointopt.physics.polish.graph import ends_s, latest_ends_s, schedule_graph
-from jointopt.physics.polish.options import Options, Problem, convex, widened, window
+from jointopt.physics.polish.graph import (
+    Options,
+    Problem,
+    convex,
+    ends_s,
+    latest_ends_s,
+    schedule_graph,
+    widened,
+    window,
+)
+from jointopt.physics.polish.solvers import _dearest_unit_j, _spec, _units, least_energy
 
 # One micro-batch on one rank: forward 1 or 2 s (10 or 4 J), the last backward 2 or 4 s (20 or 16 J).
 FORWARD = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), np.array([10.0, 4.0]))

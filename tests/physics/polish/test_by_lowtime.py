@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from jointopt.core.errors import UsageError
-from jointopt.physics.polish.by_linear import least_energy
-from jointopt.physics.polish.by_lowtime import _spec, need_lowtime, shortened
-from jointopt.physics.polish.graph import schedule_graph
-from jointopt.physics.polish.options import Options, Problem
+from jointopt.physics.polish.graph import Options, Problem, schedule_graph
+from jointopt.physics.polish.solvers import _spec, least_energy, need_lowtime, shortened
 
 from .conftest import problems
 

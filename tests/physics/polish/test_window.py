@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import schedule_graph
-from jointopt.physics.polish.options import Problem, widened, window
+from jointopt.physics.polish.graph import Problem, schedule_graph, widened, window
 
 from .conftest import curve, problems
 

@@ -13,7 +13,7 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.jobs.jobfile import load_job, shipped_job
-from jointopt.physics.timeline import timeline
+from jointopt.physics.explain.timeline import timeline
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.made import Reported
 from jointopt.report.page.pictured import encoded, mean_power_w

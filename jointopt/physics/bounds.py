@@ -1,0 +1,259 @@
+"""Time and energy that layouts do not go below, from the sums over their stages: a tenth of the work of pricing them.
+
+No array has a column per stage, so that layouts of all depths are bounded at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointopt.core.schema import SCHEDULE, Columns, Floats, Ints
+from jointopt.core.units import PICO
+from jointopt.jobs.clocks import without_limits
+from jointopt.jobs.cluster import PowerConstants
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import even_domain, placement
+from jointopt.physics.attention_span import skipping_window
+from jointopt.physics.clock_law import (
+    busy_power_w,
+    capped_clock_mhz,
+    duty_cycled_time_s,
+    scaled_time_s,
+    squared_voltage,
+)
+from jointopt.physics.cooling import Cooler, Rests
+from jointopt.physics.costs import with_recompute
+from jointopt.physics.layer_costs import LayerCosts, layer_costs, waiting_sm_s
+from jointopt.physics.layer_traffic import layer_traffic
+from jointopt.physics.layers import Pass
+from jointopt.physics.layouts import LayoutArrays, split_of
+from jointopt.physics.makespan import StageTimes
+from jointopt.physics.stage_costs import EnergyTerms, StageCosts
+from jointopt.physics.traffic import Hardware, Traffic
+
+_AT_ONCE = 16_384  # layouts: each array then takes 128 KiB of the cache
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of layer: how many the model has, and of one micro-batch in one of them kernels and collectives."""
+
+    count: int
+    work: Pass  # (L,), what is recomputed included
+    moved: Traffic  # (L,)
+
+    @property
+    def forward_s(self) -> Floats:
+        """Seconds forward, (L,)."""
+        return self.work.forward.time_s + self.moved.forward_s
+
+    @property
+    def backward_s(self) -> Floats:
+        """Seconds backward, (L,)."""
+        return self.work.backward.time_s + self.moved.backward_s
+
+
+def quick_bound(
+    job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, cooler: Cooler
+) -> tuple[Floats, Floats]:
+    """(seconds, joules of all GPUs), (L,) each, that the physics of layouts of any depths goes below at no clocks.
+
+    Derived here. The time is that of `_pipeline_s` for kernels and exposed collectives alone: sends, gradients,
+    ZeRO-3's gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same
+    work at the lowest voltage, and of GPUs that idle for that time: `slack.energy_floor_j` with fewer parts.
+    """
+    layouts, of = without_limits(layouts)
+    blocks = (slice(start, start + _AT_ONCE) for start in range(0, max(len(layouts["pp"]), 1), _AT_ONCE))
+    found = [_of_block(job, hw, {n: values[b] for n, values in layouts.items()}, power, cooler) for b in blocks]
+    time_s, energy_j = (np.concatenate(values)[of] for values in zip(*found, strict=True))
+    return time_s, energy_j
+
+
+def _of_block(job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, cooler: Cooler) -> tuple[Floats, Floats]:
+    lay = LayoutArrays(job, layouts)
+    layer = layer_costs(job, hw, lay)
+    kinds = _kinds(job, hw, lay, layer)
+    time_s = _pipeline_s(job, lay, layer, kinds) + job.training.framework.iteration_overhead_s
+    whole = [one.work.times(one.count) for one in kinds]
+    work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(job.training.framework)
+    joules = sum((one.count * one.moved.joules for one in kinds), np.zeros(len(time_s)))
+    flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
+    waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
+    sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
+    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
+    fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
+    clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
+    floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * layouts["pp"], power, cooler)
+    return time_s, floor_j * (layouts["dp"] * layouts["tp"] * layouts["cp"])
+
+
+def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:
+    """The kinds of layers that the model has."""
+    groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
+    per_layer = layer_traffic(job, hw, lay, groups, layer).values()
+    found = []
+    for place, (work, count) in enumerate(zip(with_recompute(job, hw, lay, layer), _counts(job), strict=True)):
+        if count:
+            moved = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
+            found.append(_Kind(count, work, functools.reduce(operator.add, moved)))
+    return found
+
+
+def _counts(job: Job) -> tuple[int, ...]:
+    """Layers of the model by what they cost, as `Split.kinds` has those of chunks."""
+    model = job.model
+    every = model.num_layers + model.mtp_num_layers
+    dense = model.num_dense_layers if model.is_moe else every
+    if not skipping_window(job):
+        return dense, every - dense
+    windowed = sum(model.windowed_layers[:dense]), sum(model.windowed_layers[dense:])
+    return dense - windowed[0], every - dense - windowed[1], *windowed
+
+
+def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kind]) -> Floats:
+    """Seconds (L,) that no pipeline goes below, by two paths of `chunks.path_bound_s`.
+
+    The path through rank j takes the first chunks of the ranks before it and all work of its own. In the mean over j
+    that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the
+    head, which schedules with passes of their own may have elsewhere. A chunk has at least as many layers as the
+    smallest, of the faster kind, and forward passes alone where a schedule has passes of its own. Where a last group
+    of micro-batches is not full no chunk is counted: each rank's own work still is (`makespan.makespan_s`).
+    """
+    pp, vpp, batches = lay.layouts["pp"], lay.layouts["vpp"], lay.micro_batches
+    ends = [layer.embedding.forward, layer.embedding.backward, layer.head.forward, layer.head.backward]
+    work_s = sum((one.count * (one.forward_s + one.backward_s) for one in kinds), sum(part.time_s for part in ends))
+    fewest = _fewest_layers(job, lay)
+    own = np.isin(lay.layouts["schedule"], [SCHEDULE.code(name) for name in CHUNKS_OF_SCHEDULE])
+    first_s = fewest * np.minimum.reduce([one.forward_s + np.where(own, 0.0, one.backward_s) for one in kinds])
+    before_s = np.where((vpp == 1) | (batches % pp == 0), (pp - 1) * first_s, 0.0)
+    last_s = vpp * first_s + np.where(own, 0.0, layer.head.forward.time_s + layer.head.backward.time_s)
+    path_s = np.maximum(batches * work_s / pp + before_s / 2.0, batches * last_s + before_s)
+    return np.asarray(path_s + batches * job.training.framework.micro_batch_overhead_s)
+
+
+def _fewest_layers(job: Job, lay: LayoutArrays) -> Floats:
+    """Layers of the smallest chunk of each layout, (L,)."""
+    pp, vpp, stated = (lay.layouts[name].astype(np.int64) for name in ("pp", "vpp", "stage_layers"))
+    keys, which = np.unique(pp << 48 | vpp << 32 | stated, return_inverse=True)
+    shapes = [(key >> 48, key >> 32 & 0xFFFF, key & 0xFFFFFFFF) for key in keys.tolist()]
+    return np.array([min(split_of(job, *shape)) for shape in shapes], float)[which]
+
+
+# Clocks that spend the slack of pipeline stages, and bounds that no clock goes below.
+
+
+_CELLS = 16_384  # plans times stages per block: what is in between stays in the cache, half the time of all at once
+
+
+def stage_clocks_mhz(
+    costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
+    top_mhz: float, gather_overlap: Floats | float,
+) -> Floats:  # fmt: skip
+    """One clock per stage (n, pp): the slowest at ``bottleneck_mhz`` (n,), the others slower by ``slack`` (n,).
+
+    Of ``costs`` of ranks that differ, theirs (n, K).
+    At slack 1 a stage runs at the lowest grid clock at which it keeps up with the slowest, at 0 at the same clock (the
+    intrinsic energy bloat of Perseus, Chung et al., SOSP'24). Snapped up, so that no stage is a new bottleneck.
+    """
+    step = max(_CELLS // ceiling_mhz.shape[1], 1)
+    out = np.empty((len(rows), ceiling_mhz.shape[1]))
+    for some in (slice(start, start + step) for start in range(0, len(rows), step)):
+        genes = rows[some], bottleneck_mhz[some], slack[some]
+        hidden = gather_overlap if isinstance(gather_overlap, float) else gather_overlap[some]
+        out[some] = _stage_clocks_mhz(costs, ceiling_mhz, *genes, grid_mhz, top_mhz, hidden)
+    return out
+
+
+def _stage_clocks_mhz(
+    costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
+    top_mhz: float, gather_overlap: Floats | float,
+) -> Floats:  # fmt: skip
+    shared_mhz = bottleneck_mhz[:, None]
+    stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz.take(rows, 0))
+    gather = costs.gather_s.take(rows, 0)  # hides under either pass, up to the overlap
+    exposed = (1.0 - gather_overlap) * gather
+    forward, backward = (
+        (sm_s.take(rows, 0), memory_s.take(rows, 0) + comm_s.take(rows, 0) + exposed)
+        for sm_s, memory_s, comm_s in (
+            (costs.forward_sm_s, costs.forward_memory_s, costs.forward_comm_s),
+            (costs.backward_sm_s, costs.backward_memory_s, costs.backward_comm_s),
+        )
+    )
+    host = costs.host_s.take(rows, 0)
+    own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
+    own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))
+    own = own_forward + own_backward
+    longest = own.max(axis=1, keepdims=True)
+    room = longest / np.maximum(own, 1e-12)  # both passes may take this much longer; of a stage without work any time
+    passes = ((*forward, own_forward), (*backward, own_backward))
+    lowest = np.maximum(*(sm * top_mhz / np.maximum(own * room - rest, 1e-12) for sm, rest, own in passes))
+    wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
+    at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
+    return np.asarray(np.minimum(grid_mhz[at], shared_mhz))
+
+
+def ceilings(
+    costs: StageCosts, constants: PowerConstants, limit_w: Floats, top_mhz: float, lowest_mhz: float
+) -> tuple[Floats, Floats]:
+    """Clock at which each stage meets its power limit, (L, pp) MHz, and the pauses left at the lowest, over the work.
+
+    The board averages over milliseconds (25-50 ms on A100-PCIe and A40, `clock_law.lead_s`), longer than a collective
+    takes: kernels may draw more than the limit by as much as the collectives between them draw less. Of a collective
+    the part counts that its kernels would fill the GPU for, so that the clock is rather too low than too high.
+    """
+    sm_s = costs.forward_sm_s + costs.backward_sm_s
+    other_s = costs.forward_memory_s + costs.backward_memory_s + costs.collective_sm_s
+    work = (costs.flops, costs.hbm_bytes)
+    clock = capped_clock_mhz(constants, sm_s, other_s, *work, limit_w, top_mhz, lowest_mhz)
+    busy_s = scaled_time_s(sm_s, other_s, clock, top_mhz)
+    burst_w = busy_power_w(constants, clock, top_mhz, busy_s, *work)
+    return clock, duty_cycled_time_s(1.0, burst_w, limit_w * (1.0 + 1e-6), constants.static_w)
+
+
+def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
+    """How GPUs of layouts run and rest at the highest clocks that they reach; lower ones leave no less power to each.
+
+    Kernels alone count as running, those of collectives as in `StageCosts.collective_sm_s`.
+    """
+    running_s = t.kernel_s - costs.waiting_sm_s + costs.collective_sm_s
+    busy_s = costs.num_micro_batches[:, None] * running_s + costs.optimizer_s
+    return Rests(busy_s / t.total_s[:, None], t.total_s[:, None], wait_w)
+
+
+def energy_floor_j(
+    costs: StageCosts, terms: EnergyTerms, constants: PowerConstants, cooler: Cooler, fastest_s: Floats
+) -> Floats:
+    """Energy (L,) in J of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
+
+    Derived here from `clock_law.energy_parts_j`: static power and leakage over the fastest time, dynamic work at
+    the lowest voltage, all bytes and links.
+    """
+    clocked_j = terms.clocked_j.sum(axis=1)
+    return costs.replicas * pipeline_floor_j(clocked_j, terms.fixed_j, fastest_s * costs.depth, constants, cooler)
+
+
+def pipeline_floor_j(
+    clocked_j: Floats, fixed_j: Floats, rank_s: Floats, constants: PowerConstants, cooler: Cooler
+) -> Floats:
+    """`energy_floor_j` of one GPU per stage, (L,): work that follows V², work that does not, seconds of all stages."""
+    lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
+    return np.asarray(lowest * clocked_j + fixed_j + idle_power_w(constants, cooler) * rank_s)
+
+
+def idle_power_w(constants: PowerConstants, cooler: Cooler) -> float:
+    """Power in W that no GPU goes below: static power and leakage."""
+    return max(constants.static_w + cooler.leakage_w, 0.0)
+
+
+def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
+    """Power w in W of all GPUs for which energy - w x time never falls as a uniform clock rises.
+
+    Derived here: with w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the
+    clock, less the waiting that they displace, which shrinks as they get faster.
+    """
+    return num_gpus * (max(constants.wait_w, constants.static_w) + cooler.leakage_w)

@@ -1,0 +1,149 @@
+"""Figures of a cluster at which the physics takes the times that `jointopt.measure.trainer.probe` read.
+
+Links are nominal ones, as the job file has them, so that what the library loses on the way is counted once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from jointopt.core.schema import Floats
+from jointopt.core.units import GB, MICRO
+from jointopt.jobs.catalog.clusters import link_defaults
+from jointopt.jobs.catalog.kernels import kernel_constants
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.kernels import CollectiveConstants, Links
+from jointopt.physics.collectives import collective_time_s
+from jointopt.physics.layers import STREAMED
+from jointopt.physics.products import gemm_time_s
+
+Reading = Mapping[str, Any]
+_BYTES_PER_S = (1e5, 1e14)  # of links that are looked for
+_LATENCY_S = (1e-8, 0.1)
+_TURNS = 4  # that bandwidth and latency take each other into account
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Figures by their names in the job file, and the median error in percent of the times that they give."""
+
+    figures: Mapping[str, float]
+    product_time_factor: Mapping[str, float]
+    error_percent: Mapping[str, float]
+
+
+def fit(readings: Reading, gpu: Gpu) -> Fitted:
+    """The figures that the readings of a probe show; those that they do not determine are left out.
+
+    A factor per dtype is the geometric mean of measured over modelled time of its products. The bandwidth of a link is
+    that at which the largest message of each collective takes as long as measured, in the geometric mean; the latency
+    between nodes that at which the smallest does.
+    """
+    copy = readings["copy"]
+    gpu = replace(gpu, memory_gbytes_per_s=copy["bytes"] / copy["time_s"] / STREAMED / GB)
+    factors, errors = _products(readings["products"], gpu)
+    links, more_errors = _links(readings, gpu)
+    figures = {"memory_gbytes_per_s": gpu.memory_gbytes_per_s, **links}
+    return Fitted(_rounded(figures), _rounded(factors), errors | more_errors)
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+
+
+def _percent(log_ratio: Floats) -> float:
+    return round(100.0 * float(np.median(np.abs(np.expm1(log_ratio)))), 1)
+
+
+def _products(readings: Sequence[Reading], gpu: Gpu) -> tuple[dict[str, float], dict[str, float]]:
+    """(factor on the time of products, median error in percent after it), by dtype that the GPU has a rate for."""
+    gemm = kernel_constants(gpu).gemm
+    factors, errors = {}, {}
+    for dtype in sorted({one["dtype"] for one in readings} & gemm.dtype_time_factor.keys()):
+        own = [one for one in readings if one["dtype"] == dtype]
+        m, n, k, time_s = (np.array([one[name] for one in own], float) for name in ("m", "n", "k", "time_s"))
+        ratio = np.log(time_s / np.add(*gemm_time_s(m, n, k, gemm, dtype)))
+        factors[dtype] = float(np.exp(ratio.mean()))
+        errors[f"products in {dtype}"] = _percent(ratio.mean() - ratio)
+    return factors, errors
+
+
+def _links(readings: Reading, gpu: Gpu) -> tuple[dict[str, float], dict[str, float]]:
+    """(figures of links, median error in percent of the collectives that they give)."""
+    found = [_located(one, readings["gpus_per_node"], gpu) for one in readings["collectives"]]
+    constants = kernel_constants(gpu).collectives
+    inside = _Collectives([one for one in found if one["local"] == one["size"]], constants)
+    across = _Collectives([one for one in found if one["local"] < one["size"]], constants)
+    latency_s = link_defaults(gpu)["inter_node_latency_us"].value * MICRO
+    links, figures = Links((gpu.intra_node_gbytes_per_s or 1.0) * GB, GB, latency_s), {}
+    if speed := inside.solved("intra_bytes_per_s", links):
+        links = replace(links, intra_bytes_per_s=speed)
+        figures["intra_node_gbytes_per_s"] = speed / GB
+    for _ in range(_TURNS):
+        if not (speed := across.solved("inter_bytes_per_s", links)):
+            break
+        links = replace(links, inter_bytes_per_s=speed)
+        links = replace(links, inter_latency_s=across.solved("inter_latency_s", links) or 0.0)
+        figures["inter_node_gbytes_per_s"] = speed / GB
+        figures["inter_node_latency_us"] = links.inter_latency_s / MICRO
+    return figures, inside.errors(links, "inside a node") | across.errors(links, "between nodes")
+
+
+def _located(one: Reading, gpus_per_node: int, gpu: Gpu) -> Reading:
+    """The reading with ``local``, its members in one scale-up domain, which may be larger than a node."""
+    domain_nodes = max((gpu.scale_up_gpus or 0) // gpus_per_node, 1)
+    return {**one, "local": one["size"] // one["nodes"] * min(one["nodes"], domain_nodes)}
+
+
+@dataclass(frozen=True)
+class _Collectives:
+    """Readings of collectives, to be priced on links that are looked for."""
+
+    readings: Sequence[Reading]
+    constants: CollectiveConstants
+
+    def log_ratio(self, links: Links) -> Floats:
+        """log(modelled / measured) of each, (n,)."""
+        modelled = [
+            collective_time_s(one["kind"], one["bytes"], one["size"], one["local"], self.constants, links)
+            for one in self.readings
+        ]
+        return np.asarray(np.log(modelled) - np.log([one["time_s"] for one in self.readings]))
+
+    def solved(self, name: str, links: Links) -> float | None:
+        """The figure of the links at which these take as long as measured in the mean; None where none does so.
+
+        A bandwidth follows from the largest messages of each kind, a latency from the smallest.
+        """
+        end, span = (min, _LATENCY_S) if name == "inter_latency_s" else (max, _BYTES_PER_S)
+        some = replace(self, readings=[one for kind in self.by_kind().values() for one in _at_end(kind, end)])
+
+        def error(log_value: float) -> float:
+            return float(some.log_ratio(replace(links, **{name: math.exp(log_value)})).mean())
+
+        low, high = map(math.log, span)
+        if not some.readings or error(low) * error(high) > 0:
+            return None
+        return math.exp(brentq(error, low, high))
+
+    def by_kind(self) -> dict[str, list[Reading]]:
+        """The readings of each kind of collective."""
+        kinds = dict.fromkeys(one["kind"] for one in self.readings)
+        return {kind: [one for one in self.readings if one["kind"] == kind] for kind in kinds}
+
+    def errors(self, links: Links, where: str) -> dict[str, float]:
+        """Median error in percent, by kind of collective."""
+        kinds = self.by_kind().items()
+        return {f"{kind} {where}": _percent(replace(self, readings=own).log_ratio(links)) for kind, own in kinds}
+
+
+def _at_end(readings: Sequence[Reading], end: Callable[[Iterable[int]], int]) -> list[Reading]:
+    """The readings with the largest, or the smallest, message."""
+    size = end(one["bytes"] for one in readings)
+    return [one for one in readings if one["bytes"] == size]

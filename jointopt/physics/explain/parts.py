@@ -1,0 +1,442 @@
+"""One plan taken apart: time on the critical path, energy and memory by part; the parts add up to the totals.
+
+Memory traffic and links are split by pricing again: free links between nodes, a micro-batch twice as large, tp 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.units import GB, PICO
+from jointopt.jobs.plans.placement import Group
+from jointopt.jobs.scaling_recipe import ScalingRecipe
+from jointopt.physics import traffic
+from jointopt.physics.collectives import collective_time_s, link_bytes
+from jointopt.physics.cooling import electrical_limit_w, power_limit_w
+from jointopt.physics.cost_model import CostModel, limit_left_w, peak_w, stage_positions_c, temperature_c
+from jointopt.physics.costs import Laid, stage_costs
+from jointopt.physics.makespan import StageTimes
+from jointopt.physics.memory import memory_parts
+from jointopt.physics.stage_costs import StageCosts
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Parts of one plan. Stage arrays have shape (pp,); energy is of all GPUs, memory of the heaviest rank (bytes)."""
+
+    time_s: dict[str, float]
+    energy_j: dict[str, float]
+    memory_bytes: dict[str, float]
+    layers: Floats
+    clock_mhz: Floats  # reached, which a power or temperature limit may hold below the requested one
+    held_by: tuple[str, ...]  # power_limit or temperature where it does, else empty
+    busy_s: Floats
+    idle_s: Floats
+    stage_energy_j: Floats
+    stage_energy_parts_j: dict[str, Floats]
+    memory_energy_j: dict[str, float]  # of the part memory, by what was read and written
+    communication_energy_j: dict[str, dict[str, float]]  # of the part communication, by kind and link
+    gpus_per_stage: int
+    stage_memory_bytes: Floats
+    stage_power_w: Floats
+    stage_peak_power_w: Floats  # while kernels run, of the hottest GPU
+    stage_power_limit_w: Floats  # what a GPU may draw: the cluster's limit, or the plan's
+    stage_temperature_c: Floats  # of the hottest position
+    stage_position_c: dict[str, Floats]  # inlet, and exhaust where the node has one
+
+
+def breakdown(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Breakdown:
+    """Take apart layout row ``index`` at one clock per stage (pp,) in MHz; what corrects totals corrects parts."""
+    stretch, factor = float(physics.time_factor[index]), float(physics.power_factor[index])
+    g, rows, at = int(physics.group_of[index]), physics.row_of[[index]], np.array([index])
+    costs = physics.groups[g]
+    queried_mhz = np.asarray(stage_clock_mhz, dtype=float)[: costs.depth]
+    t = physics.times(g, rows, queried_mhz[None, :])
+    parts = {k: v[0] for k, v in physics.energy_parts(g, rows, t).items()}
+    parts["static"] = parts["static"] + float(physics.power_offset_w[index]) / factor * float(t.total_s[0])
+    replicas = int(costs.replicas[rows[0]])
+    per_rank = np.sum(list(parts.values()), axis=0)
+    layout = {k: v[rows] for k, v in costs.layouts.items()}
+    memory = {k: physics.memory_factor * v[0] for k, v in memory_parts(physics.job, layout).items()}
+    stage_memory = np.sum(list(memory.values()), axis=0)
+    heaviest = int(stage_memory.argmax())
+    batches = int(costs.num_micro_batches[rows[0]])
+    busy = batches * (t.forward_s[0] + t.backward_s[0]) + costs.optimizer_s[rows[0]]
+    total = float(t.total_s[0])
+    scale = replicas * stretch * factor
+    limit_w = power_limit_w(physics.job.cluster, physics.layouts, at, len(busy))
+    limit_w = np.broadcast_to(limit_w, (1, len(busy)))[0]
+    left_w = np.broadcast_to(physics.limits_w[g], physics.ceilings[g].shape)[rows[0]]
+    met_w = electrical_limit_w(limit_left_w(physics, at, len(busy)), physics.cooler)
+    hot = left_w < np.broadcast_to(met_w, (1, len(busy)))[0] * (1.0 - 1e-9)
+    exhaust = physics.in_exhaust(g, rows)[0]
+    why = np.where(hot & exhaust, "temperature", "power_limit")
+    return Breakdown(
+        time_s={name: stretch * float(v[0]) for name, v in time_parts(costs, rows, t).items()},
+        energy_j={k: float(v.sum() * scale) for k, v in parts.items()},
+        memory_bytes={k: float(v[heaviest]) for k, v in memory.items()}, layers=costs.layers[rows[0]],
+        clock_mhz=t.clock_mhz[0],
+        held_by=tuple(np.where(t.clock_mhz[0] < queried_mhz * (1.0 - 1e-9), why, "").tolist()),
+        busy_s=busy * stretch, idle_s=(total - busy) * stretch, stage_energy_j=per_rank * scale,
+        stage_energy_parts_j={k: v * scale for k, v in parts.items()},
+        memory_energy_j={k: float(v.sum() * scale) for k, v in memory_traffic_j(physics, index).items()},
+        communication_energy_j={
+            kind: {link: float(v.sum() * scale) for link, v in links.items()}
+            for kind, links in communication_j(physics, index).items()
+        },
+        gpus_per_stage=replicas, stage_memory_bytes=stage_memory,
+        stage_power_w=factor * per_rank / total,
+        stage_peak_power_w=peak_w(physics, at, t)[0], stage_power_limit_w=limit_w,
+        stage_temperature_c=temperature_c(physics, at, t)[0],
+        stage_position_c=stage_positions_c(physics, at, t),
+    )  # fmt: skip
+
+
+def time_parts(costs: StageCosts, rows: Ints, t: StageTimes) -> dict[str, Floats]:
+    """Seconds (n,) on the critical path: what the slowest stage does all along, then what no stage can hide.
+
+    ``bubble``: the makespan less the slowest stage's own work, (p - 1)/m of it for equal stages (Narayanan et al.
+    2021, arXiv:2104.04473, section 2.2.1); the split of the rest is derived here.
+    """
+    step = t.forward_s + t.backward_s
+    slowest = step.argmax(axis=1)
+    batches = costs.num_micro_batches[rows]
+
+    def of_slowest(values: Floats) -> Floats:
+        return np.asarray(np.broadcast_to(values, step.shape)[np.arange(len(rows)), slowest])
+
+    parts = {"compute": batches * of_slowest(t.kernel_s)}
+    parts |= {name: batches * of_slowest(seconds[rows]) for name, seconds in costs.comm_parts_s.items()}
+    parts["pp_comm"] = 2.0 * batches * costs.p2p_s[rows]
+    parts["zero_comm"] = batches * of_slowest(t.gather_exposed_s)
+    running = batches * of_slowest(step)
+    parts["host"] = running - sum(parts.values(), np.zeros(len(rows)))
+    parts["bubble"] = t.makespan_s - running
+    parts["dp_comm"] = t.dp_exposed_s
+    parts["optimizer"] = t.optimizer_s
+    parts["other"] = t.total_s - sum(parts.values(), np.zeros(len(rows)))
+    return parts
+
+
+def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:
+    """Energy of device-memory traffic of one rank of each stage in one iteration by purpose, (pp,) J.
+
+    ``weights`` (read, and their gradients written), ``activations``, ``tensor_parallel_rereads`` (activations that
+    every rank of a tensor group reads and writes in full, beyond what tp 1 would), ``optimizer``. Derived here: the
+    same stages priced with twice the micro-batch and with tp 1.
+    """
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    pj = physics.power.pj_per_hbm_byte * PICO
+    costs = physics.groups[int(physics.group_of[index])]
+    row = int(physics.row_of[index])
+    batches = float(costs.num_micro_batches[row])
+    weights, activations = _affine(physics, layout)
+    whole = {"tp": np.ones(1, np.int64), "etp": np.minimum(layout["etp"], 1), "sequence_parallel": np.zeros(1, bool)}
+    alone = _affine(physics, layout | whole)[1]
+    reread = np.maximum(activations - alone / float(layout["tp"][0]), 0.0)
+    return {
+        "weights": pj * batches * weights,
+        "activations": pj * batches * (activations - reread),
+        "tensor_parallel_rereads": pj * batches * reread,
+        "optimizer": pj * costs.iteration_hbm_bytes[row],
+    }
+
+
+def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Floats]]:
+    """Link energy of one rank of each stage in one iteration by kind of parallelism and by link, (pp,) J.
+
+    Kinds as in the parts of the time (``tp_comm``, ...), by `collectives.link_bytes`; ``intra_node`` is the scale-up
+    domain, the part left where links between nodes are free.
+    """
+    g, row = int(physics.group_of[index]), int(physics.row_of[index])
+    free = replace(physics.hardware, inter_j_per_byte=0.0)
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    inside = _link_parts(stage_costs(physics.job, free, layout), 0)
+    whole = _link_parts(physics.groups[g], row)
+    return {
+        kind: {"intra_node": inside[kind], "inter_node": np.maximum(joules - inside[kind], 0.0)}
+        for kind, joules in whole.items()
+    }
+
+
+def _link_parts(costs: StageCosts, row: int) -> dict[str, Floats]:
+    batches, stages = float(costs.num_micro_batches[row]), np.ones(costs.depth)
+    parts = {kind: batches * joules[row] * stages for kind, joules in costs.link_parts_j.items()}
+    return parts | {"dp_comm": costs.iteration_link_j[row] * stages}
+
+
+def _affine(physics: CostModel, layout: Columns) -> tuple[Floats, Floats]:
+    """Bytes (pp,) of one micro-batch that do not and that do grow with its size."""
+    larger = layout | {"micro_batch_size": 2 * layout["micro_batch_size"]}
+    plans = [stage_costs(physics.job, physics.hardware, plan) for plan in (layout, larger)]
+    once, twice = (costs.hbm_bytes[0] for costs in plans)
+    return 2.0 * once - twice, twice - once
+
+
+# How busy one plan keeps GPUs and links: outputs alone, which nothing of time or energy reads.
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Shares of an iteration, (pp,) of a GPU of each stage.
+
+    ``kernels``: compute and optimizer kernels run (NVIDIA's profiling counters call it SM activity). ``occupied``: they
+    or passes that wait for collectives and for the host inside them, all but bubbles and the end of the iteration.
+    ``links``: bytes that a GPU sends over each class of link, over what the link carries in that time.
+    """
+
+    kernels: Floats
+    occupied: Floats
+    links: dict[str, Floats]  # intra_node (the scale-up domain) and inter_node
+    link_bytes: dict[str, Floats]
+
+
+def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Utilization:
+    """Utilization of layout row ``index`` at one clock per stage (pp,) in MHz; corrections of time stretch links."""
+    g, row = int(physics.group_of[index]), physics.row_of[[index]]
+    costs, cluster = physics.groups[g], physics.job.cluster
+    t = physics.times(g, row, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
+    batches, total = float(costs.num_micro_batches[row[0]]), float(t.total_s[0])
+    whole, step = total * float(physics.time_factor[index]), costs.optimizer_s[row[0]]
+    sent = _sent_bytes(physics, index)
+    speed = {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
+    return Utilization(
+        kernels=(batches * t.kernel_s[0] + step) / total,
+        occupied=(batches * (t.forward_s[0] + t.backward_s[0]) + step) / total,
+        links={link: moved / (speed[link] * GB * whole) for link, moved in sent.items()},
+        link_bytes=sent,
+    )
+
+
+def _sent_bytes(physics: CostModel, index: int) -> dict[str, Floats]:
+    """Bytes (pp,) that a GPU of each stage sends in one iteration by class of link: joules at one joule per byte."""
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    found = {}
+    for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
+        counting = replace(physics.hardware, intra_j_per_byte=intra, inter_j_per_byte=inter)
+        found[link] = _whole_bytes(stage_costs(physics.job, counting, layout))
+    return found
+
+
+def _whole_bytes(costs: StageCosts) -> Floats:
+    return np.asarray(float(costs.num_micro_batches[0]) * costs.link_j[0] + costs.iteration_link_j[0])
+
+
+# Seconds that casts to fp8 and fp4 take within one plan: outputs alone, which nothing of time or energy reads.
+
+
+_FREE = ScalingRecipe("", "", 0.0, copies=0.0, reads=0.0, launches=0)
+
+
+def cast_times_s(physics: CostModel, index: int) -> Floats:
+    """Seconds of one iteration in which a GPU of each stage of layout row ``index`` casts operands of products, (pp,).
+
+    The same stages priced once more with casts that move nothing; memory-bound, so that no clock changes them.
+    """
+    free = replace(physics.hardware, kernels=replace(physics.hardware.kernels, recipe=_FREE))
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    costs = [stage_costs(physics.job, hardware, layout).of_all_ranks() for hardware in (physics.hardware, free)]
+    whole, without = (each.forward_memory_s + each.backward_memory_s for each in costs)
+    return np.asarray(float(costs[0].num_micro_batches[0]) * (whole - without)[0])
+
+
+# Bandwidth that links reach with the messages of one plan: outputs alone, which nothing of time or energy reads.
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of a plan; ``link`` is the slowest class that it crosses, intra_node or inter_node."""
+
+    parallelism: str  # tp, cp, ep, pp, dp, expert_dp (data parallelism of experts)
+    kind: str  # of `collectives.KINDS`
+    size_bytes: float  # one rank's full buffer
+    members: int
+    time_s: float
+    link: str
+    reached_gbytes_per_s: float  # that a GPU sends over that link, on average over the collective
+    share: float  # of the link's nominal bandwidth
+
+
+def messages(physics: CostModel, index: int) -> list[Message]:
+    """The largest message of each collective of layout row ``index``, alone on its links.
+
+    Gradients and weights of data parallelism count as one message of a stage's; frameworks send them in buckets.
+    """
+    laid = Laid.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
+    return [_message(physics, *one) for one in _largest(physics, laid) if one[3].size.flat[0] > 1]
+
+
+def _largest(physics: CostModel, laid: Laid) -> Iterator[tuple[str, str, Floats, Group]]:
+    """(parallelism, kind of collective, bytes, group) as `traffic` and `expert_traffic` have them."""
+    job, lay, groups, element = physics.job, laid.lay, laid.groups, physics.hardware.kernels.element_bytes
+    yield (
+        "tp",
+        "all_gather" if lay.sp.any() else "all_reduce",
+        traffic.hidden_bytes(job.model, lay.tokens, element),
+        (groups["tp"]),
+    )
+    if job.model.has_attention:
+        yield "cp", "all_gather", traffic.context_bytes(job.model, lay.tokens, lay.cp, lay.tp, element), groups["cp"]
+    if job.model.is_moe:
+        yield "ep", "all_to_all", traffic.routed_bytes(job.model, lay.tokens, lay.token_share, element), groups["ep"]
+    yield "pp", "p2p", traffic.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, element), groups["pp"]
+    for one in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
+        if one.sent.any():
+            yield "dp" if one.parameters == "dense" else "expert_dp", one.kind, one.size_bytes.max(axis=1), one.group
+
+
+def _message(physics: CostModel, name: str, kind: str, moved: Floats, group: Group) -> Message:
+    size_bytes, size, local = (float(np.ravel(x)[0]) for x in (moved, group.size, group.local))
+    cluster, hw = physics.job.cluster, physics.hardware
+    seconds = float(collective_time_s(kind, size_bytes, size, local, hw.constants.collectives, hw.links))
+    within, between = (float(sent) for sent in link_bytes(kind, size_bytes, size, local))
+    link, sent, nominal = "intra_node", within, cluster.intra_node_gbytes_per_s
+    if local < size:
+        link, sent, nominal = "inter_node", between, cluster.inter_node_gbytes_per_s
+    reached = sent / seconds / GB if seconds else 0.0
+    return Message(name, kind, size_bytes, int(size), seconds, link, reached, reached / nominal)
+
+
+# Dynamic energy of a plan's kernels by level of the memory hierarchy: an attribution, which nothing reads.
+
+
+LEVELS = ("arithmetic", "registers", "l2", "memory_read", "memory_written")
+# pJ/bit of a K40, measured (GPUJoule: Arunkumar et al., HPCA'19): device memory to L2, and L2 to L1. With the
+# catalogue's 60 pJ/byte for both, memory itself takes 5.0 pJ/bit; HBM2 has 3.9 (O'Connor et al., MICRO'17)
+_TO_L2, _FROM_L2 = 30.55, 15.48
+_L2_SHARE = _FROM_L2 / (_TO_L2 + _FROM_L2)
+# Instruction fetch, decode and operand reads add 22 % to a tensor-core instruction (HMMA; Dally, Hot Chips 2023)
+_REGISTER_SHARE = 0.22 / 1.22
+_TILE = (128.0, 256.0)  # of results at a time, whose operands come from L2: NVIDIA's guide to matrix products
+# Of bytes that are no operand and no result of a product: a norm reads one stream for each written, a residual two
+_STREAMS_WRITTEN = 0.4
+_STEP_WRITTEN = 0.5  # Adam reads gradients, master weights, moments, and writes weights, master weights, moments
+
+
+def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[str, Floats]:
+    """Joules (pp,) of all GPUs of each stage by level; they add up to the parts compute and memory of ``parts``.
+
+    ``registers`` has instructions too; ``l2`` what caches pass on, be it from memory or again to the next tile.
+    """
+    g, row = int(physics.group_of[index]), int(physics.row_of[index])
+    costs, k, kernels = physics.groups[g], physics.power, physics.hardware.kernels
+    compute_j, memory_j = (parts.stage_energy_parts_j[name] for name in ("compute", "memory"))
+    batches, step = float(costs.num_micro_batches[row]), costs.iteration_hbm_bytes[row]
+    operands, results, streams = _traffic(physics, index)
+    written = batches * (results + _STREAMS_WRITTEN * streams) + _STEP_WRITTEN * step
+    whole = batches * costs.hbm_bytes[row] + step
+    # every operation's operands, two of them for two operations, from tiles; what comes from memory passes L2 anyway
+    per_flop = kernels.gemm.dtype_bytes[kernels.dtype] * sum(1.0 / side for side in _TILE) / 2.0
+    flops = costs.flops[row] / kernels.flop_energy
+    again = np.maximum(per_flop * flops - operands, 0.0) * k.pj_per_hbm_byte * _L2_SHARE
+    tiles_j = compute_j * np.minimum(_share(again, k.pj_per_flop * costs.flops[row]), 1.0)
+    device_j, stored = (1.0 - _L2_SHARE) * memory_j, _share(written, whole)
+    out = {
+        "arithmetic": (1.0 - _REGISTER_SHARE) * (compute_j - tiles_j),
+        "registers": _REGISTER_SHARE * (compute_j - tiles_j),
+        "l2": tiles_j + _L2_SHARE * memory_j, "memory_read": device_j * (1.0 - stored),
+        "memory_written": device_j * stored,
+    }  # fmt: skip
+    return {name: np.asarray(out[name]) for name in LEVELS}
+
+
+def product_share(physics: CostModel, index: int) -> Floats:
+    """Share (pp,) of the bytes of device memory of an iteration that are operands or results of products."""
+    g, row = int(physics.group_of[index]), int(physics.row_of[index])
+    costs = physics.groups[g]
+    operands, results, _ = _traffic(physics, index)
+    batches = float(costs.num_micro_batches[row])
+    return _share(batches * (operands + results), batches * costs.hbm_bytes[row] + costs.iteration_hbm_bytes[row])
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    """Part over whole, and 0 of nothing: a stage may have no layers."""
+    return np.asarray(part / np.where(whole == 0.0, 1.0, whole))
+
+
+def _traffic(physics: CostModel, index: int) -> tuple[Floats, Floats, Floats]:
+    """Bytes (pp,) of one micro-batch: operands of products, their results, and everything else.
+
+    Derived here: the same stages priced with operands of 0, 2 and 4 bytes, results being as wide but never below 2.
+    """
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    none, two, four = (_bytes(physics, layout, width) for width in (0.0, 2.0, 4.0))
+    rest = two - (four - two)
+    kernels = physics.hardware.kernels
+    width = kernels.gemm.dtype_bytes[kernels.dtype]
+    results, operands = (none - rest) * max(width, 2.0) / 2.0, (two - none) * width / 2.0
+    whole = physics.groups[int(physics.group_of[index])].hbm_bytes[int(physics.row_of[index])]
+    return operands, results, np.maximum(whole - operands - results, 0.0)
+
+
+def _bytes(physics: CostModel, layout: Columns, width: float) -> Floats:
+    """Bytes (pp,) of one micro-batch were elements of operands so wide, and none cast to fewer bits."""
+    kernels = physics.hardware.kernels
+    gemm = replace(kernels.gemm, dtype_bytes=dict.fromkeys(kernels.gemm.dtype_bytes, width))
+    hardware = replace(physics.hardware, kernels=replace(kernels, gemm=gemm, dtype=kernels.wide_dtype))
+    return np.asarray(stage_costs(physics.job, hardware, layout).hbm_bytes[0])
+
+
+# Power of one plan's GPUs by what they do: kernels bound by compute, by memory, collectives and sends, and waiting.
+
+
+PHASES = ("compute_bound", "memory_bound", "communication", "waiting")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Seconds of an iteration that a GPU of each stage spends in a phase, and watts that it draws then, (pp,) each."""
+
+    time_s: Floats
+    power_w: Floats  # NaN where the phase takes no time
+
+
+def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Breakdown | None = None) -> dict[str, Phase]:
+    """`PHASES` of layout row ``index`` at one clock per stage (pp,) in MHz; times and energies add up to ``parts``.
+
+    Derived here from the parts of `clock_law.energy_parts_j`: operations, and the bytes of products, are of the time
+    that follows the clock, all other bytes and the optimizer step of the time that does not. Traffic that hides under
+    kernels counts with them, as does what it draws. A limit holds the mean of a micro-batch's kernels, above which are
+    those bound by compute.
+    """
+    parts = parts or breakdown(physics, index, stage_clock_mhz)
+    of_gpu = {name: joules / parts.gpus_per_stage for name, joules in parts.stage_energy_parts_j.items()}
+    compute_s, memory_s, comm_s, collective_s = _seconds(physics, index, stage_clock_mhz)
+    total_s = parts.busy_s + parts.idle_s
+    waiting_s = np.maximum(total_s - compute_s - memory_s - comm_s, 0.0)
+    sent_j = of_gpu["communication"]
+    hidden_j = np.where(comm_s > 0.0, 0.0, sent_j)
+    always_w = (of_gpu["static"] + of_gpu["leakage"] + hidden_j) / total_s
+    active_w = _over(of_gpu["active"], compute_s + memory_s + collective_s)
+    blocked_w = _over(of_gpu["waiting"], comm_s + waiting_s)
+    products = product_share(physics, index)
+    found = {
+        "compute_bound": (compute_s, active_w + _over(of_gpu["compute"] + products * of_gpu["memory"], compute_s)),
+        "memory_bound": (memory_s, active_w + _over((1.0 - products) * of_gpu["memory"], memory_s)),
+        "communication": (comm_s, blocked_w + _over(sent_j - hidden_j + active_w * collective_s, comm_s)),
+        "waiting": (waiting_s, blocked_w),
+    }
+    return {name: Phase(time, np.where(time > 0.0, always_w + watts, np.nan)) for name, (time, watts) in found.items()}
+
+
+def _seconds(physics: CostModel, index: int, stage_clock_mhz: Floats) -> tuple[Floats, ...]:
+    """Seconds (pp,) of kernels that follow the clock, of those that do not, of exposed traffic, and of SMs in it."""
+    g, rows = int(physics.group_of[index]), physics.row_of[[index]]
+    costs, stretch = physics.groups[g], float(physics.time_factor[index])
+    t = physics.times(g, rows, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
+    batches, row = float(costs.num_micro_batches[rows[0]]), rows[0]
+    memory_s = batches * (costs.forward_memory_s + costs.backward_memory_s)[row] + costs.optimizer_s[row]
+    kernels_s = batches * t.kernel_s[0] + costs.optimizer_s[row]
+    parts_s = np.sum([seconds[row] for seconds in costs.comm_parts_s.values()], axis=0)
+    exposed_s = batches * (parts_s + 2.0 * costs.p2p_s[row] + t.gather_exposed_s[0]) + t.dp_exposed_s[0]
+    seconds = np.broadcast_arrays(kernels_s - memory_s, memory_s, exposed_s, batches * costs.collective_sm_s[row])
+    return tuple(stretch * each for each in seconds)
+
+
+def _over(joules: Floats, seconds: Floats) -> Floats:
+    """Watts, and 0 over no time."""
+    return np.asarray(joules / np.where(seconds > 0.0, seconds, np.inf))

@@ -1,0 +1,428 @@
+"""Kernels of one transformer layer, of the embedding and of the head: their time, flops and bytes.
+
+Of one micro-batch on one rank, at the maximum clock; ``tokens`` are the rank's (micro-batch x sequence / cp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jointopt.core.schema import Floats
+from jointopt.jobs.catalog import kernels as arch
+from jointopt.jobs.framework import Framework
+from jointopt.jobs.job import Job
+from jointopt.jobs.kernels import GemmConstants, KernelConstants
+from jointopt.jobs.model import Model
+from jointopt.jobs.scaling_recipe import ScalingRecipe
+from jointopt.physics.attention_span import BLOCK_QUERIES, Span
+from jointopt.physics.layouts import kv_heads_of_rank
+from jointopt.physics.products import dtype_time_factor, gemm_bytes, gemm_time_s
+
+
+@dataclass(frozen=True)
+class Work:
+    """Costs of kernels: time bound by the SMs, time bound by memory or latency, flops, device-memory bytes."""
+
+    sm_s: Floats
+    memory_s: Floats
+    flops: Floats
+    hbm_bytes: Floats
+
+    def __add__(self, other: Work) -> Work:
+        # named one by one: layouts are priced by thousands of such sums, of small arrays
+        return Work(
+            self.sm_s + other.sm_s, self.memory_s + other.memory_s, self.flops + other.flops,
+            self.hbm_bytes + other.hbm_bytes,
+        )  # fmt: skip
+
+    def map(self, of: Callable[[Floats], Floats]) -> Work:
+        """Each of the four after ``of``."""
+        return Work(of(self.sm_s), of(self.memory_s), of(self.flops), of(self.hbm_bytes))
+
+    def times(self, factor: Floats | float) -> Work:
+        """The work so many times."""
+        return self.map(lambda x: x * factor)
+
+    def clocked(self, profile: Framework) -> Work:
+        """The work with the profile's shares of its seconds among those that follow the SM clock."""
+        shares = profile.compute_clock_share, profile.memory_clock_share
+        if shares == (1.0, 0.0):
+            return self
+        followed_s, other_s = by_clock_shares(self.sm_s, self.memory_s, *shares)
+        return replace(self, sm_s=followed_s, memory_s=other_s)
+
+    @property
+    def time_s(self) -> Floats:
+        """Seconds at the maximum clock."""
+        return self.sm_s + self.memory_s
+
+
+def by_clock_shares(sm_s: Floats, memory_s: Floats, compute: float, memory: float) -> tuple[Floats, Floats]:
+    """Seconds that follow the SM clock, and the others: shares of those bound by compute, and of those by memory."""
+    followed_s = compute * sm_s + memory * memory_s
+    return followed_s, (1.0 - compute) * sm_s + (1.0 - memory) * memory_s
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Forward and backward of the same thing."""
+
+    forward: Work
+    backward: Work
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.forward + other.forward, self.backward + other.backward)
+
+    def map(self, of: Callable[[Floats], Floats]) -> Pass:
+        """Both passes after ``of``."""
+        return Pass(self.forward.map(of), self.backward.map(of))
+
+    def times(self, factor: float) -> Pass:
+        """Both passes so many times."""
+        return self.map(lambda x: x * factor)
+
+    def clocked(self, profile: Framework) -> Pass:
+        """Both passes, whose time at the top clock stays, with the profile's shares of it that follow the SM clock."""
+        return Pass(self.forward.clocked(profile), self.backward.clocked(profile))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Speed at which one GPU runs kernels under one framework and precision."""
+
+    gemm: GemmConstants
+    dtype: str  # of linear layers
+    wide_dtype: str  # of the head and the attention core: 16 bit, or fp32
+    element_bytes: float  # of activations
+    attention: str
+    core: arch.AttentionConstants
+    compute_factor: float
+    elementwise_factor: float
+    loss_passes: float
+    unaligned: tuple[float, ...]  # time over an aligned product's, by `ALIGNMENTS`
+    unaligned_head_factor: float
+    grouped_experts: bool = True
+    frozen: bool = False  # weights get no gradients (LoRA)
+    recipe: ScalingRecipe | None = (
+        None  # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
+    )
+
+    @property
+    def core_flops_per_s(self) -> float:
+        """Peak flop/s of the attention core, which runs in 16 bit or fp32."""
+        return self.gemm.peak_flops / dtype_time_factor(self.gemm, self.wide_dtype)
+
+    @property
+    def flop_energy(self) -> float:
+        """Energy of one operation in the linear layers' precision over one in 16 bit, taken as its time."""
+        return dtype_time_factor(self.gemm, self.dtype)
+
+
+def kernels(job: Job, constants: KernelConstants) -> Kernels:
+    """The kernels that the job's GPU, precision and framework run."""
+    training, profile, gpu = job.training, job.training.framework, job.cluster.gpu
+    gemm, overhead = constants.gemm, arch.training_factor(gpu)
+    slower = profile.slower_on.get(gpu.architecture.lower(), {})
+    plain, unfused = arch.fp32_time_factor(gpu), 1.0 if training.fused_norm else 1.5
+    if training.dtype == "fp32" and not profile.tf32 and plain is not None:
+        # FP32 cores are slow enough to be fed: products reach about 0.9 of their peak, alone or in training
+        top_share = max(tile.peak_fraction for tile in gemm.tiles)
+        gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
+        overhead = 1.0
+    return Kernels(
+        gemm=scaled(gemm, training.fp8_recipe), recipe=training.fp8_recipe, dtype=training.dtype,
+        wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
+        element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
+        core=arch.attention_constants(gpu, training.attention).slower(
+            profile.attention_factor * slower.get(training.attention, 1.0)
+        ),
+        compute_factor=profile.compute_factor * slower.get("compute", 1.0) * overhead,
+        elementwise_factor=profile.elementwise_factor * slower.get("elementwise", 1.0) * unfused,
+        loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
+        unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
+        frozen=training.frozen,
+    )  # fmt: skip
+
+
+def scaled(gemm: GemmConstants, recipe: ScalingRecipe | None) -> GemmConstants:
+    """The constants of products whose operands that recipe scales: bytes with scales, time over one scale per tensor.
+
+    The factors are ratios of Transformer Engine's published timings (``catalog/scaling.yaml``), of large products.
+    """
+    if recipe is None:
+        return gemm
+    slower = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
+    return replace(
+        gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
+        dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: slower},
+    )  # fmt: skip
+
+
+def alignment_factor(k: Kernels, *widths: Floats | float) -> Floats:
+    """Time of a 16-bit product over that of an aligned one, from the widths that lie contiguous in memory.
+
+    The least aligned width decides (arXiv:2401.14489, figures in ``catalog/architectures.yaml``). 1 for fp32, which was
+    not measured, and where a width is no whole number: no framework cuts one so.
+    """
+    slower = np.ones(np.broadcast_shapes(*(np.shape(width) for width in widths)))
+    if k.wide_dtype == "fp32":
+        return slower
+    factors = np.array(k.unaligned)
+    for width in widths:
+        whole = np.rint(width)
+        powers = np.gcd(whole.astype(np.int64), arch.ALIGNMENTS[-1])
+        found = factors[np.searchsorted(arch.ALIGNMENTS, powers)]
+        slower = np.maximum(slower, np.where(np.abs(whole - width) < 1e-6, found, 1.0))
+    return slower
+
+
+def linear(
+    k: Kernels, tokens: Floats, n: Floats | float, depth: Floats | float, count: Floats | float = 1.0, dtype:
+    str = "", padded: bool = False, spread: Floats | float = 0.0, gathered_from: Floats | None = None,
+    scattered_to: Floats | None = None,
+) -> Pass:  # fmt: skip
+    """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
+
+    Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
+    by `gemm.gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative ``spread``;
+    ``padded`` (vocabularies) are aligned whatever n is. Tokens of a rank that gathers its inputs (``gathered_from``),
+    or the gradients of its outputs (``scattered_to``), are cast before that under a stated recipe.
+    """
+    aligned = 1.0 if padded else alignment_factor(k, n, depth)
+
+    def product(a: Floats, b: Floats, c: Floats, rows: Floats | float = spread * tokens) -> Work:
+        together, apart = (count, 1.0) if k.grouped_experts else (1.0, count)
+        sm, memory = gemm_time_s(a, b, c, k.gemm, dtype or k.dtype, together, throttled=False, m_spread=rows)
+        moved = gemm_bytes(a, b, c, k.gemm.dtype_bytes[dtype or k.dtype], count)
+        slower = k.compute_factor * apart
+        return Work(sm * slower * aligned, memory * slower, 2.0 * count * a * b * c, moved)
+
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (tokens, n, depth)))
+    inputs = product(a, c, b)
+    products = Pass(product(a, b, c), inputs if k.frozen else inputs + product(b, c, a, 0.0))
+    if (dtype or k.dtype) not in QUANTIZED:
+        return products
+    return products + Pass(
+        quantization(k, count * a * c, _own(gathered_from, count * c)),
+        quantization(k, count * a * b, _own(scattered_to, count * b)),
+    )
+
+
+def _own(tokens: Floats | None, width: Floats) -> Floats | None:
+    return None if tokens is None else tokens * width
+
+
+def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Work:
+    """Kernels that cast the operand of a product to fp8 or fp4: 16 bit read, two low-precision copies written.
+
+    One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers),
+    which frozen weights have not. Weights are cast once per iteration and not counted. A stated recipe reads and writes
+    what its kernels do (`ScalingRecipe.cast_bytes`).
+    """
+    if k.recipe is not None:
+        moved = _cast_bytes(k.recipe, k, elements, elements if own is None else own)
+        return elementwise(k, moved / k.elementwise_factor, k.recipe.launches)
+    copies = 1.0 if k.frozen else 2.0
+    moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
+    return elementwise(k, moved / k.elementwise_factor, 1)
+
+
+def _cast_bytes(recipe: ScalingRecipe, k: Kernels, elements: Floats, own: Floats) -> Floats:
+    """Bytes that casting moves where a rank has its ``own`` share of ``elements`` and gathers the others quantized.
+
+    What is scaled per tensor is gathered along rows, then transposed where products want that copy (before Blackwell).
+    """
+    whole = recipe.cast_bytes(k.element_bytes, k.frozen)
+    if recipe.scale_bytes or recipe.copies < 2.0 or k.frozen:
+        return own * whole
+    rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
+    return np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
+
+
+STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach
+QUANTIZED = ("fp8", "fp4")  # precisions of products whose operands are cast before them
+
+
+def elementwise(k: Kernels, moved_bytes: Floats, launches: float) -> Work:
+    """Memory-bound kernels (norms, activations, dropout, residuals): bytes over bandwidth, plus launches.
+
+    They reach the share `STREAMED` of the nominal bandwidth; the profile's ``elementwise_factor`` is how far a
+    framework fuses them.
+    """
+    moved = moved_bytes * k.elementwise_factor
+    time = moved / (STREAMED * k.gemm.hbm_bytes_per_s) + launches * k.gemm.launch_s
+    return Work(np.zeros(np.shape(moved)), time, np.zeros(np.shape(moved)), moved)
+
+
+# per score of two bytes: scale, mask, softmax, dropout, two reads
+_SCORE_BYTES = {"unfused": (30.0, 36.0), "fused": (13.0, 16.0)}
+# Time of flash attention whose kernel adds ALiBi's bias to every score, over that without. Fitted to llm-foundry's MPT
+# (139 runs on A100): at 1.0, 512 tokens are 5 % too slow and 65,536 12 % too fast.
+ALIBI_FACTOR = 1.35
+
+
+def attention_core(
+    k: Kernels, model: Model, tokens: Floats, seq_length: int, tp: Floats, span: Span | None = None
+) -> Pass:
+    """Kernels of causal scores and their product with the values; flash skips the masked half and recomputes backward.
+
+    Flops forward 2·tokens·s·a·(d_qk + d_v)/tp, halved when causal blocks are skipped; backward 2.5 times that for
+    flash (Dao 2023, arXiv:2307.08691, section 3), twice for unfused. Unfused scores go through memory, where ALiBi's
+    bias comes with the mask. In flash a ``span`` of fewer keys stands for the s/2 of the mask; where it starts late,
+    half a block of masked scores more.
+    """
+    d_qk = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
+    d_v = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
+    io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
+    if k.attention in _SCORE_BYTES:
+        return _scores_in_memory(k, tokens * seq_length * model.num_attention_heads / tp, flops, io, (d_qk, d_v))
+    span = span or Span(seq_length / 2.0)
+    ramp = span.keys / (span.keys + (k.core.half_length + span.cut * BLOCK_QUERIES) / 2.0)
+    ramp = ramp * min(1.0, (d_qk + d_v) / 256.0) ** 0.3
+    seen = span.keys / seq_length * flops
+    seconds = seen / (k.core_flops_per_s * ramp) * k.compute_factor
+    seconds = seconds * (ALIBI_FACTOR if model.position_embedding == "alibi" else 1.0)
+    launch = np.full(np.shape(flops), k.gemm.launch_s)
+    return Pass(
+        Work(seconds / k.core.forward, launch, seen, io),
+        Work(2.5 * seconds / k.core.backward, 2 * launch, 2.5 * seen, 2 * io),
+    )
+
+
+def _scores_in_memory(k: Kernels, scores: Floats, flops: Floats, io: Floats, widths: tuple[int, int]) -> Pass:
+    """The core where every score is worked out and goes through memory; a head's elements are rows of its products."""
+    forward_bytes, backward_bytes = (k.element_bytes / 2.0 * held for held in _SCORE_BYTES[k.attention])
+    slower = float(alignment_factor(k, *widths))
+    slower *= 1.0 if k.wide_dtype == "fp32" or widths[0] % 8 == widths[1] % 8 == 0 else k.unaligned_head_factor
+    core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
+    return Pass(
+        Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
+        + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
+        Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
+        + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
+    )
+
+
+def attention_layer(k: Kernels, model: Model, tokens: Floats, core: Pass, tp: Floats, sharded_tokens: Floats) -> Pass:
+    """Kernels of norm, projections, ``core``, output projection, residual. ``sharded_tokens``: tokens / tp under SP.
+
+    Column- then row-parallel products (Shoeybi et al. 2019, arXiv:1909.08053, section 3); MLA with its low-rank
+    projections (DeepSeek-V2, arXiv:2405.04434, section 2.1), without absorbing them into the core.
+    """
+    h, a, g, d = model.hidden_size, model.num_attention_heads, model.num_query_groups, model.head_dim
+    e = k.element_bytes
+    if model.kv_lora_rank:
+        qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+        q_rank, kv_rank = model.q_lora_rank, model.kv_lora_rank
+        projections = linear(k, tokens, kv_rank + model.qk_rope_head_dim, h)
+        projections += linear(k, tokens, a * (model.qk_nope_head_dim + model.v_head_dim) / tp, kv_rank)
+        if q_rank:
+            projections += linear(k, tokens, q_rank, h) + linear(k, tokens, a * qk / tp, q_rank)
+        else:
+            projections += linear(k, tokens, a * qk / tp, h)
+        out = linear(k, tokens, h, a * model.v_head_dim / tp, scattered_to=sharded_tokens)
+        rotated = a * qk / tp
+    else:
+        projections = linear(k, tokens, (a + 2 * g) * d / tp, h, gathered_from=sharded_tokens)
+        out = linear(k, tokens, h, a * d / tp, scattered_to=sharded_tokens)
+        rotated = (a / tp + kv_heads_of_rank(model, tp)) * d
+    rope = tokens * rotated * 2 * e if model.position_embedding == "rope" else 0.0 * tokens
+    wide = sharded_tokens * h * e
+    return projections + core + out + Pass(elementwise(k, 5 * wide + rope, 3), elementwise(k, 6 * wide + rope, 4))
+
+
+def mlp_layer(
+    k: Kernels, model: Model, tokens: Floats, width: Floats, sharded_tokens: Floats,
+    experts: Floats | float | None = None, spread: Floats | float = 0.0,
+) -> Pass:  # fmt: skip
+    """Kernels of norm, up (and gate) projection, activation, down projection, residual; ``width`` is a rank's share.
+
+    With ``experts`` the products run once per local expert on ``tokens`` tokens each (grouped GEMM), sent in 16 bit, or
+    on as many in the mean with that relative ``spread``.
+    """
+    h, e, gate = model.hidden_size, k.element_bytes, 2 if model.gated_mlp else 1
+    count, own = (1.0, sharded_tokens) if experts is None else (experts, None)
+    wide, inner = sharded_tokens * h * e, tokens * count * width * e
+    return (
+        linear(k, tokens, gate * width, h, count, spread=spread, gathered_from=own)
+        + linear(k, tokens, h, width, count, spread=spread, scattered_to=own)
+        + Pass(elementwise(k, 5 * wide + (gate + 1) * inner, 3), elementwise(k, 6 * wide + (2 * gate + 1) * inner, 4))
+    )
+
+
+def embedding(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
+    """Kernels of the embedding, memory-bound: look-up forward, scatter-add backward; three reads or writes of s·b·h.
+
+    A frozen table gets no gradient.
+    """
+    moved = 3.0 * tokens * model.hidden_size * k.element_bytes / tp
+    backward = elementwise(k, 2 * moved, 3)
+    return Pass(elementwise(k, moved, 3), backward.times(0.0) if k.frozen else backward)
+
+
+def head(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
+    """Kernels of final norm, output projection and cross-entropy over the vocabulary; never in fp8 or fp4.
+
+    The loss goes ``loss_passes`` times over fp32 logits, two thirds of them forward (a framework profile's figure).
+    """
+    vocab = model.vocab_size / tp
+    logits = tokens * vocab * 4.0
+    product = linear(k, tokens, vocab, float(model.hidden_size), dtype=k.wide_dtype, padded=True)
+    third = k.loss_passes / 3.0
+    return product + Pass(elementwise(k, 2 * third * logits, 6), elementwise(k, third * logits, 3))
+
+
+# Kernels of the experts of a layer: router, permutation, grouped products, shared experts.
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens come to the experts of a rank, (L,) each."""
+
+    ep: Floats
+    expert_tp: Floats  # cuts an expert's width
+    # share of the rank's tokens that its experts see: 1 where tp cuts them, 1/tp where ranks route their own slice
+    token_share: Floats
+    load: Floats  # tokens of the most loaded rank over the mean
+    spread: Floats  # standard deviation of an expert's tokens over their mean
+
+
+def moe_layer(
+    k: Kernels, model: Model, tokens: Floats, way: Routing, tp: Floats, sharded_tokens: Floats
+) -> tuple[Pass, Pass]:
+    """Kernels of router, permutation, grouped expert products and shared experts; and how long of it a mean rank waits.
+
+    Seconds are those of the rank with the most tokens, for which all wait in the combine that follows; flops, bytes and
+    what is counted as work are a mean rank's, which waits for so many of these seconds. The router is never in fp8 or
+    fp4: frameworks keep it out of Transformer Engine's quantized products (Megatron Core's ``moe_router_dtype``).
+    """
+    routed = tokens * way.token_share * model.moe_router_topk
+    local_experts = model.num_experts / way.ep
+    per_expert = np.maximum(routed / local_experts, 1.0) * way.load  # in the mean peers send what is sent away
+    moved = 2.0 * (1.0 + way.load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
+    width = model.moe_ffn_hidden_size / way.expert_tp
+    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, way.spread)
+    router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
+    experts, waiting = _of_a_mean_rank(experts, way.load)
+    work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
+    if model.num_shared_experts:
+        shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
+        work += mlp_layer(k, model, tokens, shared, sharded_tokens)
+    return work, waiting
+
+
+def _of_a_mean_rank(experts: Pass, load: Floats) -> tuple[Pass, Pass]:
+    """Flops and bytes of a rank with the mean of tokens in the most loaded one's time; how long it waits of that."""
+    mean = 1.0 / load
+
+    def own(work: Work) -> Work:
+        return replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean)
+
+    def idle(work: Work) -> Work:
+        return Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean)
+
+    return Pass(own(experts.forward), own(experts.backward)), Pass(idle(experts.forward), idle(experts.backward))

@@ -1,0 +1,411 @@
+"""Layouts as float arrays, and how their layers lie on the stages."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jointopt.core.schema import (
+    LAYOUT_COLUMNS,
+    MODULES,
+    OFFLOAD,
+    RECOMPUTE_CODES,
+    SCHEDULE,
+    STAGE_LAYERS,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+)
+from jointopt.jobs.defaults import completed
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
+from jointopt.jobs.job import Job, Training
+from jointopt.jobs.model import Model
+from jointopt.jobs.plans.stages import own_split
+from jointopt.physics.attention_span import skipping_window
+from jointopt.physics.expert_load import expert_spread, most_loaded
+
+FIRST, LAST = 0, 1  # where `Split.differing_ranks` has the first rank of a pipeline, and the last one of several
+
+
+class LayoutArrays:
+    """Layout columns as floats, and what every formula needs of them.
+
+    Arrays (L, pp) are of all ranks, of layouts of one depth, or (L, K) of the ``ranks`` that `of_ranks` picked; the
+    first is always rank 0.
+    """
+
+    ranks: Ints | None = None
+
+    def __init__(self, job: Job, layouts: Columns) -> None:
+        layouts = completed(job, layouts)
+        self.job, self.layouts = job, layouts
+        f = {k: v.astype(float) for k, v in layouts.items()}
+        self.tp, self.cp, self.ep, self.dp, self.vpp = f["tp"], f["cp"], f["ep"], f["dp"], f["vpp"]
+        self.sp = layouts["sequence_parallel"].astype(bool)
+        self.recompute = layouts["recompute"]
+        self.full = self.recompute == RECOMPUTE_CODES["full"]
+        self.selective = self.recompute == RECOMPUTE_CODES["selective"]
+        profile = job.training.framework
+        # one rank has nothing to shard, whatever a recorded run calls its stage
+        zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
+        # weights and gradients that stay whole for all micro-batches are sharded no further than ZeRO-1's
+        kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
+        self.zero = np.where(kept, 1, zero)
+        self.pp = layouts["pp"].astype(np.int64)
+        self.again = Recompute(layouts, self.selective, self.full, job.model.num_layers)
+        self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
+        self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
+        self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
+        self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
+            np.int64
+        )
+        # experts see the tokens of as many tensor ranks as cut them
+        self.expert_tp = np.maximum(f["etp"], 1.0)
+        spanned = self.dp * self.cp * (self.tp / self.expert_tp if profile.experts_span_tp else 1.0)
+        self.expert_dp = np.maximum(spanned / self.ep, 1.0)  # ranks that hold the same experts
+        # ranks over which ZeRO shards one copy of a state
+        self.shards = self.dp * self.cp / f["dp_replicate"]
+        self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
+        self.token_share = self.expert_tp / self.tp
+        self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
+
+    def of_ranks(self, ranks: Ints | None) -> LayoutArrays:
+        """The same layouts, of whose ranks only those of (L, K) are looked at; None: all."""
+        part = copy.copy(self)
+        part.ranks = ranks
+        return part
+
+    def of_differing_ranks(self) -> tuple[LayoutArrays, Ints]:
+        """The same layouts with those ranks (L, K) alone that differ, and which of these each rank is as, (L, pp).
+
+        Of layouts of several depths up to the deepest pp, behind a layout's own ranks the first again.
+        """
+        ranks, kind = self.split.differing_ranks
+        return self.of_ranks(np.asfortranarray(ranks[self.split.which])), kind[self.split.which]
+
+    @functools.cached_property
+    def expert_spread(self) -> Floats:
+        """Standard deviation of an expert's tokens of a micro-batch over their mean, (L,)."""
+        model = self.job.model
+        tokens = self.tokens * self.token_share * self.ep * model.moe_router_topk / model.num_experts
+        return expert_spread(model, self.job.training, tokens)
+
+    @functools.cached_property
+    def expert_load(self) -> Floats:
+        """Tokens of the most loaded rank of an expert group over the mean, (L,)."""
+        return most_loaded(self.job.model, self.ep, self.expert_spread)
+
+    @functools.cached_property
+    def kept_copies(self) -> Floats:
+        """Routed copies per token that a rank keeps, (L,): the most loaded one where routing is stated to be uneven.
+
+        What random logits leave differs by layer, and evens out over those that a rank keeps.
+        """
+        load = 1.0 if self.job.training.moe_router_force_load_balancing else self.expert_load
+        return np.asarray(self.job.model.moe_router_topk * self.token_share * load)
+
+    @functools.cached_property
+    def split(self) -> Split:
+        """The split of the layers over the ranks and their chunks."""
+        return chunk_layers(self.job, self.layouts)
+
+    @functools.cached_property
+    def starts(self) -> Floats:
+        """1 where a rank has the first chunk, with the embedding, else 0, (L, pp): the first rank."""
+        return np.asarray(self._ranks == 0, float)
+
+    @functools.cached_property
+    def ends(self) -> Floats:
+        """1 where a rank has the last chunk, with head and loss, else 0, (L, pp): the last rank, of a V the first."""
+        first_has = np.array([schedule in V_SHAPED for schedule in self.split.schedule])[self.split.which]
+        return np.asarray(self._ranks == np.where(first_has, 0, self.pp - 1)[:, None], float)
+
+    @property
+    def _ranks(self) -> Ints:
+        return np.arange(self.pp[0])[None, :] if self.ranks is None else self.ranks
+
+    @property
+    def borders(self) -> Floats:
+        """Number of the pipeline's ends that a rank is, (L, pp): the first and the last one have a neighbour less."""
+        return np.asarray(self.starts + (self._ranks == self.pp[:, None] - 1))
+
+    @functools.cached_property
+    def layers(self) -> Floats:
+        """Layers per rank, (L, pp)."""
+        return self.dense_layers + self.split.of_rank(self.split.moe, self.ranks)
+
+    @functools.cached_property
+    def dense_layers(self) -> Floats:
+        """How many of each rank's layers are dense, (L, pp): all, or the leading ones of an MoE model."""
+        return self.split.of_rank(self.split.dense, self.ranks)
+
+    @functools.cached_property
+    def layers_of_kinds(self) -> list[Floats]:
+        """The same by what layers cost, (L, pp) for each of `Split.kinds`."""
+        if len(self.split.kinds) == 2:
+            return [self.dense_layers, self.layers - self.dense_layers]
+        return [self.split.of_rank(chunks, self.ranks) for chunks in self.split.kinds]
+
+
+def kv_heads_of_rank(model: Model, tp: Floats) -> Floats:
+    """KV heads that a rank attends to: its share, or one of its own where tp exceeds them (Megatron Core 0.16)."""
+    return np.asarray(np.maximum(model.num_query_groups, tp) / tp)
+
+
+class Split:
+    """Layers of every chunk of L layouts, by the few distinct splits among them.
+
+    ``which`` (L,): the split of each layout; per split, ``dense`` and ``moe``, arrays (pp, vpp), and its schedule.
+    ``windowed``, where kernels of some layers spare work by a window: those of them, of each kind.
+    """
+
+    def __init__(
+        self, which: Ints, schedule: list[str], dense: list[Floats], moe: list[Floats],
+        windowed: tuple[list[Floats], list[Floats]] | None = None,
+    ) -> None:  # fmt: skip
+        self.which, self.schedule, self.dense, self.moe = which, schedule, dense, moe
+        # layers by what they cost: dense ones, those with experts; then those of either that look back a window
+        self.kinds: list[list[Floats]] = [dense, moe]
+        if windowed is not None:
+            whole = [
+                [np.round(n - w, 9) for n, w in zip(*pair, strict=True)]
+                for pair in zip((dense, moe), windowed, strict=True)
+            ]
+            self.kinds = [*whole, *windowed]
+        uneven = np.array([any(map(_differ, kinds)) for kinds in zip(*self.kinds, strict=True)])
+        own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
+        # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
+        piped = np.array([len(chunks) > 1 for chunks in dense])
+        self.own_passes = own & piped
+        self.walked = (uneven | own) & piped
+
+    def of(self, rows: Ints | slice) -> Split:
+        """The split of some of the layouts."""
+        part = copy.copy(self)
+        part.which = self.which[rows]
+        return part
+
+    def alone(self, rows: slice) -> Split:
+        """The split of some of the layouts, without the splits of others."""
+        numbers, which = np.unique(self.which[rows], return_inverse=True)
+        if len(numbers) == len(self.schedule):
+            return self.of(rows)
+        part = copy.copy(self)
+        part.differing_ranks = (self.differing_ranks[0][numbers], self.differing_ranks[1][numbers])
+        part.ranks_before = self.ranks_before[:, numbers]
+        part.which, at = which.reshape(-1), numbers.tolist()
+        part.schedule = [self.schedule[number] for number in at]
+        part.kinds = [[chunks[number] for number in at] for chunks in self.kinds]
+        part.dense, part.moe = ([chunks[number] for number in at] for chunks in (self.dense, self.moe))
+        part.own_passes, part.walked = self.own_passes[numbers], self.walked[numbers]
+        return part
+
+    def of_rank(self, chunks: list[Floats], ranks: Ints | None = None) -> Floats:
+        """Layers of one kind that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
+        layers = _of_ranks(chunks)
+        return np.asfortranarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
+
+    @functools.cached_property
+    def differing_ranks(self) -> tuple[Ints, Ints]:
+        """Ranks (splits, K) no two of which cost the same chunk by chunk, and which each is as, (splits, pp).
+
+        The first at `FIRST`, the last of several at `LAST`, then one for each row of chunks; filled up with rank 0.
+        """
+        firsts, kinds = [], []
+        for number, chunks in enumerate(self.dense):
+            rows = np.concatenate([of_kind[number] for of_kind in self.kinds], axis=1).tolist()
+            names = [(FIRST,), *((LAST + 1, *row) for row in rows[1:-1]), (LAST,)][: len(chunks)]
+            number_of = {name: at for at, name in enumerate(sorted(set(names)))}
+            firsts.append(np.array([names.index(name) for name in number_of]))
+            kinds.append(np.array([number_of[name] for name in names]))
+        return _filled(firsts), _filled(kinds)
+
+    @functools.cached_property
+    def ranks_before(self) -> Floats:
+        """How many ranks as each come before the first and before the last rank as each, (2, splits, K, K)."""
+        ranks, kind = self.differing_ranks
+        out = np.zeros((2, *ranks.shape, ranks.shape[1]))
+        for number, chunks in enumerate(self.dense):
+            each = np.eye(ranks.shape[1])[kind[number, : len(chunks)]]
+            before = np.cumsum(each, axis=0) - each
+            for name, here in enumerate(each.T):
+                if len(places := np.flatnonzero(here)):
+                    out[:, number, name] = before[places[0]], before[places[-1]]
+        return out
+
+    def layers(self, kind: str) -> Floats:
+        """Layers of a kind that each rank holds, (splits, pp)."""
+        return _of_ranks(getattr(self, kind))
+
+
+def _of_ranks(chunks: list[Floats]) -> Floats:
+    """Layers of ranks, (splits, deepest pp), from those of their chunks."""
+    return _filled([of_rank.sum(axis=1) for of_rank in chunks])
+
+
+def _filled(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows as one array, (rows, longest), zeros behind shorter ones."""
+    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+    return out
+
+
+def _differ(chunks: Floats) -> bool:
+    return bool((chunks != chunks[:, :1]).any())
+
+
+def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
+    """Layers of every chunk in the order of the pipeline: as the ``code`` of a split states, else the framework's."""
+    stated = STAGE_LAYERS.numbers(code)
+    return stated if len(stated) == pp * vpp else own_split(job, pp, vpp)
+
+
+def chunk_layers(job: Job, layouts: Columns) -> Split:
+    """The layers of every chunk as stated, else as the framework splits them (`stages.own_split`).
+
+    Chunk c of rank r is place c·pp + r of the pipeline, along a V place 2·pp - 1 - r for its second chunk; the dense
+    layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
+    does not count them.
+    """
+    keys, which = np.unique(_keys_of(layouts), return_inverse=True)
+    model = job.model
+    schedules, dense, moe = [], list[Floats](), list[Floats]()
+    windows = np.cumsum([0.0, *model.windowed_layers]) if skipping_window(job) else None
+    windowed: tuple[list[Floats], list[Floats]] = [], []
+    for pp, vpp, schedule, code in (_parts_of(key) for key in keys.tolist()):
+        schedules.append(SCHEDULE.text(schedule))
+        layers = np.array(split_of(job, pp, vpp, code), dtype=float)
+        if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
+            layers[-1] += model.mtp_num_layers
+        before = np.cumsum(layers) - layers
+        leading = np.clip(model.num_dense_layers - before, 0.0, layers) if model.is_moe else layers
+        parts = [(dense, leading), (moe, layers - leading)]
+        if windows is not None:
+            numbers = np.arange(len(windows))
+            at, middle, end = (np.interp(x, numbers, windows) for x in (before, before + leading, before + layers))
+            parts += [(windowed[0], np.round(middle - at, 9)), (windowed[1], np.round(end - middle, 9))]
+        for found, kind in parts:
+            chunks = kind.reshape(vpp, pp).T.copy()
+            if schedules[-1] in V_SHAPED:
+                chunks[:, 1] = chunks[::-1, 1]
+            found.append(chunks)
+    return Split(which.reshape(-1), schedules, dense, moe, None if windows is None else windowed)
+
+
+def _keys_of(layouts: Columns) -> Ints:
+    """A number (n,) for each depth, interleaving, schedule and split; models have at most 10,000 layers (14 bits)."""
+    pp, vpp, schedule = (layouts[name].astype(np.int64) for name in ("pp", "vpp", "schedule"))
+    return np.asarray(pp << 49 | vpp << 35 | schedule << 27 | layouts["stage_layers"])
+
+
+def _parts_of(key: int) -> tuple[int, int, int, int]:
+    """(pp, vpp, schedule, code of a split) of a number of `_keys_of`."""
+    return key >> 49, key >> 35 & 0x3FFF, key >> 27 & 0xFF, key & 0x7FFFFFF
+
+
+def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
+    """Rows in the order of their depth and their columns: all of them where these take no more cells than ``together``.
+
+    Else as `by_depth`: formulas on few layouts cost as much as on many, and ranks that fill up others cost as well.
+    """
+    depth = layouts["pp"]
+    if len(depth) * int(depth.max(initial=1)) > together:
+        yield from by_depth(layouts, cells)
+        return
+    rows = np.argsort(depth, kind="stable")
+    yield rows, {k: layouts[k][rows] for k in LAYOUT_COLUMNS if k in layouts}
+
+
+def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterator[tuple[Ints, Columns]]:
+    """Rows of one depth and their columns, of about so many layouts x stages, by default all of the depth."""
+    for depth in np.unique(layouts["pp"]).tolist():
+        rows, size = np.flatnonzero(layouts["pp"] == depth), max(cells // (stages or depth), 1)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            yield part, {k: layouts[k][part] for k in LAYOUT_COLUMNS if k in layouts}
+
+
+# Recomputation as plans state it: bytes that modules drop, layers recomputed whole, collectives redone.
+
+
+class Recompute:
+    """Modules and layers that each of L layouts recomputes; all arrays are (L,)."""
+
+    def __init__(self, layouts: Columns, selective: Bools, full: Bools, num_layers: int) -> None:
+        self.selective, self.full = selective, full
+        self.modules = np.where(selective, layouts["recompute_modules"], 0)
+        self.usual = selective & (self.modules == 0)  # what the framework calls selective
+        self.chunk_layers = np.where(full, layouts["recompute_num_layers"], 0)
+        self._vpp = layouts["vpp"]
+        some = np.minimum(self.chunk_layers * layouts["vpp"] * layouts["pp"] / num_layers, 1.0)
+        self.full_share = np.where(self.chunk_layers > 0, some, full.astype(float))  # of all layers
+
+    def has(self, name: str) -> Bools:
+        """A mask, (L,), true where a module is among those recomputed."""
+        return np.asarray(self.modules & MODULES.bit(name) > 0)
+
+    def full_layers(self, layers: Floats) -> Floats:
+        """Layers of each stage that are recomputed whole, (L, pp); ``layers`` (pp,) or (L, pp).
+
+        Megatron's "block" recomputes the first ``recompute_num_layers`` of each model chunk.
+        """
+        first = np.minimum((self.chunk_layers * self._vpp)[:, None], layers)
+        every = np.where(self.full[:, None], layers, 0.0)
+        return np.asarray(np.where(self.chunk_layers[:, None] > 0, first, every))
+
+    def pairs_again(self, is_moe: bool, pairs: float = 2.0) -> Floats:
+        """Pairs of tensor-parallel collectives of a layer that are redone, (L,): all, or the one of a module.
+
+        A checkpointed MLP gathers its input and scatters its output once more.
+        """
+        return pairs * self.full_share + np.where(self.has("moe" if is_moe else "mlp"), 1.0, 0.0)
+
+    def dispatches_again(self) -> Floats:
+        """Share of a layer's forward all-to-alls that is redone, (L,)."""
+        return np.asarray(np.maximum(self.full_share, self.has("moe")))
+
+
+def latent_bytes(model: Model, element: float, tp: Floats) -> Floats:
+    """Bytes per token of q, k and v that MLA's up-projections write (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+    if not model.kv_lora_rank:
+        return np.zeros_like(tp)
+    qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+    return np.asarray(element * model.num_attention_heads * (2 * qk + model.v_head_dim) / tp)
+
+
+def dropped_per_token(
+    re: Recompute, around: Mapping[str, Floats], inner: Mapping[str, Floats | float], width: Mapping[str, Floats]
+) -> Floats:
+    """Bytes per token that a layer of one kind no longer keeps, (L,): attention's, the norms', and its MLP's modules.
+
+    ``around``: bytes by module of attention and norms; ``inner``: those of whole checkpoints of the MLP (``mlp`` or
+    ``moe``); ``width``: parts of them, which count only where the whole is kept.
+    """
+    total, whole = np.zeros(len(re.full)), np.zeros(len(re.full), bool)
+    for name, held in {**around, **inner}.items():
+        total = total + np.where(re.has(name), held, 0.0)
+    for name in inner:
+        whole = whole | re.has(name)
+    for name, part in width.items():
+        total = total + np.where(re.has(name) & ~whole, part, 0.0)
+    return total
+
+
+def input_bytes(training: Training) -> float:
+    """Bytes per element of a linear layer's kept input: 1 in fp8, 9/16 in fp4 (a scale per 16), where TE keeps it so.
+
+    Transformer Engine saves the quantized, columnwise copy of inputs for the weight gradient, with the scales that a
+    stated recipe has (blockwise 4/128, mxfp8 1/32 of a byte per element); other stacks save bf16.
+    """
+    plain = 4.0 if training.dtype == "fp32" else 2.0
+    if training.fp8_recipe is not None and training.framework.quantized_inputs:
+        return training.fp8_recipe.operand_bytes
+    quantized = {"fp8": 1.0, "fp4": 0.5625} if training.framework.quantized_inputs else {}
+    return quantized.get(training.dtype, plain)

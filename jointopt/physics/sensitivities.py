@@ -1,0 +1,271 @@
+"""Features of a plan for a learner: shares of its time, its shape, and how its time would move.
+
+No model, cluster or GPU is named, so that they transfer; framework and attention kernel are columns of ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.schema import DOUBLINGS, SWITCHES, Columns, Floats, Ints
+from jointopt.jobs.job import ATTENTIONS, DTYPES, Job
+from jointopt.physics.cost_model import CostModel
+from jointopt.physics.costs import Common, with_host_of
+from jointopt.physics.explain.parts import time_parts
+from jointopt.physics.layers import by_clock_shares
+from jointopt.physics.makespan import Makespan, least_makespan_s
+from jointopt.physics.pipelines import Pipelines
+from jointopt.physics.stage_costs import StageCosts
+
+SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
+OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time
+CATEGORY, UNKNOWN = "=", "unknown"  # "framework=nemo": 1 where a run has that framework
+STEP = 0.1  # of a logarithm, for finite differences
+
+
+def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
+    """Logarithms and categories of plan, model and cluster, (n,) each, none with a unit.
+
+    ``log2_<name>`` of the plan's `DOUBLINGS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest.
+    """
+    model, training, cluster = job.model, job.training, job.cluster
+    n = len(layouts["pp"])
+    batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
+    out = {f"log2_{name}": np.log2(layouts[name]) for name in DOUBLINGS}
+    out["log2_micro_batches"] = np.log2(batches)
+    out |= _sizes(job, out)
+    out |= {name: layouts[name].astype(float) for name in SWITCHES}
+    same = {
+        "log2_hidden": np.log2(model.hidden_size),
+        "log2_layers": np.log2(model.num_layers),
+        "log2_seq_length": np.log2(training.seq_length),
+        "log2_gpus": np.log2(cluster.num_gpus),
+        "log2_head_dim": np.log2(model.head_dim),
+        "log2_nodes": np.log2(cluster.nodes),
+        "attention": float(ATTENTIONS.index(training.attention)),
+        "fused_norm": float(training.fused_norm),
+        "dtype": float(DTYPES.index(training.dtype)),
+        "moe": float(model.is_moe),
+    }
+    out |= {name: np.full(n, value) for name, value in same.items()}
+    framework = training.framework.name if training.framework.fitted else UNKNOWN
+    attention = UNKNOWN if training.attention_assumed else training.attention
+    out |= {f"framework{CATEGORY}{framework}": np.ones(n), f"attention{CATEGORY}{attention}": np.ones(n)}
+    out["clock"] = np.nanmin(stage_clock_mhz, axis=1) / (cluster.gpu.clock_max_mhz or 1.0)
+    return out
+
+
+def _sizes(job: Job, logs: Columns) -> Columns:
+    """Logarithms of what one rank holds, and of the nodes that its tensor and data groups reach over, (n,) each."""
+    model, per_node = job.model, np.log2(job.cluster.gpus_per_node)
+    inner = logs["log2_tp"] + logs["log2_cp"]
+    over = logs["log2_dp"] + inner - per_node
+    return {
+        "log2_stage_layers": np.log2(model.num_layers) - logs["log2_pp"],
+        "log2_width": np.log2(model.hidden_size) - logs["log2_tp"],
+        "log2_rank_tokens": np.log2(job.training.seq_length) + logs["log2_micro_batch_size"] - logs["log2_cp"],
+        "log2_tp_nodes": np.maximum(logs["log2_tp"] - per_node, 0.0),
+        "log2_dp_nodes": np.maximum(np.minimum(logs["log2_dp"], over), 0.0),
+    }
+
+
+def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
+    """Shares of the predicted time by part, (n,) each, named ``share_<part>``, and `OCCUPANCY`; without clock sweep.
+
+    ``occupancy``: share of the time that kernels of passes run, ``efficiency``: of the peak of bf16 (else fp16) that
+    their operations reach meanwhile; means over stages.
+    """
+    out = {name: np.zeros(len(index)) for name in (*(f"share_{part}" for part in SHARES), *OCCUPANCY)}
+    tflops = physics.job.cluster.gpu.peak_tflops
+    peak = 1e12 * tflops.get("bf16", tflops.get("fp16", 1.0))
+    for g, at, rows, depth in physics.parts(index):
+        t = physics.times(g, rows, stage_clock_mhz[at, :depth], least_makespan_s)
+        for name, seconds in time_parts(physics.groups[g], rows, t).items():
+            if name in SHARES:
+                out[f"share_{name}"][at] = seconds / t.total_s
+        batches, flops = physics.groups[g].num_micro_batches[rows], physics.groups[g].flops[rows]
+        out["occupancy"][at] = batches * t.kernel_s.mean(axis=1) / t.total_s
+        out["efficiency"][at] = (flops / np.maximum(t.kernel_s, 1e-12)).mean(axis=1) / peak
+    return out
+
+
+def _profile(job: Job, **figures: Any) -> Job:
+    framework = replace(job.training.framework, **figures)
+    return replace(job, training=replace(job.training, framework=framework))
+
+
+def _links(job: Job, **figures: Any) -> Job:
+    return replace(job, cluster=replace(job.cluster, **figures))
+
+
+def _host(job: Job, by: float) -> Job:
+    f, more = job.training.framework, float(np.expm1(by))
+    floor, piped = (own + more * max(own, 5e-4) for own in (f.host_floor_s, f.host_floor_pp_s))
+    return _profile(
+        job, host_floor_s=max(floor, 0.0), host_floor_pp_s=max(piped, 0.0),
+        host_floor_pp_tp_s=f.host_floor_pp_tp_s * (1.0 + more),
+    )  # fmt: skip
+
+
+def _scaled(name: str) -> Callable[[Job, float], Job]:
+    return lambda job, by: _profile(job, **{name: getattr(job.training.framework, name) * float(np.exp(by))})
+
+
+def _added(name: str, unit_s: float) -> Callable[[Job, float], Job]:
+    return lambda job, by: _profile(job, **{name: max(getattr(job.training.framework, name) + by * unit_s, 0.0)})
+
+
+def _slower(name: str) -> Callable[[Job, float], Job]:
+    return lambda job, by: _links(job, **{name: getattr(job.cluster, name) * float(np.exp(-by))})
+
+
+# What differs between clusters and software stacks, and the job that differs by so much of it: of logarithms of a speed
+# or a cost, of 10 ms per micro-batch, of 200 ms per iteration, of an overlap.
+_MOVES: Mapping[str, Callable[[Job, float], Job]] = {
+    "compute": _scaled("compute_factor"),
+    "elementwise": _scaled("elementwise_factor"),
+    "intra_node": _slower("intra_node_gbytes_per_s"),
+    "inter_node": _slower("inter_node_gbytes_per_s"),
+    "host": _host,
+    "micro_batch": _added("micro_batch_overhead_s", 1e-2),
+    "iteration": _added("iteration_overhead_s", 0.2),
+    "dp_overlap": lambda j, by: _profile(
+        j, **{name: abs(getattr(j.training.framework, name) - by) for name in ("dp_overlap", "chosen_dp_overlap")}
+    ),
+    "tp_overlap": lambda j, by: _profile(j, tp_overlap=min(j.training.framework.tp_overlap + by, 1.0)),
+    "loss": _scaled("loss_passes"),
+    "attention": _scaled("attention_factor"),
+}
+CONSTANTS = tuple(_MOVES)
+NETWORK, HOST = CONSTANTS.index("inter_node"), CONSTANTS.index("host")
+_AFTER_PRICING = frozenset(("host", "micro_batch", "dp_overlap"))  # leave kernels and collectives as is
+
+
+def moved(job: Job, by: Floats) -> Job:
+    """The job with the physics' own constants moved ``by`` so much each, (`CONSTANTS`,), in the units of their list."""
+    for move, amount in zip(_MOVES.values(), by.tolist(), strict=True):
+        job = move(job, amount) if amount else job
+    return job
+
+
+def only(constant: int, by: float) -> Floats:
+    """The argument of `moved`, (`CONSTANTS`,), that moves one of these alone, at that position, ``by`` so much."""
+    return np.where(np.arange(len(CONSTANTS)) == constant, by, 0.0)
+
+
+def with_clock_shares(job: Job, compute: float, memory: float) -> Job:
+    """The job whose kernels follow the SM clock with these shares of their time, by what bounds them at its top."""
+    return _profile(job, compute_clock_share=compute, memory_clock_share=memory)
+
+
+def time_with_clock_shares_s(
+    physics: CostModel, index: Ints, stage_clock_mhz: Floats, compute: float, memory: float
+) -> Floats:
+    """`CostModel.least_time_s` (n,) as `with_clock_shares` has it, without pricing a layout anew.
+
+    ``physics`` is of a job without such shares of its own; clocks that stages reach within their power limits stay.
+    """
+    model = copy.copy(physics)
+    model.distinct = [replace(group, costs=_clocked(group.costs, compute, memory)) for group in physics.distinct]
+    return model.least_time_s(index, stage_clock_mhz)
+
+
+def _clocked(costs: StageCosts, compute: float, memory: float) -> StageCosts:
+    found: dict[str, Any] = {}
+    for name in ("forward", "backward"):
+        seconds = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
+        found[f"{name}_sm_s"], found[f"{name}_memory_s"] = by_clock_shares(*seconds, compute, memory)
+    return replace(costs, **found)
+
+
+@dataclass
+class _Makespans:
+    """Makespans of the pieces that a model prices in turn, which another of the same pipelines meets again."""
+
+    pieces: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)  # forward and backward (n, pp), (n,)
+
+    def found(self, pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+        """`least_makespan_s`, remembered."""
+        self.pieces.append((forward, backward, least_makespan_s(pipes, rows, forward, backward)))
+        return self.pieces[-1][2]
+
+    def again(self) -> Makespan:
+        """`least_makespan_s`, worked out for those rows only whose stages take another time than they took."""
+        pieces = iter(self.pieces)
+
+        def known(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+            before_f, before_b, out_s = next(pieces)
+            new = np.flatnonzero(((forward != before_f) | (backward != before_b)).any(axis=1))
+            if not len(new):
+                return out_s
+            out_s = out_s.copy()
+            out_s[new] = least_makespan_s(pipes, rows[new], forward[new], backward[new])
+            return out_s
+
+        return known
+
+
+def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, names: Sequence[str] = CONSTANTS) -> Floats:
+    """Derivative of the logarithm of time with respect to the physics' own constants, (n, ``names``): all of them.
+
+    By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
+    `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
+    """
+    common, makespans = physics.common or Common(physics.hardware, physics.shapes), _Makespans()
+    time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
+    jobs, times = {name: _MOVES[name](physics.job, STEP) for name in names}, dict[str, Floats]()
+    if (beside := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
+        more_s, before_s = (job.training.framework.iteration_overhead_s for job in (beside, physics.job))
+        times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
+    priced = [name for name in jobs if name not in _AFTER_PRICING]
+    of_priced = least_times_s([jobs[name] for name in priced], physics, index, stage_clock_mhz, common)
+    times |= zip(priced, of_priced, strict=True)
+    for name in _AFTER_PRICING & jobs.keys():  # to price layouts takes most of the time, and is spared here
+        model, job = copy.copy(physics), jobs[name]
+        model.job = job
+        model.distinct = [replace(one, costs=with_host_of(job, one.costs, physics.job)) for one in physics.distinct]
+        times[name] = model.least_time_s(index, stage_clock_mhz, makespans.again())
+    return np.log(np.array([times[name] for name in names]) / time_s).T / STEP
+
+
+# Several jobs that price the same layouts as one model, as formulas on few layouts cost as much as on many.
+
+
+_CELLS = 32_768  # plans x stages of all jobs in one model: each array then takes 256 KiB of the cache
+
+
+def least_times_s(
+    jobs: Sequence[Job], physics: CostModel, index: Ints, stage_clock_mhz: Floats, common: Common
+) -> Iterator[Floats]:
+    """`CostModel.least_time_s` (n,) of the layouts of ``physics`` for each of ``jobs``.
+
+    Jobs differ from that of ``common`` in the speeds of kernels and links, and what of these hides: nothing that is
+    read once the layouts are priced.
+    """
+    count, cells = len(physics.layouts["pp"]), int(physics.layouts["pp"][index].sum())
+    most = max(_CELLS // max(cells, 1), 1)
+    for start in range(0, len(jobs), most):
+        some = jobs[start : start + most]
+        at = (index + count * np.arange(len(some))[:, None]).reshape(-1)
+        times = side_by_side(some, physics, common).least_time_s(at, np.tile(stage_clock_mhz, (len(some), 1)))
+        yield from times.reshape(len(some), len(index))
+
+
+def side_by_side(jobs: Sequence[Job], physics: CostModel, common: Common) -> CostModel:
+    """A model of the layouts of ``physics`` for each of such ``jobs`` in turn: row l + j L is layout l of job j."""
+    constants = physics.hardware.constants
+    if len(jobs) == 1:
+        return CostModel(jobs[0], physics.layouts, constants, common=common)
+    each = [CostModel(job, physics.layouts, constants, lazily=True, common=common) for job in jobs]
+    repeated = {name: np.concatenate([values] * len(jobs)) for name, values in physics.layouts.items()}
+    model, every = CostModel(jobs[0], repeated, constants, lazily=True), np.arange(len(physics.layouts["pp"]))
+    for lot in zip(*(one.lots(every) for one in each), strict=True):
+        rows = np.stack([at for at, _ in lot]) + len(every) * np.arange(len(jobs))[:, None]
+        costs, order = StageCosts.stacked([costs for _, costs in lot])
+        model.add(rows.reshape(-1)[order], costs)
+    return model
