@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 
 _VERBS = {
     "load_job": "jointopt.jobs.jobfile",
-    "load_jobs": "jointopt.jobs.sizes",
+    "load_jobs": "jointopt.jobs.jobfile",
     "check": "jointopt.workflows.check",
     "propose": "jointopt.workflows.propose",
     "page": "jointopt.workflows.page",

@@ -65,7 +65,7 @@ def _counted(clocks: Sequence[object], times: str) -> str:
 
 
 def short_plan(plans: Columns, row: int) -> str:
-    """The plan of a row as `jointopt.jobs.plans.parse.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
+    """The plan of a row as `jointopt.jobs.plans.text.parse_plan` reads it, runs of equal clocks as ``1680x7,1755``."""
     layout = format_plan(plans, plans["stage_clock_mhz"], row).rsplit(" ", 1)[0]
     clocks = [plain_number(clock) for clock in plans["stage_clock_mhz"][row].tolist() if clock == clock]
     return f"{layout} clock_mhz={_counted(clocks, 'x')}"

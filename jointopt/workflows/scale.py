@@ -51,7 +51,7 @@ def scale(
     measured: pd.DataFrame | Measurements | None = None, calibration: Calibration | None = None,
     storage: str | None = None, machine: Machine | None = None,
 ) -> Scaled:  # fmt: skip
-    """The fronts of jobs that differ in their clusters (see `jointopt.jobs.sizes.load_jobs`), side by side.
+    """The fronts of jobs that differ in their clusters (see `jointopt.jobs.jobfile.load_jobs`), side by side.
 
     ``deadline_days`` and ``budget`` (of a run of ``run_tokens``, electricity and GPUs) and ``site_kw`` (power of the
     site) pick a plan: the cheapest in time, else the fastest. ``at_high_end`` holds the upper ends of 90 % intervals to

@@ -477,7 +477,7 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     """Sentences that name the rules that ``plan`` breaks for ``job``; empty for a point of the job's space.
 
     ``plan`` has the layout columns as Python scalars, ``recompute`` by name; one that is not canonical (as
-    `jointopt.jobs.plans.parse.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
+    `jointopt.jobs.plans.text.parse_plan` gives it) breaks a rule too. Memory and other constraints are not looked at.
     """
     usual = {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
     columns = {name: inside(name, [(usual | dict(plan))[name]]) for name in LAYOUT_COLUMNS}

@@ -1,1 +1,1 @@
-"""What explains a plan: the parts of its time, its timeline, how its power swings."""
+"""The parts of a plan's time, its timeline, and how its power swings."""

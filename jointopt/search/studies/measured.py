@@ -104,7 +104,7 @@ class MeasuredStudy:
 
     @patient
     def holds(self, plan: Mapping[str, Any]) -> bool:
-        """Whether a trial of the plan (a record of `jointopt.jobs.plans.parse.plan_records`) has ended or runs."""
+        """Whether a trial of the plan (a record of `jointopt.jobs.plans.text.plan_records`) has ended or runs."""
         mine = record_text(plan)
         with study_errors(self.url):
             known = [trial.user_attrs for trial in self._trials()]
