@@ -23,10 +23,10 @@ def restore(everything: bool) -> None:
     A run's guardian does so by itself; this is for where that was killed too. --all also gives every GPU the driver's
     default power limit, and no power profile. GPUs that a living run holds are left alone, except with --all.
     """
-    from jointopt.measure.devices.clocks import reset_all
-    from jointopt.measure.devices.clocks import restore as undo
-    from jointopt.measure.guard.records import settled
-    from jointopt.measure.guard.scratch import swept
+    from jointopt.measure.hardware.gpu_clocks import reset_all
+    from jointopt.measure.hardware.gpu_clocks import restore as undo
+    from jointopt.measure.hardware.guard.records import settled
+    from jointopt.measure.hardware.guard.scratch import swept
 
     ended = settled()
     swept()

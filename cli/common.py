@@ -392,9 +392,9 @@ def print_log() -> None:
 
 def offer_restore() -> None:
     """End what killed runs have left, and print how to put GPU clocks back; commands that measure begin with it."""
-    from jointopt.measure.devices.clocks import restore_offer
-    from jointopt.measure.guard.records import settled
-    from jointopt.measure.guard.scratch import swept
+    from jointopt.measure.hardware.gpu_clocks import restore_offer
+    from jointopt.measure.hardware.guard.records import settled
+    from jointopt.measure.hardware.guard.scratch import swept
 
     for sentence in settled():
         remark(sentence)

@@ -85,7 +85,7 @@ def optional_launcher(command: F) -> F:
 
 def begin(launcher: str, options: Mapping[str, Any]) -> None:
     """Print how to put GPU clocks back that a killed run has left set, and heed SIGTERM."""
-    from jointopt.measure.devices.clocks import NOT_PUT_BACK
+    from jointopt.measure.hardware.gpu_clocks import NOT_PUT_BACK
 
     NOT_PUT_BACK.clear()
     common.offer_restore()
@@ -114,7 +114,7 @@ def end(ctx: click.Context, stopped: str, fault: str) -> None:
     130 after an interrupt, 1 where ``fault`` says why nothing was found, where it ``stopped`` before its time, or where
     clocks could not be put back.
     """
-    from jointopt.measure.devices.clocks import NOT_PUT_BACK
+    from jointopt.measure.hardware.gpu_clocks import NOT_PUT_BACK
 
     if fault := fault or "; ".join(NOT_PUT_BACK):
         common.remark(f"Error: {fault}")

@@ -29,7 +29,7 @@ def script(job: str, plan: Plan, launcher: str, **options: Any) -> None:
     """
     from jointopt.jobs.plans.rules import check_plan
     from jointopt.jobs.plans.text import parse_plan, plan_records
-    from jointopt.measure.launchers.base import load_launcher, script_of
+    from jointopt.measure.base import load_launcher, script_of
 
     the_job = common.job_of(job, changes=launching.job_changes(options))
     parsed = parse_plan(plan, the_job)

@@ -13,7 +13,7 @@ from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from jointopt.jobs.jobfile import load_job as load_job
     from jointopt.jobs.jobfile import load_jobs as load_jobs
-    from jointopt.measure.devices.stage_hook.sitecustomize import report_stage as report_stage
+    from jointopt.measure.hardware.stage_hook.sitecustomize import report_stage as report_stage
     from jointopt.workflows.check import check as check
     from jointopt.workflows.compare import compare as compare
     from jointopt.workflows.evaluate import evaluate as evaluate
@@ -48,7 +48,7 @@ _VERBS = {
     "evaluate": "jointopt.workflows.evaluate",
     "tune": "jointopt.workflows.tune",
     "validate": "jointopt.workflows.validate",
-    "report_stage": "jointopt.measure.devices.stage_hook.sitecustomize",
+    "report_stage": "jointopt.measure.hardware.stage_hook.sitecustomize",
 }
 __all__ = ["InfeasibleError", "JointOptError", "UsageError", "__version__", *_VERBS]
 

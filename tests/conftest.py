@@ -28,7 +28,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.space import enumerate_layouts
-from jointopt.measure.devices.identity import FOR_TESTS
+from jointopt.measure.hardware.host import FOR_TESTS
 from jointopt.report.results import Explanation, Proposal, Stage
 from jointopt.workflows.predict import predict
 from tests.slurm_cluster import cluster as cluster

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jointopt.frameworks.intent import intent_of
+from jointopt.frameworks.megatron import megatron_words
+from jointopt.frameworks.options import NEWEST
 from jointopt.jobs.job import Job
-from jointopt.measure.exports.intent import intent_of
-from jointopt.measure.exports.megatron import megatron_words
-from jointopt.measure.exports.options import NEWEST
-from jointopt.measure.launchers.framework import FrameworkProgram
+from jointopt.measure.framework_program import FrameworkProgram
 
 
 def megatron_arguments(job: Job, plan: Mapping[str, Any], iterations: int, version: str = NEWEST) -> list[str]:

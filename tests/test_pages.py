@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.torchrun import TorchrunProgram, check_model
+from jointopt.measure.torchrun import TorchrunProgram, check_model
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose

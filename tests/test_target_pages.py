@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.measure.exports.targets import TARGETS
+from jointopt.frameworks.targets import TARGETS
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
 from tests.pages import followed, steps

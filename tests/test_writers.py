@@ -14,23 +14,20 @@ from tests.test_house import ROOT, trees
 WRITERS = {
     "cli/job_words.py": {"sh_command", "sh_word"},
     "cli/plan.py": {"our_command"},
-    "jointopt/measure/exports/accelerate.py": {"yaml_text"},
-    "jointopt/measure/exports/command.py": {"sh_variable", "sh_word"},
-    "jointopt/measure/exports/kubernetes.py": {"kubernetes_text", "sh_word", "yaml_text"},
-    "jointopt/measure/exports/megatron_bridge.py": {"hydra_word", "yaml_text"},
-    "jointopt/measure/exports/nanotron.py": {"yaml_text"},
-    "jointopt/measure/exports/slurm.py": {
-        "comment", "container_mounts", "sbatch_line", "sh_exports", "sh_variable", "sh_word",
+    "jointopt/frameworks/accelerate.py": {"yaml_text"},
+    "jointopt/frameworks/intent.py": {"sh_variable", "sh_word"},
+    "jointopt/frameworks/kubernetes.py": {"kubernetes_text", "sh_word", "yaml_text"},
+    "jointopt/frameworks/megatron_bridge.py": {"hydra_word", "yaml_text"},
+    "jointopt/frameworks/nanotron.py": {"yaml_text"},
+    "jointopt/frameworks/slurm.py": {
+        "comment", "container_mounts", "sbatch_line", "sh_command", "sh_exports", "sh_variable", "sh_word",
     },
-    "jointopt/measure/exports/torchtitan.py": {"python_text", "toml_text"},
-    "jointopt/measure/imports/files.py": {"our_command", "sh_command"},
-    "jointopt/measure/imports/shell.py": {"sh_word"},
-    "jointopt/measure/launchers/command.py": {"sh_command"},
-    "jointopt/measure/launchers/slurm_script.py": {
-        "comment", "container_mounts", "sbatch_line", "sh_command", "sh_word",
-    },
-    "jointopt/measure/launchers/starters.py": {"sh_command", "sh_file", "sh_word"},
-    "jointopt/measure/launchers/torchrun.py": {"sh_command", "sh_file", "sh_word"},
+    "jointopt/frameworks/torchtitan.py": {"python_text", "toml_text"},
+    "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
+    "jointopt/frameworks/shell.py": {"sh_word"},
+    "jointopt/measure/local.py": {"sh_command"},
+    "jointopt/measure/framework_launchers.py": {"sh_command", "sh_file", "sh_word"},
+    "jointopt/measure/torchrun.py": {"sh_command", "sh_file", "sh_word"},
     "jointopt/report/documents.py": {"html_text"},
     "jointopt/report/exported.py": {"sh_exports"},
     "jointopt/report/next_command.py": {"sh_word"},
@@ -50,11 +47,11 @@ WRITERS = {
 }  # fmt: skip
 # files of our own (JSON, a job's YAML, pages made by templates that escape) and of text that the writers above made
 FILES = {
-    "cli/common.py", "cli/import_.py", "jointopt/core/atomic_write.py", "jointopt/measure/devices/node_meters.py",
-    "jointopt/measure/devices/reading.py", "jointopt/measure/guard/guardian.py",
-    "jointopt/measure/launchers/framework.py", "jointopt/measure/launchers/slurm.py",
-    "jointopt/measure/launchers/starters.py",
-    "jointopt/measure/launchers/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
+    "cli/common.py", "cli/import_.py", "jointopt/core/atomic_write.py", "jointopt/measure/hardware/conditions.py",
+    "jointopt/runs/readings.py", "jointopt/measure/hardware/guard/guardian.py",
+    "jointopt/measure/framework_program.py", "jointopt/measure/slurm.py",
+    "jointopt/measure/framework_launchers.py",
+    "jointopt/measure/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
     "jointopt/report/page/made.py", "jointopt/report/page/render.py", "jointopt/report/polished.py",
     "jointopt/report/proposal.py", "jointopt/jobs/reading.py", "jointopt/workflows/export.py",
 }  # fmt: skip
@@ -70,9 +67,9 @@ COMMAND = re.compile(
     r"(?:^|\n)\s*(?:#SBATCH |#!/bin|export |cat >)|\bjointopt [a-z]+ (?:[^.;:,`]* )?[\"']?$|chmod \d+ $"
 )
 NO_COMMANDS: dict[str, str | tuple[str, ...]] = {  # messages, and a value that is quoted where it is made
-    "jointopt/measure/imports/files.py": "jointopt cannot import ",
+    "jointopt/frameworks/import_files.py": "jointopt cannot import ",
     "jointopt/runs/database.py": "and this jointopt reads ",
-    "jointopt/measure/exports/kubernetes.py": " MASTER_ADDR=",
+    "jointopt/frameworks/kubernetes.py": " MASTER_ADDR=",
     "jointopt/report/next_command.py": ("jointopt export ", "jointopt explain "),
 }
 

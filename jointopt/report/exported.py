@@ -10,12 +10,11 @@ from typing import Any
 
 from jointopt.core.errors import PlanError, UsageError
 from jointopt.core.quote import sh_exports
+from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, node_words
+from jointopt.frameworks.targets import program_of, target_named
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
-from jointopt.measure.exports.command import folded, node_words
-from jointopt.measure.exports.intent import BENCHMARK, Export, intent_of
-from jointopt.measure.exports.targets import program_of, target_named
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from jointopt.core.errors import JointOptError
 from jointopt.core.quote import sh_word
+from jointopt.frameworks.intent import intent_of
+from jointopt.frameworks.targets import TARGETS, program_of
 from jointopt.jobs.job import Job
-from jointopt.measure.exports.intent import intent_of
-from jointopt.measure.exports.targets import TARGETS, program_of
 from jointopt.report.exported import exported
 from jointopt.report.table import paragraphs
 

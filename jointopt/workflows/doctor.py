@@ -21,10 +21,10 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.machine import Machine as MeasuredMachine
 from jointopt.jobs.machine import save_machine
-from jointopt.measure.devices import machine as devices
-from jointopt.measure.devices.clocks import restore_offer
-from jointopt.measure.devices.machine import SLURM_COMMANDS, Machine, found_machine
-from jointopt.measure.devices.meter import PERMISSION
+from jointopt.measure.hardware import host as devices
+from jointopt.measure.hardware.gpu_clocks import restore_offer
+from jointopt.measure.hardware.host import SLURM_COMMANDS, Machine, found_machine
+from jointopt.measure.hardware.meter import PERMISSION
 from jointopt.physics.calibrate.machine_fit import fit
 from jointopt.report.diagnosis import Probed
 from jointopt.report.results import Diagnosis, Feature

@@ -14,10 +14,11 @@ from jointopt.core.errors import DeviceError, PlanError, UsageError
 from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
 from jointopt.jobs.reading import shown
-from jointopt.measure.devices.clocks import Held, Setting, locked, plan_settings, ranks_of_node
-from jointopt.measure.devices.meter import Gpus, metered
-from jointopt.measure.devices.occupancy import occupants
-from jointopt.measure.devices.rank_check import (
+from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings, ranks_of_node
+from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.host import occupants
+from jointopt.measure.hardware.meter import Gpus, metered
+from jointopt.measure.hardware.rank_check import (
     UNSET,
     WAIT_S,
     RankCheck,
@@ -26,9 +27,8 @@ from jointopt.measure.devices.rank_check import (
     starts_ranks,
     stated_by,
 )
-from jointopt.measure.devices.reading import Reading
-from jointopt.measure.guard.scratch import scratch_folder
-from jointopt.measure.launchers.process import run_in_foreground
+from jointopt.measure.process import run_in_foreground
+from jointopt.runs.readings import Reading
 
 _MOST_GPUS = 1_000_000
 _log = logging.getLogger(__name__)

@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
+from jointopt.frameworks import meter_logs
+from jointopt.frameworks.failures import failure_of
+from jointopt.frameworks.import_files import Resolved, read_file, resolved
+from jointopt.frameworks.logs import Batch, RunLog, fabric_of, flags_text, measured, read_run, version_of, window_of
+from jointopt.frameworks.meter_logs import Trace, of_traces, of_windows, read_trace
+from jointopt.frameworks.options import Taken
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
-from jointopt.measure.imports.files import read_file
-from jointopt.measure.imports.resolve import Resolved, resolved
-from jointopt.measure.imports.taken import Taken
-from jointopt.measure.launchers.failures import failure_of
-from jointopt.measure.launchers.rows import failed_row, is_blank, result_row
-from jointopt.measure.logs import zeus
-from jointopt.measure.logs.conditions import fabric_of, flags_text, version_of
-from jointopt.measure.logs.iterations import RunLog, measured
-from jointopt.measure.logs.metered import of_traces, of_windows
-from jointopt.measure.logs.others import Batch
-from jointopt.measure.logs.run import read_run, window_of
-from jointopt.measure.logs.traces import Trace, read_trace
 from jointopt.report.imported import Comparison, Imported
+from jointopt.runs.rows import failed_row, is_blank, result_row
 from jointopt.workflows.given import from_files, paths
 
 if TYPE_CHECKING:
@@ -134,7 +129,7 @@ class _Meters:
         """From the files that meters wrote; lines that are no samples are remarked on where a file is a trace alone."""
         files = [one for one in taken if one.meter]
         logs = {one.source for one in taken if one.log}
-        zeus_files = [one for one in files if zeus.is_zeus(one.meter)]
+        zeus_files = [one for one in files if meter_logs.is_zeus(one.meter)]
         traces = {one.source: read_trace(one.meter, one.source) for one in files if one not in zeus_files}
         remarks = [f"{source}: {trace.unread:,} lines that are not samples were skipped, "
                    f"such as {trace.first_unread[:60]!r}"

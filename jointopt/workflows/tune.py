@@ -19,7 +19,7 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.job import TIME_ALONE, Job
 from jointopt.jobs.machine import Machine
-from jointopt.measure.launchers.base import EndsEarly, Launcher, load_launcher, narrowed
+from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun

@@ -18,7 +18,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.job import FURTHER, Job
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import plan_records, widened
-from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed
+from jointopt.measure.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import Validated, ValidatedRun
 from jointopt.search.pareto import concat_plans, front_order, take

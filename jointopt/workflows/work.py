@@ -19,11 +19,11 @@ from jointopt.jobs.job import PAID, Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import plan_records
-from jointopt.measure.launchers.base import Launcher, load_launcher, narrowed, run_all
-from jointopt.measure.launchers.rows import is_blank
+from jointopt.measure.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import bill
 from jointopt.report.results import Shared
+from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
 from jointopt.search.exact_levels import exact_front_of_levels
 from jointopt.search.exact_stages import exact_front_of_profiles

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from jointopt.jobs.cluster import Gpu
-from jointopt.measure.devices.machine import FoundGpu
+from jointopt.measure.hardware.host import FoundGpu
 
 LICENCE = "Apache-2.0"
 _ASK_TORCH = """

@@ -34,11 +34,11 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.devices.clocks import restore_offer
-from jointopt.measure.devices.conditions import MEASURE_S
-from jointopt.measure.devices.machine import FoundGpu, found_machine
-from jointopt.measure.devices.meter import Gpus
-from jointopt.measure.launchers.torchrun import TorchrunLauncher, TorchrunProgram
+from jointopt.measure.hardware.conditions import MEASURE_S
+from jointopt.measure.hardware.gpu_clocks import restore_offer
+from jointopt.measure.hardware.host import FoundGpu, found_machine
+from jointopt.measure.hardware.meter import Gpus
+from jointopt.measure.torchrun import TorchrunLauncher, TorchrunProgram
 from jointopt.runs.table import read_table
 from jointopt.workflows.campaign.candidates import searched
 

@@ -21,7 +21,7 @@ import pandas as pd
 from bench_replay import DATA, TIME, groups, job_document
 
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.candidates import listed

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price

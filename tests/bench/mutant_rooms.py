@@ -8,11 +8,10 @@ ROOT = Path(__file__).parents[2]
 QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
 STUDIES = tuple(f"jointopt/studies/{path.parent.name}/" for path in ROOT.glob("studies/*/study.py"))  # programs
 NOT_DRAWN = (
-    "jointopt/measure/launchers/process.py",  # it ends processes: a change in which may end those of others
-    "jointopt/measure/guard", "jointopt/cli/launching.py", "jointopt/core/processes.py",  # as these do
-    "jointopt/measure/trainer", "jointopt/measure/launchers/slurm.py", "jointopt/measure/launchers/slurm_control.py",
-    "jointopt/measure/launchers/slurm_fleet.py",
-    "jointopt/measure/launchers/slurm_watch.py",  # tests of PyTorch and Slurm are those of services
+    "jointopt/measure/process.py",  # it ends processes: a change in which may end those of others
+    "jointopt/measure/hardware/guard", "jointopt/cli/launching.py", "jointopt/core/processes.py",  # as these do
+    "jointopt/measure/trainer", "jointopt/measure/slurm.py", "jointopt/measure/slurm_commands.py",
+    # tests of PyTorch and Slurm are those of services
 )  # fmt: skip
 # room: (its code, what of it is not drawn, its tests in the order in which they run)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -41,10 +40,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "measure": (
         ("jointopt/measure",), NOT_DRAWN,
         (
-            *(f"tests/measure/{name}" for name in ("devices", "exports", "imports", "logs", "launchers")),
-            "tests/contracts/test_launchers.py", "tests/workflows/test_import.py", "tests/workflows/campaign",
+            *(f"tests/measure/{name}" for name in ("hardware", "launchers")),
+            "tests/contracts/test_launchers.py", "tests/workflows/campaign",
         ),
     ),
+    "frameworks": (("jointopt/frameworks",), (), ("tests/frameworks", "tests/workflows/test_import.py")),
     "search": (
         ("jointopt/search",), (),
         ("tests/search", "tests/contracts/test_searchers.py", "tests/golden", "tests/cli/test_dashboard.py"),

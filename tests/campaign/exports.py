@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from jointopt.frameworks.targets import TARGETS
 from jointopt.jobs.jobfile import load_job
-from jointopt.measure.exports.targets import TARGETS
 from jointopt.workflows.export import export, write
 from jointopt.workflows.plan_files import plan_of
 

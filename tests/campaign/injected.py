@@ -32,8 +32,8 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from jointopt.core.errors import JointOptError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.command import CommandLauncher
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.local import CommandLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.runs import outages
 from jointopt.runs.spill import rows_in, spill_files

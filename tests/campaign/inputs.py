@@ -171,7 +171,7 @@ def _read_table(path: Path) -> object:
 
 
 def _read_plan(path: Path) -> object:
-    from jointopt.measure.devices.clocks import plan_settings
+    from jointopt.measure.hardware.gpu_clocks import plan_settings
     from jointopt.workflows.exec import _used_gpus
     from jointopt.workflows.plan_files import plan_of
 
@@ -186,7 +186,7 @@ def _read_calibration(path: Path) -> object:
 
 
 def _read_log(path: Path) -> object:
-    from jointopt.measure.imports.files import read_file
+    from jointopt.frameworks.import_files import read_file
 
     return read_file(path)
 

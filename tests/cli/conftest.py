@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 
 JOB = """
 model: {num_layers: 24, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 16, vocab_size: 50272}

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt as commands
-from jointopt.measure.devices.reading import Series, together
+from jointopt.runs.readings import Series, together
 from tests.processes import gone
 
 PLAN = {"dp": 2, "tp": 1, "pp": 2, "stage_clock_mhz": [1410, 1200]}

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.exports.targets import TARGETS
+from jointopt.frameworks.targets import TARGETS
 
 JOB, PLAN = "llama-3-8b-1x8-h100", "dp=4 tp=2 zero_stage=2"
 

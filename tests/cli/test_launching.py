@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.launchers.command import CommandLauncher
-from jointopt.measure.launchers.slurm import SlurmLauncher
-from jointopt.measure.launchers.starters import framework_launcher
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.measure.framework_launchers import framework_launcher
+from jointopt.measure.local import CommandLauncher
+from jointopt.measure.slurm import SlurmLauncher
+from jointopt.measure.torchrun import TorchrunLauncher
 
 
 def output_of(*words: str) -> tuple[int, str]:

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointopt.cli.main import jointopt
-from jointopt.measure.devices import clocks
+from jointopt.measure.hardware import gpu_clocks
 from jointopt.runs.store import Store
 
 pytestmark = pytest.mark.usefixtures("torch")
@@ -106,7 +106,7 @@ def test_tune_locks_the_clocks_of_each_plan_and_measures_its_energy(driver, fold
         assert entry["energy_j"] > 0
         expected += [f"lock {gpu} {clock}" for gpu in (0, 1)] + [f"reset {gpu} 1980" for gpu in (1, 0)]
     assert len(document["measured"]) == 2
-    assert (driver.calls(), clocks.leftovers()) == (expected, [])
+    assert (driver.calls(), gpu_clocks.leftovers()) == (expected, [])
     study = optuna.load_study(study_name=document["study"], storage=URL)
     assert [len(trial.values) for trial in study.trials] == [2, 2]
 
@@ -138,17 +138,17 @@ def ended(driver, number: int, budget: int, runs: int) -> tuple[int, str]:
 def test_a_tune_that_is_terminated_reports_what_is_kept(driver, folder: Path) -> None:
     status, message = ended(driver, signal.SIGTERM, budget=1, runs=1)
     assert (status, "Ended by a signal: runs that had ended are kept" in message) == (143, True)
-    assert (driver.held(), clocks.leftovers(), len(Store(URL).read())) == ({}, [], 0)
+    assert (driver.held(), gpu_clocks.leftovers(), len(Store(URL).read())) == ({}, [], 0)
 
 
 def test_a_tune_that_is_killed_mid_run_keeps_its_rows_and_goes_on(driver, folder: Path) -> None:
     assert ended(driver, signal.SIGKILL, budget=2, runs=2)[0] == -signal.SIGKILL
-    assert (driver.held(), clocks.leftovers()) == ({}, [])
+    assert (driver.held(), gpu_clocks.leftovers()) == ({}, [])
     assert list(Store(URL).read()["energy_j"].notna()) == [True]
     again = run("tune", "job.yaml", *FEW, "--budget", "2")
     assert again.exit_code == 0, again.stderr
     assert "Going on where a tune was stopped: 1 of 2 runs are spent" in again.stderr
-    assert (driver.held(), clocks.leftovers()) == ({}, [])
+    assert (driver.held(), gpu_clocks.leftovers()) == ({}, [])
     rows = Store(URL).read()
     assert len(rows) == len(rows.drop_duplicates(["dp", "tp", "pp", "stage_clock_mhz"])) == 2
 

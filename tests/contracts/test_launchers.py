@@ -15,13 +15,13 @@ import pytest
 from jointopt.core.schema import COLUMNS, STATUSES
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
-from jointopt.measure.guard.records import MARK
-from jointopt.measure.launchers.base import Launcher, launcher_names, load_launcher, run_all
-from jointopt.measure.launchers.command import CommandLauncher
-from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.measure.launchers.rows import RESULTS
-from jointopt.measure.launchers.slurm import SlurmLauncher
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.measure.base import Launcher, launcher_names, load_launcher, run_all
+from jointopt.measure.hardware.guard.records import MARK
+from jointopt.measure.local import CommandLauncher
+from jointopt.measure.replay import ReplayLauncher
+from jointopt.measure.slurm import SlurmLauncher
+from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.runs.rows import RESULTS
 from tests.stand_in.framework import checkout
 
 # what a user's program may look like: larger micro-batches run out of memory

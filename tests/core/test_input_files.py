@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import JobError, TableError, UsageError
 from jointopt.core.input_files import regular_bytes, unpacked
+from jointopt.frameworks.import_files import read_file
 from jointopt.jobs.calibration import load_calibration
 from jointopt.jobs.reading import read_text
-from jointopt.measure.imports.files import read_file
 from jointopt.runs.table import read_table
 from jointopt.workflows.plan_files import plan_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.torchrun import TorchrunLauncher, train_spec
+from jointopt.measure.torchrun import TorchrunLauncher, train_spec
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.workflows.campaign.candidates import searched
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.precision import named_precision, named_recipe, with_precision
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.table import check_measurements

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jointopt.measure.devices import clocks, meter
+from jointopt.measure.hardware import gpu_clocks, meter
 
-FILES = {clocks.__file__, meter.__file__, contextlib.__file__}
+FILES = {gpu_clocks.__file__, meter.__file__, contextlib.__file__}
 REACHED, NOT_REACHED = 0, 9
 
 
@@ -33,7 +33,7 @@ def hold(at: int, number: int) -> int:
 
     sys.settrace(trace)
     try:
-        with clocks.locked([clocks.Setting(i, 1410.0, 500.0) for i in range(2)]):
+        with gpu_clocks.locked([gpu_clocks.Setting(i, 1410.0, 500.0) for i in range(2)]):
             pass
     finally:
         sys.settrace(None)
@@ -63,7 +63,7 @@ while True:
     if code == NOT_REACHED:
         break
     left = {name for name, value in state().items() if value not in ("1980", "700000")}
-    if left or clocks.leftovers() or code not in (REACHED, -signal_number):
-        print("left after line", tried, code, left, clocks.leftovers())
+    if left or gpu_clocks.leftovers() or code not in (REACHED, -signal_number):
+        print("left after line", tried, code, left, gpu_clocks.leftovers())
     tried += step
 print("lines", tried - 1)

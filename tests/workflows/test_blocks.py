@@ -10,12 +10,12 @@ import pytest
 
 import jointopt
 from jointopt.core.errors import ExportError, LauncherError
+from jointopt.frameworks.intent import intent_of
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job, with_changes
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
-from jointopt.measure.exports.intent import intent_of
-from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.measure.launchers.torchrun import check_model
+from jointopt.measure.replay import ReplayLauncher
+from jointopt.measure.torchrun import check_model
 from jointopt.runs.reached import least_time_s
 from jointopt.workflows.campaign.candidates import measurement_columns
 

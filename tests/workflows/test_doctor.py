@@ -20,7 +20,7 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import CatalogError, LauncherError
 from jointopt.jobs.jobfile import parse_job, parse_yaml
 from jointopt.jobs.machine import Machine, load_machine
-from jointopt.measure.devices.machine import FoundGpu, found_machine
+from jointopt.measure.hardware.host import FoundGpu, found_machine
 from jointopt.report.diagnosis import Feature
 from jointopt.runs.store import Store
 from jointopt.workflows.doctor import diagnose, probe
@@ -45,8 +45,8 @@ def feature(found, name: str) -> Feature:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jointopt.measure.devices.machine._metered_gpus", lambda: ((), "No GPU is found."))
-    monkeypatch.setattr("jointopt.measure.devices.machine._named_gpus", tuple)
+    monkeypatch.setattr("jointopt.measure.hardware.host._metered_gpus", lambda: ((), "No GPU is found."))
+    monkeypatch.setattr("jointopt.measure.hardware.host._named_gpus", tuple)
 
 
 def test_a_machine_without_a_gpu_is_a_cluster_of_cores_that_a_job_file_takes(no_gpu: None) -> None:
@@ -155,7 +155,7 @@ def has_probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What stands in for the probe's result: no GPU is here."""
     readings = dict(READINGS)
     monkeypatch.setattr("jointopt.workflows.doctor._has", lambda module: True)
-    monkeypatch.setattr("jointopt.measure.devices.machine.probe_readings", lambda processes, rank=None: readings)
+    monkeypatch.setattr("jointopt.measure.hardware.host.probe_readings", lambda processes, rank=None: readings)
     return readings
 
 

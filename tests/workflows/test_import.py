@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import jointopt
 from jointopt.core.errors import JobError
+from jointopt.frameworks.import_files import read_text
 from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.measure.imports.files import read_text
 from jointopt.runs.rules import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
 from jointopt.workflows.import_ import import_, with_proposals
-from tests.measure.logs.trace_texts import dmon
+from tests.frameworks.logs.trace_texts import dmon
 from tests.megatron import megatron_arguments
 
 SCRIPT = """torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --swiglu \

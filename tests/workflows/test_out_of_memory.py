@@ -19,7 +19,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import plan_records
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.runs.store import Store
 from jointopt.search.pareto import take

@@ -15,7 +15,7 @@ from jointopt.core.errors import LauncherError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Store
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.behind import set_bounds

@@ -16,8 +16,8 @@ from jointopt.core.budget import Budget
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.base import Ended, Report
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.base import Ended, Report
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record

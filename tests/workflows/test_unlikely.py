@@ -15,7 +15,7 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.real_runs import MeasuredResult
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.workflows.campaign.candidates import searched

@@ -12,8 +12,8 @@ import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Constraints
-from jointopt.measure.launchers.command import CommandLauncher
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.local import CommandLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.physics.site import bill
 from jointopt.search.pareto import front_of, non_dominated, objectives, stacked
 from jointopt.search.studies.display import plan_text

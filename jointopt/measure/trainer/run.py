@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.devices.identity import remarks, wrong_device
+from jointopt.measure.hardware.host import remarks, wrong_device
 from jointopt.measure.trainer.device import device_name, now_s, own_device
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages

@@ -9,10 +9,10 @@ from typing import Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import JointOptError
+from jointopt.frameworks.intent import intent_of
+from jointopt.frameworks.targets import TARGETS, program_of
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import format_plan, parse_plan
-from jointopt.measure.exports.intent import intent_of
-from jointopt.measure.exports.targets import TARGETS, program_of
 from jointopt.physics.cooling import Cooler
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline

@@ -6,7 +6,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import OBJECTIVES, Job
-from jointopt.measure.launchers.base import EndsDominated, EndsEarly
+from jointopt.measure.base import EndsDominated, EndsEarly
 from jointopt.search.pareto import front_order
 
 CLEARLY = 1.5  # times a measured value: first iterations may be slower than later ones, by less than that

@@ -13,7 +13,7 @@ import pandas as pd
 
 from jointopt.core.errors import DeviceError, LauncherError
 from jointopt.core.schema import Bools, Ints
-from jointopt.measure.launchers.base import Launcher
+from jointopt.measure.base import Launcher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
 from jointopt.report.table import result

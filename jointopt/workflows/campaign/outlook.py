@@ -11,8 +11,8 @@ from scipy.special import ndtr
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.job import OBJECTIVES, Job
-from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.cost_model import judged_by, stated
+from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES
 from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior

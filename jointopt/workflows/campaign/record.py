@@ -20,7 +20,7 @@ from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import record_text
-from jointopt.measure.launchers.base import Ended, Launcher, ManyAtOnce, Report, run_all
+from jointopt.measure.base import Ended, Launcher, ManyAtOnce, Report, run_all
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,11 +10,11 @@ import pytest
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS
-from jointopt.measure.launchers import base as module
-from jointopt.measure.launchers.base import launcher_names, load_launcher
-from jointopt.measure.launchers.command import CommandProgram
-from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.measure.launchers.rows import new_log
+from jointopt.measure import base as module
+from jointopt.measure.base import launcher_names, load_launcher
+from jointopt.measure.local import CommandProgram
+from jointopt.measure.replay import ReplayLauncher
+from jointopt.runs.rows import new_log
 
 
 def mine(cores: int = 2, offset_w: float = 0.0, wait_s: float = 1.0) -> SimpleNamespace:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.command import CommandLauncher, Template, command_values
+from jointopt.measure.local import CommandLauncher, Template, command_values
 
 PLAN: dict[str, Any] = {
     "dp": 4, "tp": 1, "pp": 2, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 2, "sequence_parallel": False,

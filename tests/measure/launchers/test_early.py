@@ -15,12 +15,12 @@ import pytest
 from jointopt.core.facts import FailureKind
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.job import Job
-from jointopt.measure.devices.reading import not_measured
-from jointopt.measure.launchers.base import EndsDominated
-from jointopt.measure.launchers.early import least_watts
-from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.program import Program
-from jointopt.measure.launchers.rows import is_bounded, result_row
+from jointopt.measure.base import EndsDominated
+from jointopt.measure.early import least_watts
+from jointopt.measure.local import LocalLauncher
+from jointopt.measure.process import Program
+from jointopt.runs.readings import not_measured
+from jointopt.runs.rows import is_bounded, result_row
 from tests.conftest import Driver
 
 PLAN: dict[str, Any] = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.core.facts import FailureKind
-from jointopt.measure.launchers.failures import failure_of
+from jointopt.frameworks.failures import failure_of
 
 LOGS = Path(__file__).parent / "failure_logs"  # of torchrun with 2 or 4 processes and gloo, PyTorch 2.13
 

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.process import run_in_foreground
+from jointopt.measure.process import run_in_foreground
 from tests.processes import gone
 
 RUN = """
 import sys
-from jointopt.measure.launchers.process import run_in_foreground
+from jointopt.measure.process import run_in_foreground
 sys.exit(run_in_foreground(sys.argv[2:], float(sys.argv[1])))
 """
 SAVES = "trap 'echo saved; exit 5' {}; echo ready; while true; do sleep 0.05; done"

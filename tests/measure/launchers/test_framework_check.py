@@ -11,7 +11,7 @@ import jointopt
 from jointopt.core.errors import ExportError
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.framework import FrameworkProgram
+from jointopt.measure.framework_program import FrameworkProgram
 from tests.stand_in.framework import checkout
 
 

@@ -12,14 +12,12 @@ import pytest
 import jointopt
 from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
+from jointopt.frameworks.logs import measured, read_log
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.early import Early, behind_row
-from jointopt.measure.launchers.rows import is_bounded
-from jointopt.measure.launchers.slurm import SlurmLauncher
-from jointopt.measure.launchers.slurm_watch import End, Written
-from jointopt.measure.launchers.starters import framework_launcher
-from jointopt.measure.logs.iterations import measured
-from jointopt.measure.logs.megatron import read_log
+from jointopt.measure.early import Early, behind_row
+from jointopt.measure.framework_launchers import framework_launcher
+from jointopt.measure.slurm import End, SlurmLauncher, Written
+from jointopt.runs.rows import is_bounded
 from tests.megatron import megatron_arguments, megatron_program
 
 HERE = Path(__file__).parent

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import jointopt
+from jointopt.frameworks.megatron import layer_layout
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import plan_records, uniform_stage_clocks
-from jointopt.measure.exports.megatron import layer_layout
 from tests.megatron import megatron_arguments
 
 JUDGE = os.environ.get("JOINTOPT_MEGATRON_CHECK")  # a command that takes a file of command lines; 0 = all are accepted

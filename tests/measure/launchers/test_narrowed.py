@@ -14,9 +14,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.measure.launchers.base import narrowed
-from jointopt.measure.launchers.local import LocalLauncher
-from jointopt.measure.launchers.torchrun import TorchrunProgram, train_spec
+from jointopt.measure.base import narrowed
+from jointopt.measure.local import LocalLauncher
+from jointopt.measure.torchrun import TorchrunProgram, train_spec
 
 
 @pytest.fixture

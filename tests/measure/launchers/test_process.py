@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.launchers.process import run_program
+from jointopt.measure.process import run_program
 
 PYTHON = sys.executable
 
@@ -34,7 +34,7 @@ def test_a_program_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("jointopt.measure.launchers.process._POLITE_S", 0.5)
+    monkeypatch.setattr("jointopt.measure.process._POLITE_S", 0.5)
     deaf = "trap '' TERM; setsid sleep 600 & echo $!; wait"  # of a shell, which begins in milliseconds
     ended = run_program(["sh", "-c", deaf], tmp_path / "log", limit_s=3)
     assert ended.timed_out
@@ -50,7 +50,7 @@ def test_children_that_outlive_a_good_end_are_killed(tmp_path: Path) -> None:
 
 def test_a_program_ends_when_the_tool_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    run = "from jointopt.measure.launchers.process import run_program as r; from pathlib import Path as P; import sys; "
+    run = "from jointopt.measure.process import run_program as r; from pathlib import Path as P; import sys; "
     sleeper = "import os, time; print(os.getpid()); time.sleep(600)"
     run += f"r([sys.executable, '-uc', {sleeper!r}], P({str(log)!r}), limit_s=600)"
     tool = subprocess.Popen([PYTHON, "-c", run])
@@ -64,7 +64,7 @@ def test_a_program_ends_when_the_tool_is_killed(tmp_path: Path) -> None:
 
 def test_a_second_interrupt_leaves_no_program_that_ignores_the_first(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    run = "from jointopt.measure.launchers.process import run_program as r; from pathlib import Path as P; import sys; "
+    run = "from jointopt.measure.process import run_program as r; from pathlib import Path as P; import sys; "
     deaf = (
         "import os, signal, time; signal.signal(15, lambda *_: print('deaf', flush=True)); "
         "print(os.getpid(), flush=True)\nwhile True: time.sleep(1)"

@@ -10,7 +10,7 @@ import pytest
 
 from jointopt.core.errors import LauncherError, TableError
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 
 
 def size(runs: pd.DataFrame, job: Job) -> int:

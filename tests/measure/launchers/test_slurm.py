@@ -18,10 +18,10 @@ import pytest
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.launchers import slurm_control as control
-from jointopt.measure.launchers.command import CommandProgram
-from jointopt.measure.launchers.rows import is_bounded
-from jointopt.measure.launchers.slurm import SlurmLauncher
+from jointopt.measure import slurm_commands as control
+from jointopt.measure.local import CommandProgram
+from jointopt.measure.slurm import SlurmLauncher
+from jointopt.runs.rows import is_bounded
 from tests.slurm_cluster import NODES, Cluster, wait_for
 
 PLAN: dict[str, Any] = {
@@ -197,7 +197,7 @@ def test_without_a_requeue_a_vanished_node_is_named(make: Make, job: Job, cluste
 TOOL = """
 import sys, pickle
 from pathlib import Path
-from jointopt.measure.launchers.slurm import SlurmLauncher
+from jointopt.measure.slurm import SlurmLauncher
 job, plan, options = pickle.load(open(sys.argv[1], "rb"))
 SlurmLauncher(**options).run(job, plan)
 """

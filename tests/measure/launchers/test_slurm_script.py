@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.facts import FailureKind
+from jointopt.frameworks.slurm import shell_words
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import Slurm
-from jointopt.measure.launchers.slurm import SlurmLauncher
-from jointopt.measure.launchers.slurm_control import parse_job
-from jointopt.measure.launchers.slurm_script import shell_words
-from jointopt.measure.launchers.slurm_watch import End, why_failed
+from jointopt.measure.slurm import End, SlurmLauncher, why_failed
+from jointopt.measure.slurm_commands import parse_job
 
 PLAN: dict[str, Any] = {
     "dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,

@@ -12,7 +12,7 @@ from jointopt.core.facts import FailureKind
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import Slurm
-from jointopt.measure.launchers.base import load_launcher
+from jointopt.measure.base import load_launcher
 
 PLAN: dict[str, Any] = {
     "dp": 2, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,

@@ -17,9 +17,9 @@ from jointopt.core.facts import FailureKind
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import Slurm
-from jointopt.measure.launchers.base import load_launcher, run_all, script_of
-from jointopt.measure.launchers.framework import FRAMEWORKS, FrameworkProgram
-from jointopt.measure.launchers.slurm import SlurmLauncher
+from jointopt.measure.base import load_launcher, run_all, script_of
+from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
+from jointopt.measure.slurm import SlurmLauncher
 from tests.slurm_cluster import Cluster
 from tests.stand_in.framework import checkout
 

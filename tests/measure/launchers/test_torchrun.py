@@ -16,9 +16,9 @@ from jointopt.core.errors import LauncherError
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
-from jointopt.measure.launchers.base import EndsEarly
-from jointopt.measure.launchers.rows import is_bounded
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
+from jointopt.measure.base import EndsEarly
+from jointopt.measure.torchrun import TorchrunLauncher
+from jointopt.runs.rows import is_bounded
 from tests.conftest import Driver
 
 pytestmark = pytest.mark.usefixtures("torch")

@@ -12,8 +12,8 @@ import pytest
 
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.measure.launchers.rows import with_log
-from jointopt.measure.launchers.torchrun import TorchrunProgram, read_result, train_spec
+from jointopt.measure.torchrun import TorchrunProgram, read_result, train_spec
+from jointopt.runs.rows import with_log
 
 MODEL = Model("tiny", 2, 64, 128, 4, 4, 256, 16, gated_mlp=True)
 PLAN: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate import other_jobs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.within_job import Spread

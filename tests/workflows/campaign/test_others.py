@@ -12,7 +12,7 @@ import pandas as pd
 import sqlalchemy as sa
 
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.reservations import Reservations
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import listed

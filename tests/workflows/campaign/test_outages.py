@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs import outages
 from jointopt.runs.spill import rows_in, spill_files
 from jointopt.runs.store import Store

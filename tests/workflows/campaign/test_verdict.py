@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jointopt.jobs.job import Job
-from jointopt.measure.launchers.command import CommandLauncher
+from jointopt.measure.local import CommandLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.workflows.campaign.outlook import broken_constraints
 from jointopt.workflows.campaign.verdict import same_cause, why_none

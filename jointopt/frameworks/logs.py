@@ -1,0 +1,580 @@
+"""The log of any known training program, read by the format of its lines, and when its iterations ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from jointopt.core.units import GIB
+from jointopt.frameworks.options import NEWEST, option_table, version_key
+from jointopt.runs.rows import result_row
+
+_LEAST_WHOLE_S = 20.0  # a window whose end is known to a second alone
+_BETWEEN = 0.1  # of the iterations' time: what may have passed between them, and be in no line
+_ROUNDED_S = 1.0  # times of lines may be whole seconds
+
+
+def read_run(text: str, warmup: int, batch: Batch) -> RunLog:
+    """The run of a log after ``warmup`` iterations, by the first format that fits; ValueError where none counts."""
+    if is_log(text):
+        return read_log(text, warmup)
+    form = next((form for form in FORMATS if form.is_log(text)), None)
+    if form is None:
+        raise ValueError("it holds no iteration")
+    return form.read(text, warmup, batch)
+
+
+class Window(NamedTuple):
+    """A time in which nothing but iterations that count ran: start and end in s since 1970, and their number."""
+
+    start_s: float
+    end_s: float
+    iterations: int
+
+
+def window_of(log: RunLog) -> Window:
+    """The longest stretch of iterations that count, none between them that does not, by the times of its lines.
+
+    ValueError says why there is none: lines without times (of this machine's zone), times that are too coarse for so
+    short a stretch, or that tell more or less time than the iterations took.
+    """
+    stretch = max(_stretches(log.kept), key=_seconds)
+    seconds, end = _seconds(stretch), stretch[-1].ended_s
+    if not math.isfinite(end):
+        raise ValueError("its lines hold no times")
+    if end.is_integer() and seconds < _LEAST_WHOLE_S:
+        raise ValueError(f"its times are whole seconds, too coarse for {seconds:.1f} s without an interruption")
+    passed, counted = end - stretch[0].ended_s, seconds - _seconds(stretch[:1])
+    if abs(passed - counted) > _ROUNDED_S + _BETWEEN * counted:
+        raise ValueError(f"{passed:.1f} s passed from its first line that counts to its last, of which the iterations "
+                         f"took {counted:.1f} s")  # fmt: skip
+    return Window(end - seconds, end, sum(one.span for one in stretch))
+
+
+def _stretches(kept: Iterable[Iteration]) -> list[list[Iteration]]:
+    """Iterations that follow on each other."""
+    found: list[list[Iteration]] = []
+    for one in kept:
+        if not found or one.number - found[-1][-1].number != one.span:
+            found.append([])
+        found[-1].append(one)
+    return found
+
+
+def _seconds(stretch: Iterable[Iteration]) -> float:
+    return math.fsum(one.seconds * one.span for one in stretch)
+
+
+# Iterations of one run: which of them count as measured, and the result columns of those that do.
+
+
+# Why an iteration does not count.
+SKIPPED, NAN, CUT = "skipped for gradients that were not finite", "with NaN", "cut off in the log"
+CHECKPOINT, EVALUATION, WARM_UP = "beside a checkpoint", "beside an evaluation", "of warm-up"
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One line of a log: the mean of the iterations since the line before, up to ``number``."""
+
+    number: int
+    seconds: float  # per iteration
+    rank: str = ""  # label of the rank that wrote it
+    energy_per_gpu_j: float = math.nan
+    power_per_gpu_w: float = math.nan
+    loss: float = math.nan
+    fault: str = ""  # why it does not count; blank: it does
+    ended_s: float = math.nan  # when its line was written, in s since 1970
+    span: int = 1  # iterations that it is the mean of
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """The iterations that count, how many do not by reason, and the memory of the fullest rank; NaN where unknown."""
+
+    kept: tuple[Iteration, ...]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    peak_memory_gib: float = math.nan
+    remark: str = ""  # on what the times are
+
+    @property
+    def iteration_s(self) -> tuple[float, ...]:
+        """Seconds of each iteration that counts."""
+        return tuple(one.seconds for one in self.kept)
+
+    def median(self, name: str) -> float:
+        """Median of a field over the iterations that count and have it; NaN where none has."""
+        values = [getattr(one, name) for one in self.kept]
+        return statistics.median(finite) if (finite := [v for v in values if math.isfinite(v)]) else math.nan
+
+
+def run_log(
+    iterations: Sequence[Iteration], warmup: int, peak_memory_gib: float = math.nan, remark: str = ""
+) -> RunLog:
+    """The run that the lines of a log tell, without its first ``warmup`` iterations, nor those after a restart.
+
+    Where several ranks wrote, the one with most losses counts: others hold placeholders. ValueError where no iteration
+    counts, with the reasons.
+    """
+    judged = _without_warm_up(_of_one_rank(iterations), warmup)
+    dropped = Counter(one.fault for one in judged if one.fault)
+    kept = tuple(one for one in judged if not one.fault)
+    if not kept:
+        why = f", of which {_counted(dropped)}" if dropped else ""
+        raise ValueError(f"{len(judged)} iterations in the log{why}")
+    return RunLog(kept, dropped, peak_memory_gib, remark)
+
+
+def measured(log: RunLog, num_gpus: int, metered: bool = False) -> dict[str, Any]:
+    """The result columns of a log; energy only where it holds any (0 J means that the program had no meter).
+
+    ``metered``: another meter will say how much there was, so that the notes leave it open.
+    """
+    seconds = statistics.median(log.iteration_s)
+    spread = (max(log.iteration_s) - min(log.iteration_s)) / seconds
+    notes = [f"{len(log.kept)} iterations, spread {spread:.1%}, loss {log.kept[-1].loss:.5g}"]
+    notes += [_counted(log.dropped) + " left out"] if log.dropped else []
+    notes += [log.remark] if log.remark else []
+    joules = log.median("energy_per_gpu_j")
+    energy = {"energy_j": joules * num_gpus, "avg_power_w": log.median("power_per_gpu_w")}
+    if not joules > 0:
+        energy = {}
+        notes += [] if metered else ["energy not measured"]
+    return result_row(", ".join(notes), iteration_time_s=seconds, peak_memory_gib=log.peak_memory_gib, **energy)
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+
+
+def _of_one_rank(iterations: Iterable[Iteration]) -> list[Iteration]:
+    by_rank: dict[str, list[Iteration]] = {}
+    for one in iterations:
+        by_rank.setdefault(one.rank, []).append(one)
+    return max(by_rank.values(), key=lambda ones: (sum(one.loss >= 0 for one in ones), len(ones)), default=[])
+
+
+def _without_warm_up(iterations: Iterable[Iteration], warmup: int) -> list[Iteration]:
+    """The iterations in order, the first of each start of the program marked; a line that stands twice counts once."""
+    starts: list[list[Iteration]] = []
+    for one in iterations:
+        last = starts[-1][-1] if starts else None
+        if last and one.number == last.number and one.seconds == last.seconds:
+            continue
+        if last is None or one.number <= last.number:
+            starts.append([])
+        starts[-1].append(one)
+    return [one for start in starts for one in _marked(start, warmup)]
+
+
+def _marked(lines: list[Iteration], warmup: int) -> Iterator[Iteration]:
+    """The lines of one start with their spans, those marked that hold any of its first ``warmup`` iterations."""
+    ends = [one.number for one in lines]
+    span = min((b - a for a, b in itertools.pairwise(ends)), default=1)
+    begun = max(ends[0] - span, min(ends[0] - 1, 0))  # the iteration before the first line; NeMo counts from 0
+    for before, one in zip([begun, *ends], lines, strict=False):
+        cold = before < begun + warmup and not one.fault
+        yield dataclasses.replace(one, span=span, fault=WARM_UP if cold else one.fault)
+
+
+# Logs of torchtitan, nanotron, DeepSpeed and NeMo, each by the format string of its training loop.
+
+
+_NUMBER = r"[-+]?(?:nan|inf|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
+_MAGNITUDE = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of one iteration, for logs that state a throughput instead of a time."""
+
+    sequences: int
+    seq_length: int
+    num_gpus: int
+
+
+Match = re.Match[str]
+_Times = Callable[[Match, Batch], float]  # seconds of an iteration from its line
+
+
+@dataclass(frozen=True)
+class Format:
+    """One program's lines: of an iteration (groups ``number``, perhaps ``loss`` and ``memory``), and around them."""
+
+    framework: str
+    iteration: re.Pattern[str]
+    seconds: _Times
+    beside: tuple[tuple[re.Pattern[str], str], ...] = ()  # what makes the next iteration no ordinary one
+    memory: re.Pattern[str] | None = None  # of a line of its own
+    bytes_per_unit: float = GIB  # of memory
+    skipped: re.Pattern[str] | None = None  # a line whose group counts the skipped iterations so far
+    remark: str = ""
+
+    def is_log(self, text: str) -> bool:
+        """Whether a text holds a line of iterations of this format."""
+        return any(self.iteration.search(line.text) for line in lines_of(text))
+
+    def read(self, text: str, warmup: int, batch: Batch) -> RunLog:
+        """The run of a log after ``warmup`` iterations; ValueError where none counts."""
+        found: list[Iteration] = []
+        fault, memory, skipped = "", [math.nan], 0
+        for line in lines_of(text):
+            fault = next((why for marks, why in self.beside if marks.search(line.text)), fault)
+            if self.skipped and (counted := self.skipped.search(line.text)):
+                fault = SKIPPED if int(counted[1]) > skipped else fault
+                skipped = max(skipped, int(counted[1]))
+            memory += self._memory(line.text)
+            for one in self._iterations(line, batch, fault, len(found) + 1):
+                found.append(one)
+                fault = ""
+        largest = max((value for value in memory if math.isfinite(value)), default=math.nan)
+        return run_log(found, warmup, largest, self.remark)
+
+    def _memory(self, text: str) -> list[float]:
+        found = [m["memory"] for m in self.iteration.finditer(text) if "memory" in m.re.groupindex and m["memory"]]
+        found += self.memory.findall(text) if self.memory else []
+        return [float(value) * self.bytes_per_unit / GIB for value in found]
+
+    def _iterations(self, line: Line, batch: Batch, fault: str, place: int) -> Iterator[Iteration]:
+        for found in self.iteration.finditer(line.text):
+            seconds = self.seconds(found, batch)
+            loss = float(found["loss"]) if "loss" in found.re.groupindex and found["loss"] else math.nan
+            if 0 < seconds < math.inf:
+                bad = NAN if found.groupdict().get("loss") and not math.isfinite(loss) else fault
+                ended_s = moment_of(line.text[: found.start()])
+                yield Iteration(
+                    int(found["number"] or place), seconds, line.rank, loss=loss, fault=bad, ended_s=ended_s
+                )
+
+
+def _plain(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _by_tokens(found: Match, batch: Batch) -> float:
+    """From tokens per second of one GPU."""
+    rate = _plain(found["tps"])
+    return batch.sequences * batch.seq_length / (rate * batch.num_gpus) if rate > 0 else math.nan
+
+
+def _by_samples(found: Match, batch: Batch) -> float:
+    rate = _plain(found["rate"])
+    return batch.sequences / rate if rate > 0 else math.nan
+
+
+def _milliseconds(found: Match, batch: Batch) -> float:
+    return round(_plain(found["ms"]) * _MAGNITUDE[found["unit"] or ""] / 1e3, 9)
+
+
+def _read_seconds(found: Match, batch: Batch) -> float:
+    return _plain(found["s"])
+
+
+def _by_phases(found: Match, batch: Batch) -> float:
+    return sum(_plain(found[name]) for name in ("fwd", "bwd", "step")) / 1e3
+
+
+def _pattern(words: str, begin: str = "") -> re.Pattern[str]:
+    """NUM is a number, ANY a text without another ``begin``, by which a line of another rank was written into it."""
+    return re.compile(words.replace("ANY", f"(?:(?!{begin}).)*?").replace("NUM", _NUMBER))
+
+
+_SAVING = re.compile(r"[Ss]aving (?:the |model )?checkpoint|[Ff]inished saving|\[Torch\] Sav(?:ing|ed)")
+_CHECKPOINT = (_SAVING, CHECKPOINT)
+_OVERFLOW = (re.compile(r"Skipping step|OVERFLOW!|Grad overflow"), SKIPPED)
+TORCHTITAN = Format(
+    "torchtitan",
+    _pattern(
+        r"(?<!validate )step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>NUM)\sANYmemory:\s*(?P<memory>[\d.]+)GiB"
+        r"\([\d.]+%\)\s+(?:tps|wps):\s*(?P<tps>NUM)\sANYmfu:\s*(?:[\d.]+%|N/A)",
+        "step:",
+    ),
+    _by_tokens,
+    (_CHECKPOINT, (re.compile(r"validate step:"), EVALUATION)),
+)
+NANOTRON = Format(
+    "nanotron",
+    _pattern(
+        r"\biteration: (?P<number>\d+) / \d+ \|ANY\b(?:elapsed_)?time_per_iteration_ms: (?P<ms>NUM)(?P<unit>[KMBT]?) \|"
+        r"ANY\b(?:lm_loss|loss): (?P<loss>NUM) \|",
+        "iteration:",
+    ),
+    _milliseconds,
+    (_CHECKPOINT, (re.compile(r"[Vv]alidation loss|Validating"), EVALUATION)),
+    re.compile(r"Peak reserved: ([\d.]+)MiB"),
+    2**20,
+)
+DEEPSPEED_PIPELINE = Format(
+    "deepspeed",
+    _pattern(r"\bsteps: (?P<number>\d+) loss: (?P<loss>NUM) ANYiter time \(s\): (?P<s>NUM) samples/sec: NUM", "steps:"),
+    _read_seconds,
+    (_CHECKPOINT, _OVERFLOW),
+    skipped=re.compile(r"\bstep=\d+, skipped=(\d+),"),
+)
+DEEPSPEED = Format(
+    "deepspeed",
+    _pattern(
+        r"micro_step=\d+/global_step=(?P<number>\d+), RunningAvgSamplesPerSec=NUM, CurrSamplesPerSec=(?P<rate>NUM), "
+        r"MemAllocated=[\d.]+GB, MaxMemAllocated=(?P<memory>[\d.]+)GB"
+    ),
+    _by_samples,
+    (_CHECKPOINT, _OVERFLOW),
+    skipped=re.compile(r"\bstep=\d+, skipped=(\d+),"),
+)
+DEEPSPEED_PHASES = Format(
+    "deepspeed",
+    _pattern(
+        r"time \(ms\) \| fwd: (?P<fwd>NUM) \| bwd: (?P<bwd>NUM) \|ANY\| step: (?P<step>\d+\.\d\d)(?P<number>)\s*$",
+        "fwd:",
+    ),
+    _by_phases,
+    (_CHECKPOINT, _OVERFLOW),
+    remark="forward, backward and step, without what lies between them",
+)
+NEMO = Format(
+    "nemo",
+    _pattern(
+        r"iteration (?P<number>\d+)/\d+ \|ANYreduced_train_loss: (?P<loss>NUM) \|ANY"
+        r"train_step_timing in s: (?P<s>NUM)(?=\s*\||(?<=[\d.]{5})\s*$)",  # last in its line, it is whole by its digits
+        "iteration ",
+    ),
+    _read_seconds,
+    (_CHECKPOINT, (re.compile(r"val_loss|Validation DataLoader"), EVALUATION)),
+)
+# of a script of one's own, such as those that Accelerate starts: documented in docs/imports.md
+PLAIN = Format(
+    "",
+    _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>\d+\.\d{3,})(?: s)?\s*$"),
+    _read_seconds,
+    (_CHECKPOINT,),
+)
+FORMATS = (
+    TORCHTITAN,
+    NANOTRON,
+    DEEPSPEED_PIPELINE,
+    DEEPSPEED,
+    NEMO,
+    DEEPSPEED_PHASES,
+    PLAIN,
+)  # the first that fits counts
+
+
+# Logs of Megatron-LM, Megatron-Bridge and Megatron-DeepSpeed: ``training_log`` of their training loops.
+
+
+_ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
+_FIELD = re.compile(r"\s*([a-z][^|:]*?)\s*:\s*([-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?))\s*\|")
+_MEMORY = re.compile(r"memory \(MB\).*\bmax reserved:\s*([\d.]+)|\bmax reserved:\s*([\d.]+)")
+_MEMORY_GB = re.compile(r"memory \(GB\).*\bmem-max-reserved-gigabytes:\s*([\d.]+)")  # 1e9 bytes
+_TIME = "elapsed time per iteration (ms)"
+_SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
+_BESIDE = {
+    re.compile(r"saving checkpoint at iteration|successfully saved checkpoint|save-checkpoint"): CHECKPOINT,
+    re.compile(r"validation loss at iteration|\bEvaluating on \d+|\bEvaluating iter|: evaluate\b"): (EVALUATION),
+}
+
+
+def read_log(text: str, dropped: int) -> RunLog:
+    """The log of one run, of any rank or all mixed, after ``dropped`` iterations of warm-up; ValueError without any.
+
+    Megatron sets its counters of skipped and NaN iterations back at each line, so that they are those of the line. The
+    line after a checkpoint or an evaluation does not count: caches are cold, and early versions timed both with it.
+    """
+    found: list[Iteration] = []
+    beside, megabytes = "", [math.nan]
+    for line in lines_of(text):
+        beside = next((why for marks, why in _BESIDE.items() if marks.search(line.text)), beside)
+        megabytes += _megabytes(line.text)
+        for one in _iterations(line):
+            found.append(dataclasses.replace(one, fault=one.fault or beside))
+            beside = ""
+    return run_log(found, dropped, _largest(megabytes) * 2**20 / GIB)
+
+
+def is_log(text: str) -> bool:
+    """Whether a text holds a line of iterations of this format."""
+    return any(_TIME in line.text and _ITERATION.search(line.text) for line in lines_of(text))
+
+
+def _megabytes(text: str) -> list[float]:
+    if found := _MEMORY_GB.search(text):
+        return [float(found[1]) * 1e9 / 2**20]
+    return [float(found[1] or found[2])] if (found := _MEMORY.search(text)) else []
+
+
+def _largest(values: list[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=math.nan)
+
+
+def _iterations(line: Line) -> list[Iteration]:
+    """The iterations of a line; where another rank wrote into it, there are several beginnings."""
+    starts = [*_ITERATION.finditer(line.text)]
+    befores = [0, *(start.end() for start in starts)]
+    ends = [*(start.start() for start in starts[1:]), len(line.text)]
+    found = (
+        _iteration(int(start[1]), line.text[start.end() : end], line.rank, moment_of(line.text[before : start.start()]))
+        for start, before, end in zip(starts, befores, ends, strict=False)
+    )
+    return [one for one in found if one is not None]
+
+
+def _iteration(number: int, rest: str, rank: str, ended_s: float) -> Iteration | None:
+    pairs = _FIELD.findall(rest)
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    fields = {name: float(value) for name, value in pairs}
+    if not 0 < fields.get(_TIME, math.nan) < math.inf or twice:
+        return None
+    return Iteration(
+        number, round(fields[_TIME] / 1e3, 9), rank, fields.get("energy per GPU (J/iter/GPU)", math.nan),
+        fields.get("power per GPU (W/GPU)", math.nan), fields.get("lm loss", math.nan), _fault(fields), ended_s,
+    )  # fmt: skip
+
+
+def _fault(fields: dict[str, float]) -> str:
+    """Why a line does not count; Megatron's own, which count samples, end with the counters or are cut off."""
+    if fields.get(_SKIPPED, 0):
+        return SKIPPED
+    if fields.get(_NAN, 0) or math.isnan(fields.get("lm loss", 0.0)):
+        return NAN
+    return CUT if "consumed samples" in fields and not {_SKIPPED, _NAN} <= fields.keys() else ""
+
+
+# The lines of a log as the program wrote them: without colours, the label of the rank taken off, and their times.
+
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_BREAK = re.compile(r"\r\n|[\n\r]")
+# labels of torchrun, torch.distributed and srun: [default0]:, [rank3]:, 12:
+_LABEL = re.compile(r"((?:\[[^\]\s]*\]:\s?|\d+: ?)*)(.*)", re.DOTALL)
+_MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+_MONTH_FIRST = re.compile(r"(\d\d)/(\d\d)(?:/(\d{4}))? (\d\d):(\d\d):(\d\d)")  # nanotron's, without a year
+
+
+class Line(NamedTuple):
+    """One line: the label of the rank that wrote it (blank without one), and its text."""
+
+    rank: str
+    text: str
+
+
+def lines_of(log: str) -> Iterator[Line]:
+    """The lines of a log in order; a progress bar's returns count as ends of lines."""
+    for raw in _BREAK.split(_ANSI.sub("", log)):
+        found = _LABEL.match(raw)
+        if found:
+            yield Line(found[1].strip(), found[2])
+
+
+def moment_of(text: str) -> float:
+    """The last time in a text, of this machine's zone, in s since 1970; NaN without one."""
+    if found := [*_MOMENT.finditer(text)]:
+        *parts, fraction = found[-1].groups()
+        return _lines_seconds(*map(int, parts), int((fraction or "0").ljust(6, "0")))
+    if found := [*_MONTH_FIRST.finditer(text)]:
+        month, day, year, hour, minute, second = found[-1].groups()
+        return _lines_seconds(int(year or time.localtime().tm_year), *map(int, (month, day, hour, minute, second)))
+    return math.nan
+
+
+def _lines_seconds(*parts: int) -> float:
+    try:
+        return datetime(*parts).timestamp()  # type: ignore[arg-type]
+    except ValueError:
+        return math.nan
+
+
+# Conditions of a run that its log states: the framework's version, and the network that NCCL chose.
+
+
+_READ_NUMBER = r"(\d+(?:\.\d+)+[\w.+-]*)"
+# lines by which programs introduce themselves
+_VERSIONS = {
+    "torchtitan": (rf"torchtitan version: {_READ_NUMBER}",),
+    "deepspeed": (rf"DeepSpeed info: version={_READ_NUMBER}", rf"deepspeed info \.+ {_READ_NUMBER}"),
+    "megatron-lm": (rf"megatron[-_.]core(?: version)?[ =:]+v?{_READ_NUMBER}",),
+    "nemo": (rf"nemo_version: ['\"]?{_READ_NUMBER}", rf"megatron[-_.]bridge(?: version)?[ =:]+v?{_READ_NUMBER}"),
+    "nanotron": (rf"nanotron(?: version)?[ =:]+v?{_READ_NUMBER}",),
+}
+_VERSIONS |= {"megatron": _VERSIONS["megatron-lm"], "megatron-bridge": _VERSIONS["nemo"]}  # as launchers name them
+_MOST = 0.7  # of options that every version has, in a list of all: some bear another name there
+_NONE = "0.0.0"  # by which torchtitan says that it does not know
+_NETWORK = re.compile(r"NCCL INFO Using network (\w+)")
+_PORTS = re.compile(r"NCCL INFO NET/IB : Using (\[0\][^;\n]*)")
+_PORT = re.compile(r"\[\d+\]([\w.-]+:\d+)/(IB|RoCE)")
+_SOCKET = re.compile(r"NCCL INFO NET/Socket : Using \[0\](\w+):")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\w+)")
+_WITHIN = (
+    ("NVLink SHARP", re.compile(r"NCCL INFO.*(?:NVLS multicast support is available|\b[1-9]\d* nvls channels)")),
+    ("peer to peer", re.compile(r"NCCL INFO (?:Channel|Ring).* via P2P/")),
+    ("shared memory", re.compile(r"NCCL INFO (?:Channel|Ring).* via SHM\b")),
+)
+
+
+def version_of(log: str, framework: str) -> str:
+    """The version that a log states; of Megatron's list of arguments the bounds (``>=0.16``); blank without either."""
+    for pattern in _VERSIONS.get(framework, ()):
+        found = re.search(pattern, log, re.IGNORECASE)
+        if found and found[1] != _NONE:
+            return found[1]
+    return ""
+
+
+def version_by_options(names: Iterable[str]) -> str:
+    """The bounds of Megatron Core's version from the names of all its options (with underscores): ``>=0.13 <0.15``."""
+    given = {name.replace("_", "-") for name in names}
+    # an option of no release yet bounds none
+    table = {name: option for name, option in option_table("megatron").items() if option.since != NEWEST}
+    has = {name: bool({name, *option.also} & given) for name, option in table.items()}
+    old = [has[name] for name, option in table.items() if not (option.since or option.until)]
+    whole = sum(old) > _MOST * len(old)  # else the list is cut off, and what it lacks says nothing
+    low, high = "", ""
+    for name, option in table.items():
+        if option.since and has[name]:
+            low = max(low, option.since, key=lambda text: version_key(text or "0"))
+        ends = option.until if has[name] else option.since if whole and not option.until else ""
+        high = min(high or NEWEST, ends, key=version_key) if ends else high
+    if high and version_key(high) <= version_key(low or "0"):  # an option of a fork
+        high = ""
+    return " ".join([*([f">={low}"] if low else []), *([f"<{high}"] if high else [])])
+
+
+def fabric_of(log: str) -> str:
+    """The networks between nodes and within one, from NCCL's lines (``NCCL_DEBUG=INFO``); blank without any."""
+    within = next((f"{words} within a node" for words, pattern in _WITHIN if pattern.search(log)), "")
+    return ", ".join(filter(None, (_between_nodes(log), within)))
+
+
+def _between_nodes(log: str) -> str:
+    """``InfiniBand (8 ports)``, ``RoCE (2 ports)``, ``Ethernet``, ``IP over InfiniBand``, ``EFA``, or NCCL's name."""
+    chosen, listed, provider = _NETWORK.findall(log), _PORTS.search(log), _PROVIDER.search(log)
+    name = chosen[-1] if chosen else ""
+    if provider and name not in ("Socket", "IB"):
+        return provider[1].upper()
+    if name.startswith("IB") or (listed and not name):
+        ports = _PORT.findall(listed[1]) if listed else []
+        kind = "RoCE" if ports and all(kind == "RoCE" for _, kind in ports) else "InfiniBand"
+        return f"{kind} ({len(ports)} ports)" if ports else kind
+    if socket := _SOCKET.search(log):
+        return "IP over InfiniBand" if socket[1].startswith("ib") else "Ethernet"
+    return {"Socket": "Ethernet"}.get(name, name)
+
+
+def flags_text(flags: Mapping[str, object]) -> str:
+    """Options as one cell: ``manual_gc overlap_grad_reduce fp8_recipe=tensorwise``, in the order of their names."""
+    return " ".join(
+        name if flags[name] in (True, "True", "true") else f"{name}={_word(flags[name])}" for name in sorted(flags)
+    )
+
+
+def _word(value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return re.sub(r"\s+", "", text)

@@ -1,0 +1,263 @@
+"""Command-line options of a framework by version: which exist, and what they state (``*_options.yaml``).
+
+Exports write by these tables and imports read by them, so that each name stands once."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.errors import ExportError, UsageError
+from jointopt.jobs.reading import package_yaml
+from jointopt.runs.precision import named_precision, named_recipe
+
+NEWEST = "development"
+_DEVELOPMENT = (NEWEST, "dev", "main")
+_HIGHEST = (10**6,)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: the first version that has it and the first that has it no more; blank where all do."""
+
+    sets: str = ""  # what its value states as it stands, such as plan.tp, model.num_layers, training.seq_length
+    since: str = ""
+    until: str = ""
+    optional: bool = False  # left out, not refused, where a version does not have it
+    also: tuple[str, ...] = ()  # other names that files give it
+    matters: bool = False  # it changes the time of an iteration, and no column says it
+
+    def known_to(self, version: str) -> bool:
+        """Whether a version has it."""
+        return version_key(self.since or "0") <= version_key(version) < version_key(self.until or NEWEST, end=True)
+
+
+def is_of_release(version: str, release: str) -> bool:
+    """Whether a version is that release, or one of its patches: ``0.16.1`` of ``0.16``, ``0.3`` of ``0.3.0``."""
+    if not release[0].isdigit():
+        return version == release or (release == NEWEST and version in _DEVELOPMENT)
+    try:
+        pairs = zip(version_key(version), version_key(release), strict=False)
+    except UsageError:
+        return False
+    return all(one == other for one, other in pairs)
+
+
+def version_key(version: str, end: bool = False) -> tuple[int, ...]:
+    """A version as numbers to compare by; the newest is above all. UsageError for text that is no version."""
+    if version in (*_DEVELOPMENT, ""):
+        return (*_HIGHEST, 1) if end else _HIGHEST
+    numbers = re.fullmatch(r"(?:core_)?[rv]?(\d+(?:\.\d+)*)[\w.+-]*", version, re.ASCII)
+    if numbers is None:
+        raise UsageError(f"--version must be a version such as 0.16.1, or {NEWEST}; got {version!r}.")
+    return tuple(int(part) for part in numbers[1].split("."))
+
+
+@functools.cache
+def option_table(framework: str) -> Mapping[str, Option]:
+    """The options of a framework by their names, without dashes in front."""
+    return {name: Option(**(entry or {})) for name, entry in _file(framework)["options"].items()}
+
+
+@functools.cache
+def without_effect(framework: str) -> re.Pattern[str]:
+    """Matches names, with underscores, of options that change neither the layout nor the time of an iteration."""
+    words = [name.replace("-", "_") for name in _file(framework)["without_effect"]]
+    return re.compile("|".join(word[:-1] if word.endswith("*") else rf"{word}\Z" for word in words))
+
+
+@functools.cache
+def _file(framework: str) -> Mapping[str, Any]:
+    loaded: dict[str, Any] = package_yaml(Path(__file__).with_name(f"{framework}_options.yaml"))
+    return loaded
+
+
+class Words:
+    """The command line of one version, option by option, in the order in which they are given."""
+
+    def __init__(self, framework: str, version: str) -> None:
+        self.framework, self.version = framework, version
+        self._table, self._key = option_table(framework), version
+        self._words: list[str] = []
+
+    def add(self, **values: Any) -> None:
+        """``--name value`` of each value, ``--name`` for True, several words for a tuple; None and False are left out.
+
+        ExportError where the version has no such option and does without it only as another run.
+        """
+        for name, value in values.items():
+            if value is None or value is False or value == ():
+                continue
+            option = name.replace("_", "-")
+            entry = self._table[option]
+            if entry.known_to(self._key):
+                self._words += ["--" + option, *_values(value)]
+            elif not entry.optional:
+                raise ExportError(f"{self.framework} {self.version} has no --{option}, which the plan needs.")
+
+    def has(self, name: str) -> bool:
+        """Whether the version has an option."""
+        return self._table[name.replace("_", "-")].known_to(self._key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+
+def _values(value: Any) -> list[str]:
+    if value is True:
+        return []
+    return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
+
+
+# The content of one file: what it states of a job and its plan, and which of its options were not read.
+
+
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
+
+
+class Options:
+    """Options by name, remembering which were read; None and text that is not known count as not given."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self._read: set[str] = set()
+
+    def take(self, *names: str) -> Any:
+        """The value of the first of ``names`` that is given; None without one."""
+        for name in names:
+            if name in self._values:
+                self._read.add(name)
+                value = self._values[name]
+                if value is not None and value != "None":
+                    return value
+        return None
+
+    def whole(self, *names: str) -> int | None:
+        """A whole number; one that cannot be read stays among the options not read."""
+        value = self.take(*names)
+        number = whole_of(value)
+        if value is not None and number is None:
+            self._read -= set(names)
+        return number
+
+    def plain(self, *names: str) -> int | bool | None:
+        """A whole number, or true or false; what is neither stays among the options not read."""
+        value = self.take(*names)
+        found = whole_of(value)
+        if found is None:
+            found = self.flag(*names)
+        if value is not None and found is None:
+            self._read -= set(names)
+        return found
+
+    def number(self, *names: str) -> float | None:
+        """A number, or None."""
+        try:
+            return float(self.take(*names))
+        except (TypeError, ValueError):
+            return None
+
+    def flag(self, *names: str) -> bool | None:
+        """True or false in any spelling; None where not given, or another word."""
+        word = str(self.take(*names)).lower()
+        return True if word in _TRUE else False if word in _FALSE and word != "none" else None
+
+    def word(self, *names: str) -> str:
+        """The text of an option in small letters; blank without one."""
+        value = self.take(*names)
+        return "" if value is None else str(value).strip().lower()
+
+    def names(self, before: str) -> list[str]:
+        """Names of the options that begin so."""
+        return [name for name in self._values if name.startswith(before)]
+
+    def left(self, harmless: re.Pattern[str]) -> tuple[tuple[str, ...], int]:
+        """Names of the options not read, and how many more there are that have no effect on time and energy."""
+        rest = [name for name in self._values if name not in self._read]
+        unknown = tuple(name for name in rest if not harmless.match(name))
+        return unknown, len(rest) - len(unknown)
+
+
+def whole_of(value: object) -> int | None:
+    """The whole number that a value means: 8, "8", "1_024", "4e6"; None for anything else."""
+    try:
+        number = float(str(value).replace("_", "").strip("'\""))
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else None
+
+
+@dataclass
+class Taken:
+    """The statements of one file; each mapping holds only what it states."""
+
+    format: str  # "Megatron-LM options"
+    framework: str = ""  # a profile's name; blank: the file does not say
+    model: dict[str, Any] = field(default_factory=dict)  # keys of Model, or "catalogue": a name
+    training: dict[str, Any] = field(default_factory=dict)
+    cluster: dict[str, Any] = field(default_factory=dict)  # gpu, nodes, gpus_per_node, num_gpus
+    plan: dict[str, Any] = field(default_factory=dict)
+    # columns that depend on others, perhaps of another file: from the plan and the model's layers
+    rest: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
+    accumulation: int | None = None  # micro-batches of a rank in one iteration
+    unread: tuple[str, ...] = ()
+    without_effect: int = 0  # options that change neither time nor energy
+    remarks: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of other files that it reads
+    version: str = ""  # of the framework
+    flags: dict[str, Any] = field(default_factory=dict)  # options that change an iteration's time, and no column says
+    log: str = ""  # the text, where it is a log
+    meter: str = ""  # the text, where a meter wrote it: windows of Zeus, or a trace
+    source: str = ""  # the file's name
+
+
+def precision_remarks(name: str, value: object) -> tuple[str, ...]:
+    """A sentence where the value of that option means no precision; none where it states one, or is not given."""
+    text = str(value).strip()
+    if text.lower() in ("", "no", "none") or named_precision(text) or named_recipe(text):
+        return ()
+    return (f"{name} {text!r:.60} means no precision and is not read; expected one like bf16, fp16, fp32 or fp8.",)
+
+
+def stated(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def flags_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given and not off, in the order of their names."""
+    off = (None, False, "None", "False", "false", "null")
+    return {name: values[name] for name in sorted(values) if values[name] not in off}
+
+
+def flattened(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted names; lists are values."""
+    out: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            out |= flattened(value, f"{before}{name}.")
+        else:
+            out[f"{before}{name}"] = value
+    return out
+
+
+def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of ``--name value``, ``--name=value`` and ``--name``, names with underscores; several make a list.
+
+    A value of True stands for none.
+    """
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if not word.startswith("--") or len(word) < 3:
+            continue
+        name, equals, value = word[2:].partition("=")
+        values = [value] if equals else []
+        while not equals and at < len(words) and not re.match(r"--?[A-Za-z]|\S+\.py$", words[at]):
+            values.append(words[at])
+            at += 1
+        yield name.replace("-", "_"), True if not values else values[0] if len(values) == 1 else values

@@ -1,0 +1,228 @@
+"""Conditions of a run on this machine: the clocks of its plan, and a meter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import DeviceError, LauncherError, TableError
+from jointopt.core.facts import Failure, FailureKind, joined_notes
+from jointopt.core.schema import num_gpus
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.placement import stage_of_rank
+from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings
+from jointopt.measure.hardware.host import Occupant, occupants
+from jointopt.measure.hardware.meter import CLOCK, Clock, Gpus, Meter, metered
+from jointopt.measure.hardware.rank_check import UNSET
+from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, not_measured, together
+from jointopt.runs.rows import failed_row, is_blank, plan_cells
+
+_log = logging.getLogger(__name__)
+MEASURE_S = 1.5 * LEAST_WINDOW_S
+_HELD = 0.97  # of the clock that was set; below it the GPU was throttled, or lowered its clock while waiting
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
+
+@dataclass
+class Conditions:
+    """The conditions of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
+
+    plan: Mapping[str, Any]
+    meter: Meter | None
+    held: Held | None
+    settings: Sequence[Setting]
+    default_clocks: bool
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    shared: Sequence[Occupant] = ()  # others that held memory of these GPUs before the run
+    left: Sequence[Occupant] = ()  # or after it, when no process of the run was there any more
+
+    @property
+    def measure_s(self) -> float:
+        """Seconds that a run must measure for its energy to be known."""
+        return 0.0 if self.meter is None else MEASURE_S
+
+    @property
+    def _profiles(self) -> str:
+        """The power profiles of the run, blank where it has none."""
+        return next(("+".join(setting.profiles) for setting in self.settings if setting.profiles), "")
+
+    def added_to(
+        self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
+    ) -> dict[str, Any]:
+        """``row`` with the meter's results between two times (s since 1970), in which so many iterations ran."""
+        if self.meter is None:
+            return dict(row)
+        if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
+            row = dict(row) | _discarded(row, taken)
+        reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
+        return self.with_reading(row, reading, window_s, iterations)
+
+    def with_reading(
+        self, row: Mapping[str, Any], reading: Reading, window_s: Sequence[float] | None, iterations: int
+    ) -> dict[str, Any]:
+        """``row`` with a ``reading`` of all GPUs of the plan, by rank; results that the row has already stay.
+
+        Without a window it gains peak power and temperature alone. Clocks left to the driver are those measured (MHz).
+        """
+        results = reading.results(iterations)
+        if not window_s:
+            results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
+        out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
+        if self.default_clocks or self._profiles:
+            out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
+        return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
+
+    def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
+        if window_s and reading.reason:
+            yield f"energy not measured: {reading.reason}"
+        if self.default_clocks or self._profiles:
+            yield f"at clocks of the power profile {self._profiles}" if self._profiles else "at default clocks"
+        for setting in self.settings:
+            seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
+            if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
+                yield f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}"
+        if self.shared:
+            yield f"not alone: {'; '.join(map(str, self.shared))}"
+        if self.held and self.held.trouble:
+            yield self.held.trouble
+        if self.held:
+            yield from self.held.changed.values()
+
+
+@contextmanager
+def unmetered(plan: Mapping[str, Any]) -> Iterator[Conditions]:
+    """Conditions of a run whose clocks are left alone and whose GPUs, if any, are not read."""
+    yield Conditions(plan, None, None, (), False)
+
+
+@contextmanager
+def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK) -> Iterator[Conditions]:
+    """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
+
+    On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
+    PlanError where they have no such clock or power limit.
+    """
+    if not _gpus_here(default_clocks):
+        with unmetered(plan) as conditions:
+            yield conditions
+        return
+    settings = plan_settings(plan, default_clocks=default_clocks)
+    with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
+        ranks = range(int(num_gpus(plan)))
+        meter.also = held.look
+        conditions = Conditions(plan, meter, held, settings, default_clocks, shared=occupants(ranks))
+        for one in conditions.shared:
+            _log.warning("%s.", one)
+        conditions.started_s = clock.time()
+        try:
+            yield conditions
+        finally:
+            conditions.ended_s = clock.time()
+            conditions.left = occupants(ranks, patience_s=0.0)
+
+
+def _discarded(row: Mapping[str, Any], taken: Sequence[Occupant]) -> dict[str, Any]:
+    """The results of a run that was out of memory while others held some: a failure, from which nothing is learned."""
+    words = "; ".join(dict.fromkeys(map(str, taken)))
+    return failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}")) | {
+        "notes": joined_notes(f"out of memory, with {words}", row.get("notes"))
+    }
+
+
+def _gpus_here(default_clocks: bool) -> bool:
+    """Whether there are GPUs; DeviceError where they do not answer, and clocks are to be set."""
+    try:
+        Gpus()
+    except DeviceError as error:
+        driver = any(driver.exists() for driver in _DRIVERS)
+        if driver and not default_clocks:
+            raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
+        return driver
+    return True
+
+
+def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | None:
+    """Mean clock of the GPUs of each stage, in MHz."""
+    if not reading.gpus or not np.isfinite(reading.clock_mhz).all():
+        return None
+    stages = stage_of_rank(plan, np.arange(reading.gpus))
+    return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
+
+
+# Clocks and meters of the nodes of a run: `jointopt exec` around its program, and its readings added up.
+
+
+_PLAN = "plan.json"
+_REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
+_CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
+_SIGNALLED = 128  # exit codes above it name a signal
+
+
+def metered_words(
+    words: Sequence[str], job: Job, folder: Path, default_clocks: bool, shows_ranks: bool = True
+) -> list[str]:
+    """``words`` with the GPUs of each node at the plan's clocks, or at their own, and with a meter.
+
+    Not ``shows_ranks``: clocks are set at once, since nothing will show which stages the program's ranks run.
+    """
+    python = job.slurm.python or sys.executable
+    return [
+        python, "-m", "jointopt", "exec", "--plan", str(folder / _PLAN), f"--gpus-per-node={job.cluster.gpus_per_node}",
+        "--node=${NODE_RANK}", f"--reading={_reading(folder, '${NODE_RANK}')}",
+        *(["--default-clocks"] if default_clocks else []), *([] if shows_ranks else ["--check-s=0"]), "--", *words,
+    ]  # fmt: skip
+
+
+def write_plan(plan: Mapping[str, Any], folder: Path) -> None:
+    """Writes the plan columns for `jointopt exec`. Raises OSError."""
+    (folder / _PLAN).write_text(json.dumps(plan_cells(plan)), encoding="utf-8")
+
+
+def check_settable(folder: Path, code: int, log: str) -> None:
+    """LauncherError, with the node's own message, where `jointopt exec` could not set GPUs and started nothing.
+
+    Clocks that may not be set are no fault of a plan. Slurm ends the other nodes of a step when one has failed, and
+    then states the signal that ended them as exit ``code``.
+    """
+    found, cannot = _REFUSED.search(log), code == _CANNOT_SET or code > _SIGNALLED
+    if found and cannot and not list(folder.glob("reading-*.json")):
+        known = "--default-clocks" in found[1]
+        choice = "" if known else " With --default-clocks runs go on at those of the driver."
+        raise LauncherError(f"On a node: {found[1]}{choice}")
+
+
+def with_readings(
+    row: Mapping[str, Any], plan: Mapping[str, Any], nodes: int, folder: Path, default_clocks: bool, log: str = ""
+) -> dict[str, Any]:
+    """``row`` with the results of the nodes' meters in its window, its ``measured_s`` and ``iterations``.
+
+    Where the ``log`` has it that the clocks of a node were never set, so do the notes.
+    """
+    rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
+    window = row.get("measured_s")
+    reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
+    settings = plan_settings(plan, default_clocks=default_clocks)
+    conditions = Conditions(plan, None, None, settings, default_clocks)
+    found = conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}
+
+
+def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:
+    try:
+        return Series.read(_reading(folder, node)).between(*window)
+    except (OSError, TableError):
+        return not_measured("its meter wrote nothing")
+
+
+def _reading(folder: Path, node: int | str) -> Path:
+    return folder / f"reading-{node}.json"

@@ -1,0 +1,565 @@
+"""Clocks, power limits and profiles of a plan on the GPUs of its ranks: set before a run, put back whatever ends it.
+
+Clocks of a GPU have one owner on the machine (`owners`), who writes down first what it has found. A guardian, a process
+of its own, puts things back after SIGKILL; where that is killed too, `restore` does, and the next run on these GPUs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import getpass
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jointopt.core.errors import DeviceError, JointOptError, PlanError
+from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
+from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
+from jointopt.jobs.plans.text import parse_stage_clocks
+from jointopt.measure.hardware.guard.guarded import Guardian
+from jointopt.measure.hardware.guard.records import tool_words
+from jointopt.measure.hardware.guard.state import boot_id
+from jointopt.measure.hardware.meter import Gpus, profile_names
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
+_ABOVE = 1.03  # of the clock that was set: no locked GPU runs there
+NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is then not 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Clock, power limit and power profiles of one GPU of this machine, by local rank; None leaves it to the driver."""
+
+    index: int
+    clock_mhz: float | None = None
+    power_limit_w: float | None = None
+    profiles: tuple[str, ...] | None = None
+
+
+def ranks_of_node(plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None) -> Ints:
+    """The global ranks on ``node``, which fill nodes in order. PlanError where the plan has no such node."""
+    gpus = int(num_gpus(plan))
+    per_node = gpus_per_node or gpus
+    ranks = np.arange(node * per_node, min((node + 1) * per_node, gpus))
+    if node < 0 or not len(ranks):
+        raise PlanError(f"The plan uses {gpus} GPUs, {per_node} on each node; it has no node {node}.")
+    return ranks
+
+
+def plan_settings(
+    plan: Mapping[str, Any], node: int = 0, gpus_per_node: int | None = None, order: str = DEFAULT_ORDER, *,
+    default_clocks: bool = False,
+) -> list[Setting]:  # fmt: skip
+    """Settings of the GPUs of ``node`` under ``plan`` (plan columns), whose ranks are numbered in ``order``.
+
+    ``gpus_per_node`` is by default all that the plan uses. ``default_clocks``: power limits and profiles alone, as
+    where the plan has a ``power_profile``, which chooses clocks by itself. Raises PlanError where the plan has no such
+    node, or not a clock or power limit for each stage.
+    """
+    pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
+    clocks = _per_stage(plan, "stage_clock_mhz", "clock_mhz", pp)
+    limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
+    stages = stage_of_rank(plan, ranks, order).tolist()
+    profiles = profile_names(str(plan[POWER_PROFILE])) if _given(plan.get(POWER_PROFILE)) else None
+    clocks = [None] * pp if default_clocks or profiles else clocks
+    settings = [Setting(i, clocks[stage], limits[stage], profiles) for i, stage in enumerate(stages)]
+    return [s for s in settings if s != Setting(s.index)]
+
+
+@contextmanager
+def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
+    """GPUs at ``settings`` while the body runs; whatever ends it but SIGKILL, they are put back.
+
+    Not ``at_once``: from the moment that the body calls `Held.lock`.
+
+    SIGINT, SIGTERM and SIGHUP become KeyboardInterrupt and SystemExit, unless the program handles them itself. Raises
+    DeviceError where GPUs cannot be set, DevicePermissionError where that needs other rights, PlanError where they have
+    no such clock or power limit. A meter is started before: a signal then never meets a main thread inside NVML.
+    """
+    held = Held(settings)
+    if not settings:
+        yield held
+        return
+    previous = _handled_by(held)
+    atexit.register(held.restore)
+    try:
+        if at_once:
+            held.lock()
+        yield held
+    finally:
+        try:
+            held.restore()
+        finally:
+            held.restore()  # again, where a signal came between; the second call does what the first left
+            atexit.unregister(held.restore)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+class Held:
+    """Settings of GPUs while they are held; signals wait while they are being set or put back."""
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self.trouble = ""
+        self.changed: dict[str, str] = {}  # sentences on what somebody else has set meanwhile
+        self.set_once = False  # whether anything was ever set
+        self._settings = settings
+        self._gpus: Gpus | None = None
+        self._owned: Owned | None = None
+        self._guardian: Guardian | None = None
+        self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._busy = False
+        self._waiting: list[int] = []
+        self.handlers: dict[int, Any] = {}
+
+    def lock(self) -> None:
+        """Become the owner, write down what will be set, then set it."""
+        self.set_once = True
+        with self._undisturbed():
+            gpus = self._gpus = Gpus()
+            most = 1 + max(setting.index for setting in self._settings)
+            if most > len(gpus):
+                raise DeviceError(f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}.")
+            ids = gpus.ids
+            self._owned = Owned(ids[s.index] for s in self._settings)
+            for one in self._owned.found.values():  # so that "before" is what it was before them too
+                _undone(one, Gpus(visible=False))
+            before = {ids[s.index]: _before(gpus, s) for s in self._settings}
+            self._owned.write(before)
+            if self._owned.new:
+                self._guardian = Guardian({"command": [], "linger_s": 0.0, "restore": _RESTORE, "scratch": [],
+                                           "record": None}, "clocks", stdin=subprocess.DEVNULL)  # fmt: skip
+            for setting in self._settings:
+                self._set(gpus, setting, before[ids[setting.index]])
+
+    def look(self) -> None:
+        """Compare what the GPUs are set to with what was set; differences are in ``changed``."""
+        if self._gpus is None or self._busy or not self._undo:
+            return
+        try:
+            found = [sentence for setting in self._settings for sentence in _differences(self._gpus, setting)]
+        except DeviceError:  # a GPU that is lost is the meter's news
+            return
+        if self._undo and not self._busy:  # not put back meanwhile, in the other thread
+            self.changed |= dict(found)
+
+    def restore(self) -> None:
+        """Put everything back; what fails is in ``trouble`` and remains written down."""
+        self.look()
+        with self._undisturbed():
+            while self._undo:
+                what, undo = self._undo[-1]
+                try:
+                    undo()
+                except JointOptError as error:
+                    self.trouble = f"{what} was not put back: {error}"
+                    NOT_PUT_BACK.append(self.trouble)
+                self._undo.pop()
+            if self._owned is not None:
+                self._owned.released(self._owned.new, put_back=not self.trouble)
+                self._owned = None
+            if self._guardian is not None:
+                self._guardian.order("done")
+                self._guardian.close()
+                self._guardian = None
+
+    def handle(self, number: int, frame: Any) -> None:
+        """Handle a signal while settings are held."""
+        if self._busy:
+            self._waiting.append(number)
+            return
+        before = self.handlers[number]
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+            return
+        self.restore()  # here already: no path of exceptions can then pass it by
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    def _set(self, gpus: Gpus, setting: Setting, before: Before) -> None:
+        index = setting.index
+        if setting.clock_mhz is not None:
+            with self._undone_by(f"the clock of GPU {index}", partial(gpus.reset_clock, index)):
+                gpus.lock_clock(index, setting.clock_mhz)
+        if setting.profiles is not None and before.profiles is not None:
+            profiles = gpus.profiles(index)
+            with self._undone_by(f"the power profile of GPU {index}", partial(profiles.request, before.profiles)):
+                profiles.request(setting.profiles)
+        if setting.power_limit_w is not None and before.limit_w is not None:
+            back = partial(gpus.set_power_limit, index, before.limit_w)
+            with self._undone_by(f"the power limit of GPU {index}", back):
+                gpus.set_power_limit(index, setting.power_limit_w)
+
+    @contextmanager
+    def _undone_by(self, what: str, undo: Callable[[], None]) -> Iterator[None]:
+        """Remember how to undo the change that the body makes; a change that is refused needs none."""
+        self._undo.append((what, undo))
+        try:
+            yield
+        except JointOptError:
+            self._undo.pop()
+            raise
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        outer, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = outer
+            if not outer and self._waiting:
+                number, self._waiting = self._waiting[0], []
+                self.handle(number, None)
+
+
+def leftovers() -> list[Owner]:
+    """GPUs on which killed processes have left their settings, with those processes."""
+    return [one for one in owners() if not is_held(one)]
+
+
+def restore_offer() -> str:
+    """One line for the start of a command that measures; blank where nothing is left."""
+    found = leftovers()
+    if not found:
+        return ""
+    return (
+        f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs set; put them back with: jointopt "
+        "clocks restore"
+    )
+
+
+def restore() -> list[str]:
+    """Undo what killed processes have left set; a sentence for each. Raises DeviceError where a GPU refuses."""
+    sentences = []
+    for one in leftovers():
+        with claimed(one) as mine:
+            sentences += [_undone(one, Gpus(visible=False))] if mine else []
+    return sentences
+
+
+def reset_all() -> list[str]:
+    """Every GPU of this machine at the driver's own clock, limit and profiles, whoever set others; a sentence each."""
+    gpus = Gpus(visible=False)
+    for index in range(len(gpus)):
+        gpus.reset_clock(index)
+        limit_w = gpus.default_power_limit_w(index)
+        if limit_w is not None and limit_w != gpus.power_limit_w(index):
+            gpus.set_power_limit(index, limit_w)
+        if gpus.profiles(index).offered():
+            gpus.profiles(index).request(())
+    for one in leftovers():
+        with claimed(one):
+            pass
+    return [f"The clock of {gpus.name(index)} is the driver's again." for index in range(len(gpus))]
+
+
+def _undone(one: Owner, gpus: Gpus) -> str:
+    """Put back what a dead owner has left on its GPU; a sentence."""
+    index = {name: i for i, name in enumerate(gpus.ids)}.get(one.gpu)
+    if index is None:
+        return f"GPU {one.gpu}, which process {one.pid} had set, is not on this machine any more."
+    limit_w = one.limit_before_w
+    if limit_w is not None and not one.trusted:
+        limit_w = gpus.default_power_limit_w(index)
+    gpus.reset_clock(index)
+    if limit_w is not None:
+        gpus.set_power_limit(index, limit_w)
+    if one.profiles_before is not None:  # a preset of the maker does no harm, whoever claims it
+        gpus.profiles(index).request(one.profiles_before)
+    limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
+    profiles = "" if one.profiles_before is None else f", its power profile {'+'.join(one.profiles_before) or 'none'}"
+    return f"The clock of {gpus.name(index)} is the driver's again{limit}{profiles}."
+
+
+def _before(gpus: Gpus, setting: Setting) -> Before:
+    """Limit and profiles of a GPU that a setting changes; PlanError where the driver does not offer the profiles."""
+    index = setting.index
+    profiles = None
+    if setting.profiles is not None:
+        gpus.profiles(index).check(setting.profiles)
+        profiles = gpus.profiles(index).requested()
+    return Before(gpus.power_limit_w(index) if setting.power_limit_w is not None else None, profiles)
+
+
+def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
+    """(what, sentence) on what a GPU does not keep of its setting, though only another program can have changed it."""
+    index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
+    if wanted_w is not None and abs((limit_w := gpus.power_limit_w(index)) - wanted_w) > 1:
+        text = f"the power limit of GPU {index} was set to {limit_w:g} W by another program, not {wanted_w:g}"
+        yield f"limit {index}", text
+    if setting.profiles is not None and set(found := gpus.profiles(index).requested()) != {*setting.profiles}:
+        text = f"the power profile of GPU {index} was set to {'+'.join(found) or 'none'} by another program"
+        yield f"profile {index}", text
+    if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
+        yield f"clock {index}", f"GPU {index} ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
+
+
+def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[float | None]:
+    """A value per stage from ``each``, or from ``one`` for all; None where the plan gives neither."""
+    key = each if _given(plan.get(each)) else one
+    if not _given(plan.get(key)):
+        return [None] * pp
+    value = plan[key]
+    try:
+        values = parse_stage_clocks(value.tolist() if isinstance(value, np.ndarray) else value, key)
+    except PlanError:
+        values = []
+    if len(values) not in (1, pp):
+        unit = "W" if each.endswith("_w") else "MHz"
+        raise PlanError(f"{key} must be {unit}, one value or one for each of the {pp} stages; got {value!r}.")
+    return [*values] * (pp // len(values))
+
+
+def _given(value: Any) -> bool:
+    return value is not None and str(value).strip() not in ("", "nan")
+
+
+def _handled_by(held: Held) -> dict[int, Any]:
+    """Lets ``held`` handle the signals that end programs; what handled them before. Only a main thread may do so."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    wanted: dict[int, Any] = {n: h for n, h in before.items() if h is not signal.SIG_IGN and h is not None}
+    held.handlers = wanted
+    for number in wanted:
+        signal.signal(number, held.handle)
+    return wanted
+
+
+# One owner of a GPU's clocks on a machine: a file per GPU that the owner keeps locked, whoever it is.
+
+
+FOLDER_VARIABLE = "JOINTOPT_CLOCKS"  # another folder, the same for all that share the GPUs
+_PATIENCE_S = 1.0  # for one that looks, or that puts back what a killed owner has left
+_FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
+
+
+@dataclass(frozen=True)
+class Before:
+    """Limit and profiles of a GPU before they were set anew; None: left alone."""
+
+    limit_w: float | None = None
+    profiles: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whoever has set the clock, power limit or profiles of one GPU, and what these were before (None: not set)."""
+
+    file: Path
+    gpu: str  # identity
+    pid: int
+    user: str
+    host: str
+    command: str
+    limit_before_w: float | None
+    profiles_before: tuple[str, ...] | None  # workload power profiles; None: not set
+    trusted: bool  # whether the file is this user's or root's; what others claim is not put back
+
+    def __str__(self) -> str:
+        where = "" if self.host == socket.gethostname() else f" in {self.host}"
+        return f"process {self.pid} of {self.user}{where} ({self.command})"
+
+
+class Owned:
+    """GPUs whose clocks this process owns from now on: files that stay locked until `released`.
+
+    ``found``: owners that were killed, by GPU. Raises DeviceError where somebody owns one, or no file can be written.
+    """
+
+    _mine: ClassVar[dict[str, int]] = {}  # GPUs of this process, with the descriptors; runs within runs share them
+
+    def __init__(self, gpus: Iterable[str]) -> None:
+        self.new = [gpu for gpu in gpus if gpu not in self._mine]
+        self.found: dict[str, Owner] = {}
+        try:
+            for gpu in self.new:
+                self._take(gpu)
+        except BaseException:
+            self.released(self.new)
+            raise
+
+    def write(self, before: Mapping[str, Before]) -> None:
+        """Write down what is to be put back, by GPU, before anything is set."""
+        about = {
+            "pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "command": tool_words(),
+            "boot": boot_id(),
+        }  # fmt: skip
+        for gpu in self.new:
+            was = before.get(gpu, Before())
+            own = {"gpu": gpu, "limit_before_w": was.limit_w, "profiles_before": was.profiles}
+            _rewrite(self._mine[gpu], json.dumps({**about, **own}) + "\n")
+
+    def released(self, gpus: Iterable[str], put_back: bool = True) -> None:
+        """Own these no more; what is not ``put_back`` stays written down."""
+        for gpu in gpus:
+            handle = self._mine.pop(gpu, None)
+            if handle is not None:
+                with suppress(OSError):
+                    if put_back:
+                        _rewrite(handle, "")
+                os.close(handle)
+
+    def _take(self, gpu: str) -> None:
+        file = _folder() / f"{_file_name(gpu)}.json"
+        try:
+            handle = _opened(file)
+            os.set_inheritable(handle, False)
+        except OSError as error:
+            raise DeviceError(
+                f"{file} cannot be written ({error.strerror}), and without it clocks could not be put back after a "
+                f"kill; set {FOLDER_VARIABLE} to a folder that can, the same for all that use these GPUs."
+            ) from error
+        if not _locked(handle):
+            os.close(handle)
+            raise _taken(gpu, file)
+        self._mine[gpu] = handle
+        for owner in owners(gpu):
+            if owner.file != file and is_held(owner):
+                raise _taken(gpu, owner.file)
+            self.found[gpu] = owner
+
+
+def owners(gpu: str | None = None) -> Iterator[Owner]:
+    """Owners that are written down since this machine was started, living or dead; of one GPU or of all."""
+    pattern = "*.json" if gpu is None else f"{_file_name(gpu)}.json"
+    for folder in _folders():
+        for file in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+            with suppress(OSError, ValueError, KeyError, TypeError):  # empty, or of something else
+                yield _read(file)
+
+
+def is_held(owner: Owner) -> bool:
+    """Whether the owner lives: its file is locked."""
+    try:
+        handle = os.open(owner.file, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+@contextmanager
+def claimed(owner: Owner) -> Iterator[bool]:
+    """The file of a dead owner locked for the block, and emptied at its end; False where somebody owns it by now."""
+    handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        mine = _locked(handle)
+        yield mine
+        if mine:
+            _rewrite(handle, "")
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Lock a file, waiting for those that only look at it; whether that was possible."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+        time.sleep(0.02)
+
+
+def _folders() -> Sequence[Path]:
+    given = os.environ.get(FOLDER_VARIABLE)
+    return (Path(given),) if given else _FOLDERS
+
+
+def _folder() -> Path:
+    """The folder in which this process writes: the first that it may make, or write to."""
+    for folder in _folders():
+        with suppress(OSError):
+            folder.mkdir(parents=True)
+            folder.chmod(0o1777)
+        if folder.is_dir() and not folder.is_symlink() and os.access(folder, os.W_OK):
+            return folder
+    return _folders()[-1]
+
+
+def _opened(file: Path) -> int:
+    """A descriptor of the file, which all users may lock; not by a link that somebody has laid there."""
+    with suppress(FileNotFoundError):  # the kernel refuses O_CREAT on files of others in a folder like /tmp
+        handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+            os.close(handle)
+            raise OSError(errno.EPERM, "it is no file of its own")
+        return handle
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with suppress(OSError):
+        os.fchmod(handle, 0o666)
+    return handle
+
+
+def _rewrite(handle: int, text: str) -> None:
+    os.pwrite(handle, text.encode(), 0)
+    os.ftruncate(handle, len(text.encode()))
+
+
+def _read(file: Path) -> Owner:
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        whose = os.fstat(handle).st_uid
+        content = json.loads(os.read(handle, 65_536).split(b"\n")[0])
+    finally:
+        os.close(handle)
+    if content["boot"] != boot_id():  # the driver has forgotten everything since
+        raise ValueError
+    profiles = content.get("profiles_before")  # which earlier versions do not write
+    return Owner(
+        file, content["gpu"], content["pid"], content["user"], content["host"], content["command"],
+        content["limit_before_w"], None if profiles is None else tuple(profiles), whose in (0, os.geteuid()),
+    )  # fmt: skip
+
+
+def _taken(gpu: str, file: Path) -> DeviceError:
+    owner: object = "another process"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        owner = _read(file)
+    words = str(owner)
+    return DeviceError(
+        f"{words[0].upper()}{words[1:]} holds the clocks of these GPUs ({gpu}); wait for it, or choose others with "
+        "CUDA_VISIBLE_DEVICES."
+    )
+
+
+def _file_name(gpu: str) -> str:
+    return re.sub(r"[^\w.-]", "_", gpu)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return str(os.geteuid())

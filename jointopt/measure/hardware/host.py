@@ -1,0 +1,341 @@
+"""This machine: cores, memory, GPUs and their clocks, Slurm, and how fast it is."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jointopt.core.errors import CatalogError, DeviceError, LauncherError
+from jointopt.core.secrets import redacted
+from jointopt.core.units import GIB
+from jointopt.frameworks.failures import failure_of
+from jointopt.jobs.catalog.gpus import fitting_gpus, gpu_sheet
+from jointopt.jobs.job import Job
+from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.meter import Gpus
+from jointopt.measure.process import local_torchrun, run_program
+
+SLURM_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
+_PROBE_LIMIT_S = 300.0
+_QUERY_S = 15.0
+_QUERY = "index,uuid,name,memory.total,clocks.max.sm,power.limit"
+
+
+@dataclass(frozen=True)
+class FoundGpu:
+    """One GPU; None where unknown."""
+
+    name: str
+    memory_gib: float | None = None
+    clock_min_mhz: float | None = None
+    clock_max_mhz: float | None = None
+    power_limit_w: float | None = None
+    power_profiles: str = ""  # names of workload power profiles, a comma between
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine; ``no_meter`` says why GPUs cannot be measured (blank: they can)."""
+
+    cores: int  # that this process may use
+    memory_gib: float
+    gpus: tuple[FoundGpu, ...]
+    no_meter: str
+    may_set_clocks: str  # as whom; blank: this user may not
+    slurm: tuple[str, ...]  # of SLURM_COMMANDS, those on the PATH
+    partitions: tuple[str, ...]  # lines of sinfo: partition, nodes, cores and GPUs of a node
+
+
+def found_machine() -> Machine:
+    """The machine that this process runs on; nothing is changed."""
+    gpus, no_meter = _metered_gpus()
+    slurm = tuple(name for name in SLURM_COMMANDS if shutil.which(name))
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpus=gpus or _named_gpus(), no_meter=no_meter, may_set_clocks=_may_set_clocks(), slurm=slurm,
+        partitions=_lines(["sinfo", "--noheader", "--format=%P %D %c %G"]) if slurm else (),
+    )  # fmt: skip
+
+
+def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
+    """GPUs as the meter sees them, and why it sees none."""
+    try:
+        gpus = Gpus()
+        names = [re.sub(r"^GPU \d+ \((.*)\)$", r"\1", gpus.name(i)) for i in range(len(gpus))]
+        listed = _listed()
+        same = [listed.get(str(gpus.number(i)), FoundGpu(name)) for i, name in enumerate(names)]
+        return tuple(_metered(gpus, i, name, same[i].memory_gib) for i, name in enumerate(names)), ""
+    except DeviceError as error:
+        return (), str(error)
+
+
+def _metered(gpus: Gpus, index: int, name: str, memory_gib: float | None) -> FoundGpu:
+    clocks = gpus.clocks_mhz(index)
+    try:
+        limit_w: float | None = gpus.power_limit_w(index)
+    except DeviceError:
+        limit_w = None
+    low, high = (float(clocks[-1]), float(clocks[0])) if clocks else (None, None)
+    return FoundGpu(name, memory_gib, low, high, limit_w, ", ".join(gpus.profiles(index).offered()))
+
+
+def _named_gpus() -> tuple[FoundGpu, ...]:
+    """GPUs that programs started here would see, as NVIDIA's own program lists them; it needs no Python package."""
+    listed = _listed()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return tuple(gpu for key, gpu in listed.items() if key.isdigit())
+    # CUDA stops at the first one that it does not know
+    known = itertools.takewhile(listed.__contains__, map(str.strip, shown.split(",")))
+    return tuple(listed[key] for key in known)
+
+
+def _listed() -> dict[str, FoundGpu]:
+    """All GPUs of NVIDIA's driver, each by number and by UUID."""
+    found: dict[str, FoundGpu] = {}
+    for line in _lines(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]):
+        number, uuid, name, *cells = (cell.strip() for cell in line.split(","))
+        memory, clock, limit = ([_number(cell) for cell in cells] + [None] * 3)[:3]
+        gpu = FoundGpu(name, None if memory is None else memory / 1024, None, clock, limit)
+        found |= {number: gpu, uuid: gpu}
+    return found
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _may_set_clocks() -> str:
+    """The way in which this process may set clocks, blank where it may not; nothing is set to find out."""
+    socket = os.environ.get("ZEUSD_SOCK_PATH", "")
+    if socket and Path(socket).is_socket():
+        return f"through zeusd at {socket}"
+    return "as root" if os.geteuid() == 0 else ""
+
+
+def _lines(command: list[str]) -> tuple[str, ...]:
+    """The lines that a program prints; none where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+
+def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Variables that make this process the rank of torchrun or srun that it is, RANK at least; None where it is alone.
+
+    Ranks of srun are numbered node by node, however it has spread them. Raises LauncherError where its nodes have
+    different numbers of tasks.
+    """
+    if environ.keys() >= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+        return {"RANK": environ["RANK"]}
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if tasks < 2:
+        return None
+    spread = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    each = re.fullmatch(r"(\d+)(\(x\d+\))?", spread)
+    if each is None:
+        raise LauncherError(f"srun has {spread} tasks on its nodes; start as many on each, with --ntasks-per-node.")
+    local, place, node = int(each[1]), int(environ["SLURM_LOCALID"]), int(environ["SLURM_NODEID"])
+    step = int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
+    return {
+        "RANK": str(node * local + place), "WORLD_SIZE": str(tasks), "LOCAL_RANK": str(place),
+        "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": _first_address(environ["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(20_000 + step % 12_000),
+    }  # fmt: skip
+
+
+def _first_address(nodes: str) -> str:
+    """The address of the first node of Slurm's list."""
+    name = next(iter(_lines(["scontrol", "show", "hostnames", nodes])), nodes)
+    found = re.search(r"NodeAddr=(\S+)", " ".join(_lines(["scontrol", "--oneliner", "show", "node", name])))
+    return found[1] if found else name
+
+
+def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+    """The result of `jointopt.measure.trainer.probe`, blank on ranks but the first; LauncherError where it fails.
+
+    It runs with so many processes of this machine, or as this process' own ``rank`` of several (`rank_variables`).
+    """
+    with scratch_folder() as folder:
+        result, log = folder / "result.json", folder / "log"
+        start = local_torchrun(processes, folder) if rank is None else [sys.executable]
+        command = [*start, "-m", "jointopt.measure.trainer.probe", str(result)]
+        ended = run_program(command, log, limit_s=_PROBE_LIMIT_S, env={"OMP_NUM_THREADS": "1", **(rank or {})})
+        if ended.code == 0 and rank is not None and rank["RANK"] != "0":
+            return {}
+        if ended.code == 0 and result.is_file():
+            found: Mapping[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+            return found
+        why = failure_of(ended.tail, ended.code, ended.timed_out, _PROBE_LIMIT_S).detail
+        raise LauncherError(f"The speeds could not be measured: {why.rstrip('.')}.")
+
+
+def speeds(readings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates of one device that readings show: TFLOP/s of its best products, GB/s of a copy, and of a ring all-reduce.
+
+    A copy reads every byte and writes it; a ring moves 2 (n - 1) / n of the buffer over every link and direction.
+    """
+    found: dict[str, Any] = {"matrix_tflops": {}}
+    for one in readings["products"]:
+        rate = 2e-12 * one["m"] * one["n"] * one["k"] / one["time_s"]
+        found["matrix_tflops"][one["dtype"]] = _digits(max(rate, found["matrix_tflops"].get(one["dtype"], 0.0)))
+    found["memory_gbytes_per_s"] = _digits(readings["copy"]["bytes"] / readings["copy"]["time_s"] / 1e9)
+    rings = [one for one in readings["collectives"] if one["kind"] == "all_reduce" and one["nodes"] == 1]
+    if rings:
+        sent = [2 * (one["size"] - 1) / one["size"] * one["bytes"] / one["time_s"] for one in rings]
+        found["link_gbytes_per_s"] = _digits(max(sent) / 1e9)
+    return found | {name: readings[name] for name in ("processes", "device", "torch", "backends")}
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+# Whether a training runs on the GPU that the job names: on another one it is no measurement of the job.
+
+
+# Of this project's tests, whose GPUs are stand-ins of a driver: what they train on cores counts as trained on those.
+FOR_TESTS = "JOINTOPT_TESTS_TRAIN_ON_CORES"
+_DRIVERS_S = 120.0  # that importing PyTorch may take from a slow disk
+_DRIVERS = """
+import json, os
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+import torch
+found = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+print(json.dumps([torch.cuda.get_device_name(i) for i in found]))
+"""
+
+
+def check_devices(job: Job) -> None:
+    """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names."""
+    if _on_cores(job.cluster.gpu.id) or os.environ.get(FOR_TESTS):
+        return
+    found = _seen()
+    if found is not None and (wrong := wrong_device(job.cluster.gpu.id, found)):
+        raise LauncherError(wrong)
+
+
+def wrong_device(gpu_id: str, found: Sequence[str]) -> str:
+    """Why a training on GPUs of these names (none: on cores) does not count for ``gpu_id``; blank where it does."""
+    if _on_cores(gpu_id) or (not found and os.environ.get(FOR_TESTS)):
+        return ""
+    if not found:
+        return (
+            f"The job runs on {gpu_id}, and PyTorch finds no GPU here, so that it would train on cores; run it where "
+            f"such GPUs are (with a build of PyTorch for them: see `jointopt doctor`), or give the job gpu: cpu-core."
+        )
+    for name in found:
+        known = fitting_gpus(name)
+        if known and gpu_id not in known:  # a name that the catalogue does not know contradicts nothing
+            return (
+                f"The job runs on {gpu_id}, and this machine has {name}; run it where such GPUs are, or give the job "
+                f"gpu: {' or '.join(known)}."
+            )
+    return ""
+
+
+def remarks(gpu_id: str, dtype: str, name: str) -> list[str]:
+    """Remarks for a run's notes on the GPU of that name (blank: cores) on which it trained in ``dtype``."""
+    if not name:
+        return [] if dtype == "fp32" else [f"cores train in fp32, not {dtype}"]
+    return [] if fitting_gpus(name) else [f"on {name}, which the catalogue does not know, taken for {gpu_id}"]
+
+
+def _on_cores(gpu_id: str) -> bool:
+    try:
+        return gpu_sheet(gpu_id).architecture == "CPU"
+    except CatalogError:  # a GPU of the job file
+        return False
+
+
+@functools.cache
+def _seen() -> tuple[str, ...] | None:
+    """Names of the GPUs that PyTorch sees; None where it fails, as the training will, whose log says why."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _DRIVERS], capture_output=True, text=True, timeout=_DRIVERS_S, check=True
+        )
+        return tuple(map(str, json.loads(done.stdout.splitlines()[-1])))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+# Who holds memory of the GPUs that a run is to have: a run that finds it taken is no evidence about its plan.
+
+
+_LEAST_BYTES = 256 * 2**20  # less takes no plan's memory: a monitor, a display
+_IDLE_BYTES = 2 * 2**30  # that a driver may keep for itself on a GPU without processes
+_IDLE_SHARE = 0.03
+_PATIENCE_S = 10.0  # for a driver to free the memory of processes that have just ended
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """Memory of one GPU that something holds: a process, or (pid 0) one that is not shown here, as in containers."""
+
+    gpu: int
+    pid: int
+    held_gib: float
+
+    def __str__(self) -> str:
+        who = _name(self.pid) if self.pid else "a process that cannot be seen from here"
+        much = f"{self.held_gib:.1f} GiB of " if self.held_gib else ""
+        return f"{much}GPU {self.gpu} taken by {who}"
+
+
+def occupants(indices: Iterable[int], patience_s: float = _PATIENCE_S) -> list[Occupant]:
+    """Everything that holds memory of these GPUs (local ranks) now; nothing where the driver does not say.
+
+    Memory that no process shown here holds is waited for: the driver frees that of a process after its end.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            gpus = Gpus()
+            found = [one for index in indices if index < len(gpus) for one in _of_gpu(gpus, index)]
+        except DeviceError:
+            return []
+        if all(one.pid for one in found) or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
+
+
+def _of_gpu(gpus: Gpus, index: int) -> list[Occupant]:
+    held = gpus.processes(index)
+    shown = [Occupant(index, pid, size / GIB) for pid, size in held.items() if not 0 < size < _LEAST_BYTES]
+    used, total = gpus.memory_bytes(index)
+    unseen = used - sum(held.values())
+    if not shown and unseen > max(_IDLE_BYTES, _IDLE_SHARE * total):
+        return [Occupant(index, 0, unseen / GIB)]
+    return shown
+
+
+def _name(pid: int) -> str:
+    """A process in words: its number, whose it is and what it runs, as far as this user may know."""
+    known = ""
+    with suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        known = process.username()
+        with suppress(psutil.Error, OSError):
+            known += ": " + " ".join(redacted(process.cmdline()) or [process.name()])[:80]
+    return f"process {pid}" + (f" ({known})" if known else "")

@@ -1,0 +1,539 @@
+"""The GPUs of this machine through zeus and NVML: what they draw, and their clocks and power limits.
+
+The one file that knows zeus and pynvml, which are optional (``pip install 'jointopt[meter]'``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from ctypes import byref
+from typing import Any
+
+import numpy as np
+
+from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest
+from jointopt.core.schema import Floats
+from jointopt.measure.process import end_with_parent
+from jointopt.runs.readings import QUANTITIES, Reading, Series, no_series
+
+_PERIOD_S = 0.1
+_MOST_SAMPLES = 20_000  # beyond that every second sample is dropped, and the period doubled
+_ALSO = 10  # samples
+_PATIENCE_S = 5.0  # for the last sample, where a driver hangs
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+PERMISSION = (
+    "setting clocks and power limits needs root, or Zeus' daemon: run `sudo zeusd serve --socket-path "
+    "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
+    "default clocks with --default-clocks, with plans that have no power limit"
+)
+
+
+class Gpus:
+    """GPUs in the order in which local ranks take them: as CUDA_VISIBLE_DEVICES says, or all (``visible=False``).
+
+    Raises DeviceError where zeus is not installed, or there is no GPU or no driver.
+    """
+
+    def __init__(self, visible: bool = True) -> None:
+        self._zeus = _open(visible)
+        self._gpus: Sequence[Any] = self._zeus.gpus
+        self._nvml = _nvml_of(self._zeus)
+        for gpu in self._gpus:
+            gpu._disable_sys_admin_warning = True  # a refusal is reported by us, once
+        self._power = [_first_that_answers(self._power_sources(gpu)) for gpu in self._gpus]
+
+    def __len__(self) -> int:
+        return len(self._gpus)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Identities of the GPUs, whatever is visible: the UUID (NVIDIA), else name and index."""
+        if self._nvml is None:
+            return tuple(f"{gpu.get_name()} {gpu.gpu_index}" for gpu in self._gpus)
+        return tuple(str(self._nvml.nvmlDeviceGetUUID(gpu.handle)) for gpu in self._gpus)
+
+    def number(self, index: int) -> int:
+        """The driver's number of the GPU, whatever is visible."""
+        return int(self._gpus[index].gpu_index)
+
+    def name(self, index: int) -> str:
+        """Number and name, for sentences."""
+        return f"GPU {index} ({_answer(self._gpus[index].get_name, index)})"
+
+    def check_whole(self, index: int) -> None:
+        """DeviceError where the GPU is cut into instances (MIG): its counter and sensors are those of all of them."""
+        if self._nvml is not None:
+            with suppress(self._nvml.NVMLError):  # most GPUs cannot be cut
+                if self._nvml.nvmlDeviceGetMigMode(self._gpus[index].handle)[0]:
+                    raise DeviceError(
+                        f"{self.name(index)} is cut into instances (MIG), and its energy is that of all of them; for "
+                        "energy use whole GPUs: nvidia-smi -mig 0."
+                    )
+
+    def clocks_mhz(self, index: int) -> list[int]:
+        """SM clocks that the GPU has at its fastest memory clock, highest first; empty where they are not known."""
+        gpu = self._gpus[index]
+        try:
+            memory_mhz = max(gpu.get_supported_memory_clocks())
+            return sorted(gpu.get_supported_graphics_clocks(memory_mhz), reverse=True)
+        except _zeus_errors():
+            return []
+
+    def lock_clock(self, index: int, clock_mhz: float) -> None:
+        """Hold the SM clock; PlanError where the GPU has no such clock, DevicePermissionError where rights miss."""
+        clocks = self.clocks_mhz(index)
+        if clocks and not clocks[-1] <= clock_mhz <= clocks[0]:
+            raise PlanError(
+                f"{self.name(index)} has no clock of {clock_mhz:g} MHz; it has {clocks[-1]} to {clocks[0]} MHz."
+            )
+        mhz = round(clock_mhz)
+        _answer(lambda: self._gpus[index].set_gpu_locked_clocks(mhz, mhz), index, f"to lock {mhz} MHz")
+
+    def reset_clock(self, index: int) -> None:
+        """The driver chooses the clock again."""
+        _answer(self._gpus[index].reset_gpu_locked_clocks, index, "to release its clock")
+
+    def power_limit_w(self, index: int) -> float:
+        """The power limit of the GPU in W."""
+        return float(_answer(self._gpus[index].get_power_management_limit, index)) / 1e3
+
+    def default_power_limit_w(self, index: int) -> float | None:
+        """The limit that the driver gives the GPU; None where it does not say."""
+        if self._nvml is None:
+            return None
+        with suppress(self._nvml.NVMLError):
+            return float(self._nvml.nvmlDeviceGetPowerManagementDefaultLimit(self._gpus[index].handle)) / 1e3
+        return None
+
+    def set_power_limit(self, index: int, limit_w: float) -> None:
+        """Limit the GPU's power; PlanError where it takes no such limit."""
+        low, high = _answer(self._gpus[index].get_power_management_limit_constraints, index)
+        if not low <= 1e3 * limit_w <= high:
+            raise PlanError(
+                f"{self.name(index)} takes no power limit of {limit_w:g} W; it takes {low / 1e3:g} to {high / 1e3:g} W."
+            )
+        milliwatts = round(1e3 * limit_w)
+        gpu = self._gpus[index]
+        _answer(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+
+    def profiles(self, index: int) -> PowerProfiles:
+        """The GPU's workload power profiles."""
+        handle = None if self._nvml is None else self._gpus[index].handle
+        return PowerProfiles(self._nvml, handle, self.name(index), lambda query, what: _answer(query, index, what))
+
+    def memory_bytes(self, index: int) -> tuple[int, int]:
+        """Memory of the GPU that is in use, by whatever, and all that it has; DeviceError where it does not say."""
+        if self._nvml is None:
+            raise DeviceError(f"{self.name(index)} does not report what its memory is used for.")
+        memory = _answer(lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[index].handle), index)
+        return int(memory.used), int(memory.total)
+
+    def processes(self, index: int) -> dict[int, int]:
+        """Bytes of the GPU's memory that each process holds, by its pid; 0 where the driver does not say."""
+        if self._nvml is None:
+            return {}
+        handle = self._gpus[index].handle
+        found = _answer(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle), index)
+        return {int(one.pid): int(one.usedGpuMemory or 0) for one in found}
+
+    def sample(self, index: int) -> tuple[float, ...]:
+        """Energy counter in J, power in W, temperature in °C, utilisation 0 to 1, SM clock in MHz; NaN = unknown."""
+        gpu, nvml = self._gpus[index], self._nvml
+        queries: list[tuple[Callable[[], Any], float]] = [
+            (gpu.get_total_energy_consumption, 1e-3), (self._power[index], 1e-3), (gpu.get_gpu_temperature, 1.0),
+        ]  # fmt: skip
+        if nvml is not None:
+            queries.append((lambda: nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu, 1e-2))
+            queries.append((lambda: nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM), 1.0))
+        values = [_number(query, index) * scale for query, scale in queries]
+        return tuple(values + [math.nan] * (len(QUANTITIES) - len(values)))
+
+    def _power_sources(self, gpu: Any) -> list[Callable[[], Any]]:
+        """Newest first; the last one is what every driver of NVIDIA has."""
+        nvml, sources = self._nvml, [gpu.get_instant_power_usage, gpu.get_average_power_usage]
+        return sources if nvml is None else [*sources, lambda: nvml.nvmlDeviceGetPowerUsage(gpu.handle)]
+
+
+class Clock:
+    """The machine's time, as samples and the windows that are cut from them need it."""
+
+    def time(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def wait(self, over: threading.Event, seconds: float) -> bool:
+        """Wait that long, or until ``over`` is set; whether it is."""
+        return over.wait(seconds)
+
+
+CLOCK = Clock()
+
+
+class Meter:
+    """Samples GPUs (local ranks, by default all) from `start` to `stop` in a thread; its readings say why it cannot.
+
+    Nothing here raises: a run without a meter counts for time.
+    """
+
+    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK) -> None:
+        self._indices, self._period_s, self._clock = indices, period_s, clock
+        self.also: Callable[[], None] | None = None  # called at every `_ALSO`th sample
+        self._reason = ""
+        self._times: list[float] = []
+        self._samples: list[list[tuple[float, ...]]] = []
+        self._ids: tuple[str, ...] = ()
+        self._activity: SmActivity | None = None
+        self._over, self._sampling = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to sample."""
+        try:
+            gpus = Gpus()
+            wanted = range(len(gpus)) if self._indices is None else self._indices
+            if len(wanted) > len(gpus):
+                raise DeviceError(f"{len(wanted)} GPUs are used and the meter sees {len(gpus)}.")
+            self._ids = tuple(gpus.ids[i] for i in wanted)
+            for i in wanted:
+                gpus.check_whole(i)
+        except DeviceError as error:
+            self._reason = str(error).rstrip(".")
+            return
+        self._activity = SmActivity([gpus.number(index) for index in wanted])
+        self._activity.start()
+        self._thread = threading.Thread(target=self._watch, args=(gpus, list(wanted)), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last sample and end the thread."""
+        self._over.set()
+        if self._activity is not None:
+            self._activity.stop()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+            if self._thread.is_alive():
+                self._reason = self._reason or "the driver does not answer any more"
+
+    def now(self) -> float:
+        """The time, seconds since 1970, before or after which every sample was taken: none that is being taken.
+
+        The edge of a window at which clocks change: a sample that began before they did must not be of it.
+        """
+        waited = self._sampling.acquire(timeout=_PATIENCE_S)
+        try:
+            return self._clock.time()
+        finally:
+            if waited:
+                self._sampling.release()
+
+    def series(self) -> Series:
+        """Everything sampled so far."""
+        count = min(len(self._times), len(self._samples))
+        if not count:
+            return no_series(self._reason or "the meter took no sample")
+        values = np.array(self._samples[:count], float)  # (n, gpus, quantities)
+        columns = {name: values[:, :, i] for i, name in enumerate(QUANTITIES)}
+        at = np.array(self._times[:count])
+        if self._activity is not None:
+            columns["utilisation"] = self._activity.instead_of(columns["utilisation"], at)
+        return Series(self._ids, at, **columns, reason=self._reason)
+
+    def reading(self, start_s: float | None = None, end_s: float | None = None) -> Reading:
+        """The reading of the window between two times (seconds since 1970), by default of all that was sampled."""
+        return self.series().between(start_s, end_s)
+
+    def _watch(self, gpus: Gpus, wanted: list[int]) -> None:
+        try:
+            self._sample(gpus, wanted)
+            while not self._clock.wait(self._over, self._period_s):
+                self._sample(gpus, wanted)
+                if self.also is not None and len(self._times) % _ALSO == 0:
+                    self.also()
+            self._sample(gpus, wanted)
+        except DeviceError as error:
+            self._reason = str(error).rstrip(".")
+
+    def _sample(self, gpus: Gpus, wanted: list[int]) -> None:
+        with self._sampling:
+            before = self._clock.time()
+            samples = [gpus.sample(index) for index in wanted]
+            self._samples.append(samples)
+            self._times.append((before + self._clock.time()) / 2)
+        if len(self._times) > _MOST_SAMPLES:
+            self._times, self._samples = self._times[::2], self._samples[::2]
+            self._period_s *= 2
+
+
+@contextmanager
+def metered(indices: Sequence[int] | None = None, clock: Clock = CLOCK) -> Iterator[Meter]:
+    """A meter that runs while the body does, for its `Meter.reading` afterwards."""
+    meter = Meter(indices, clock=clock)
+    meter.start()
+    try:
+        yield meter
+    finally:
+        meter.stop()
+
+
+def _open(visible: bool) -> Any:
+    """zeus' GPUs; not its `get_gpus`, which remembers its first answer whatever the environment says later."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pynvml
+            from zeus.device.gpu.amd import AMDGPUs, amdsmi_is_available
+            from zeus.device.gpu.nvidia import NVIDIAGPUs
+    except ImportError as error:
+        raise DeviceError("Zeus is not installed: pip install 'jointopt[meter]'.") from error
+    logging.getLogger("zeus").addHandler(logging.NullHandler())  # what it warns of on old drivers is no news
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if not amdsmi_is_available():
+            raise DeviceError(f"No GPU is found: NVIDIA's driver says {str(error)!r}.") from error
+        make: Callable[[], Any] = AMDGPUs
+    else:
+        make = NVIDIAGPUs
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    hidden = {} if visible else {name: os.environ.pop(name) for name in _VISIBLE if name in os.environ}
+    try:
+        gpus = _never_shut_down(make)()
+    except ValueError as error:
+        raise DeviceError(f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}.") from error
+    except _zeus_errors() as error:
+        raise DeviceError(f"The GPUs cannot be opened: {_sentence(error)}.") from error
+    finally:
+        os.environ.update(hidden)
+    if not len(gpus):
+        raise DeviceError("No GPU is found.")
+    return gpus
+
+
+def _never_shut_down(made: Any) -> Callable[[], Any]:
+    """zeus' class without its destructor, which shuts NVML down.
+
+    The garbage collector may call it within another call of pynvml, whose lock a thread takes only once: a deadlock.
+    """
+
+    class Open(made):  # type: ignore[misc]
+        def __del__(self) -> None:
+            pass
+
+    return Open
+
+
+def _zeus_errors() -> tuple[type[Exception], ...]:
+    import pynvml
+    from zeus.exception import ZeusBaseError
+
+    return (ZeusBaseError, pynvml.NVMLError)
+
+
+def _nvml_of(gpus: Any) -> Any:
+    """The module pynvml where ``gpus`` are NVIDIA's, else None."""
+    import pynvml
+    from zeus.device.gpu.nvidia import NVIDIAGPUs
+
+    return pynvml if isinstance(gpus, NVIDIAGPUs) else None
+
+
+def _answer(query: Callable[[], Any], index: int, what: str = "") -> Any:
+    """The answer of GPU ``index``; a refusal becomes one sentence, with what to do where rights are missing."""
+    import pynvml
+    from zeus.device.gpu.common import ZeusGPUNoPermissionError
+
+    try:
+        return query()
+    except (ZeusGPUNoPermissionError, pynvml.NVMLError_NoPermission) as error:
+        raise DevicePermissionError(f"GPU {index} refuses {what}: {PERMISSION}.") from error
+    except _zeus_errors() as error:
+        how = f"refuses {what}" if what else "does not answer"
+        raise DeviceError(f"GPU {index} {how}: {_sentence(error)}.") from error
+
+
+def _number(query: Callable[[], Any], index: int) -> float:
+    """The answer as a number, NaN where the GPU has no such thing; DeviceError where it is gone."""
+    import pynvml
+    from zeus.device.gpu import common as zeus
+
+    unknown = (
+        zeus.ZeusGPUNotSupportedError, zeus.ZeusGPUFunctionNotFoundError, zeus.ZeusGPUInvalidArgError,
+        pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound,
+    )  # fmt: skip
+    try:
+        return float(query())
+    except unknown:
+        return math.nan
+    except _zeus_errors() as error:
+        raise DeviceError(f"GPU {index} stopped answering: {_sentence(error)}.") from error
+
+
+def _first_that_answers(sources: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    for source in sources:
+        with suppress(*_zeus_errors()):
+            source()
+            return source
+    return lambda: math.nan
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+# SM activity from NVIDIA's DCGM where it is installed: the share of time that streaming multiprocessors had work.
+
+
+_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # N/A where the GPU has no such field
+_PERIOD_MS = 100
+_DCGM_PATIENCE_S = 2.0
+
+
+class SmActivity:
+    """Reads ``dcgmi dmon`` from `start` to `stop`; where DCGM is missing or fails, it simply saw nothing.
+
+    ``gpus`` are numbers of GPUs as NVML and DCGM count them.
+    """
+
+    def __init__(self, gpus: Sequence[int]) -> None:
+        self._gpus = list(gpus)
+        self._seen: dict[int, list[tuple[float, float]]] = {gpu: [] for gpu in self._gpus}
+        self._program: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start ``dcgmi`` where it is installed."""
+        dcgmi = shutil.which("dcgmi")
+        if dcgmi is None:
+            return
+        command = [dcgmi, "dmon", "-e", "1002", "-d", str(_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
+        with suppress(OSError):
+            self._program = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                errors="replace", start_new_session=True, preexec_fn=end_with_parent,
+            )  # fmt: skip
+            self._thread = threading.Thread(target=self._read, args=(self._program,), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End ``dcgmi``."""
+        if self._program is None or self._thread is None:
+            return
+        self._program.terminate()
+        try:
+            self._program.wait(_DCGM_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._program.kill()
+            self._program.wait()
+        self._thread.join(_DCGM_PATIENCE_S)
+
+    def instead_of(self, utilisation: Floats, time_s: Floats) -> Floats:
+        """``utilisation`` (n, gpus) with columns of GPUs that DCGM knows replaced by SM activity at ``time_s``."""
+        out = utilisation.copy()
+        for column, gpu in enumerate(self._gpus):
+            if seen := list(self._seen[gpu]):
+                at, share = np.array(seen).T
+                out[:, column] = np.interp(time_s, at, share)
+        return out
+
+    def _read(self, program: subprocess.Popen[str]) -> None:
+        for line in program.stdout or ():
+            found = _ROW.match(line)
+            if found and int(found[1]) in self._seen:
+                with suppress(ValueError):
+                    self._seen[int(found[1])].append((time.time(), float(found[2])))
+
+
+# NVIDIA's workload power profiles: presets of clocks, limits and links that the driver of Blackwell and newer offers.
+
+
+_PREFIX = "NVML_POWER_PROFILE_"
+_BITS = 32  # of a word of a mask
+_NEEDS = "they begin with Blackwell and driver 570"
+
+
+class PowerProfiles:
+    """The profiles of one GPU, by names such as max-q. ``answer`` turns refusals of the driver into DeviceError."""
+
+    def __init__(self, nvml: Any, handle: Any, name: str, answer: Callable[[Callable[[], Any], str], Any]) -> None:
+        self._nvml, self._handle, self._name, self._answer = nvml, handle, name, answer
+
+    def offered(self) -> tuple[str, ...]:
+        """Names of the profiles that the driver offers; empty where it has none, or the GPU is no NVIDIA's."""
+        if self._nvml is None:
+            return ()
+        info = self._nvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
+        with suppress(self._nvml.NVMLError):  # of another GPU, or by an older driver
+            self._nvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo(self._handle, byref(info))
+            return self._names(info.perfProfilesMask)
+        return ()
+
+    def requested(self) -> tuple[str, ...]:
+        """Names of the profiles that any process requests now."""
+        found = self._nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+        self._answer(
+            lambda: self._nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(self._handle, byref(found)), ""
+        )
+        return self._names(found.requestedProfilesMask)
+
+    def check(self, names: Iterable[str]) -> None:
+        """PlanError where the driver does not offer one of these profiles."""
+        offered = self.offered()
+        for name in names:
+            if name not in offered:
+                raise PlanError(
+                    f"{self._name} has no power profile {name!r}{nearest(name, offered)}; {_it_has(offered)}."
+                )
+
+    def request(self, names: Iterable[str]) -> None:
+        """Request these profiles and no others; PlanError where one is not offered."""
+        wanted = tuple(names)
+        self.check(wanted)
+        before = self.requested()
+        self._change("Clear", "to clear", [name for name in before if name not in wanted])
+        self._change("Set", "to take", [name for name in wanted if name not in before])
+
+    def _change(self, how: str, what: str, names: list[str]) -> None:
+        if not names:
+            return
+        request = self._nvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
+        for number, name in _numbered(self._nvml).items():
+            if name in names:
+                request.requestedProfilesMask.mask[number // _BITS] |= 1 << number % _BITS
+        call = getattr(self._nvml, f"nvmlDeviceWorkloadPowerProfile{how}RequestedProfiles")
+        try:
+            self._answer(lambda: call(self._handle, byref(request)), f"{what} the power profile {'+'.join(names)}")
+        except DevicePermissionError as error:  # its sentence names Zeus' daemon, which sets no profiles
+            raise DevicePermissionError(f"{self._name} refuses a power profile: setting one needs root.") from error
+
+    def _names(self, mask: Any) -> tuple[str, ...]:
+        names = _numbered(self._nvml)
+        return tuple(names[i] for i in names if mask.mask[i // _BITS] >> i % _BITS & 1)
+
+
+def profile_names(text: str) -> tuple[str, ...]:
+    """Names of profiles that are requested together, from text such as ``max-q+llm-training``."""
+    return tuple(dict.fromkeys(name.strip().lower().replace("_", "-") for name in text.split("+") if name.strip()))
+
+
+def _numbered(nvml: Any) -> dict[int, str]:
+    """Names of all profiles by NVML's number; those that this pynvml has no name for are profile-N."""
+    known = {
+        getattr(nvml, name): name.removeprefix(_PREFIX).lower().replace("_", "-")
+        for name in dir(nvml)
+        if name.startswith(_PREFIX) and not name.startswith(f"{_PREFIX}OPERATION") and name != f"{_PREFIX}MAX"
+    }
+    return {number: known.get(number, f"profile-{number}") for number in range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)}
+
+
+def _it_has(offered: tuple[str, ...]) -> str:
+    return f"it has {', '.join(offered)}" if offered else f"its driver offers none ({_NEEDS})"

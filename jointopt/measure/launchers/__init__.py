@@ -1,1 +1,0 @@
-"""Launchers: what starts one plan and reads its result; `base` has the protocol."""

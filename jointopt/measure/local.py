@@ -1,0 +1,364 @@
+"""A training program on this machine: each run under the clocks of its plan, with a meter."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import string
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jointopt.core.errors import ExportError, LauncherError, PlanError, UsageError, nearest
+from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
+from jointopt.core.quote import sh_command
+from jointopt.core.schema import COLUMNS, STATUSES, Columns
+from jointopt.frameworks.failures import failure_of, is_full, why_unreadable
+from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import plain_number
+from jointopt.jobs.reading import is_number, is_whole
+from jointopt.measure.early import Early, OfProgram
+from jointopt.measure.hardware.conditions import Conditions, under_plan, unmetered
+from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.host import check_devices
+from jointopt.measure.process import Program, files_of_a_run, run_program, whole_log
+from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, label, new_log, outcome, result_row, with_log
+from jointopt.runs.table import check_measurements
+
+
+class LocalLauncher(OfProgram):
+    """Runs ``program`` for at most ``limit_s`` on this machine's GPUs, or on its cores where the job's GPU is cpu-core.
+
+    Logs stay in the folder ``logs`` where one is given. GPUs run at the clock of their stage, or at what the driver
+    chooses (``default_clocks``), and energy is measured.
+    """
+
+    name: str
+    on_nodes = "use --launcher slurm"  # the advice for several nodes
+
+    def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
+        self.program, self.limit_s, self.logs = program, limit_s, logs
+        self.default_clocks = default_clocks
+
+    @property
+    def behind_both(self) -> Sequence[tuple[float, float]]:
+        """As of `EndsDominated`."""
+        return self.program.behind_both
+
+    @behind_both.setter
+    def behind_both(self, bounds: Sequence[tuple[float, float]]) -> None:
+        """Set them."""
+        self.program.behind_both = bounds
+
+    def candidates(self, job: Job) -> Columns | None:
+        """Any plan; LauncherError where the job needs more than this machine, or the program cannot run it."""
+        if job.cluster.nodes != 1:
+            raise LauncherError(
+                f"The launcher {self.name} runs on one machine, and job {job.name!r} has {job.cluster.nodes} nodes; "
+                f"{self.on_nodes}."
+            )
+        self.program.check(job)
+        return None
+
+    def narrowed(self, job: Job) -> Job:
+        """As `Program.narrowed`."""
+        return self.program.narrowed(job)
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``plan`` with its measurement, or with how it failed."""
+        self.check(job)
+        with files_of_a_run(), self.files(plan) as (folder, log):
+            try:
+                with self.conditions(job, plan) as conditions:
+                    self.program.prepare(job, plan, folder, conditions.measure_s)
+                    row = self._measured(job, plan, folder, Early(self.program, job, log, conditions.meter))
+            except PlanError as error:  # the GPUs here have no such clock
+                return dict(plan) | failed_row(Failure(FailureKind.CLOCKS, str(error)))
+            except ExportError as error:  # another plan may have words
+                return dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
+            window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
+            return dict(plan) | conditions.added_to(row, window, iterations)
+
+    def check(self, job: Job) -> None:
+        """Raises LauncherError where no run of ``job`` counts here."""
+        self.candidates(job)
+        check_devices(job)
+
+    @contextmanager
+    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
+        """A folder for the files of one run of ``plan``, and its empty log, which stays where ``logs`` is given."""
+        with scratch_folder() as scratch:
+            yield scratch, new_log(self.logs or scratch, plan)
+
+    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
+        """Clocks and meter of a run; a training on cores neither sets nor reads the GPUs beside them."""
+        on_cores = job.cluster.gpu.id == "cpu-core"
+        return unmetered(plan) if on_cores else under_plan(plan, self.default_clocks)
+
+    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
+        program, log = self.program, early.log
+        ended = run_program(
+            program.local_words(job, plan, folder), log, limit_s=self.limit_s, env=program.environment,
+            cwd=program.cwd, over=early.over if self.behind_s or self.behind_both else None,
+        )  # fmt: skip
+        if early.row is not None:
+            return with_log(early.row, log, self.logs is not None)
+        if why := why_unreadable(folder):
+            return with_log(failed_row(Failure(FailureKind.RESULT, why)), log, self.logs is not None)
+        whole = ended.code == 0 and not ended.timed_out
+        failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
+        failure = failure_without_result(program, folder, failure, whole)
+        try:
+            found = program.results(job, folder, whole_log(log))
+        except OSError as error:  # of files that are the program's to write
+            words = f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror or error}"
+            return with_log(failed_row(Failure(FailureKind.RESULT, words)), log, self.logs is not None)
+        row = outcome(found, whole, failure)
+        return with_log(row, log, self.logs is not None)
+
+
+def failure_without_result(program: Program, folder: Path, failure: Failure, whole: bool) -> Failure:
+    """The failure of a run that has left no result; of one that ended well (``whole``), that it left none."""
+    if not whole or failure.status != "failed":
+        return failure
+    if is_full(folder):
+        return Failure(FailureKind.DISK_FULL, f"{program.missing}, the disk is full")
+    return Failure(FailureKind.RESULT, program.missing)
+
+
+# Any command of the user: plan fields stand in its words, and it writes what it measured into a JSON file.
+
+
+RESULT_FIELD, _FOLDER = "result", "folder"
+_FILE, _LOG = "result.json", "log.txt"
+_WORKLOAD = (
+    "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
+    "vocab_size", "num_experts", "moe_router_topk", "block", "seq_length", "global_batch_size", "dtype", "attention",
+    "fused_norm", "lora_dim", "lora_target_modules", "framework", "gpu", "gpus_per_node", "num_gpus",
+)  # fmt: skip
+_PLAN = tuple(column.name for column in COLUMNS.values() if column.role == "plan")
+FIELDS = (RESULT_FIELD, _FOLDER, "nodes", "num_micro_batches", *_PLAN, *_WORKLOAD)
+_NEEDED = {
+    RESULT_FIELD: "the JSON file into which it writes what it measured",
+    "start": "the script that starts the program on one node, and that it is to run on each",
+}
+_LARGEST_RESULT = 1 << 20  # bytes
+
+
+class Template:
+    """The words of a command, in which ``{dp}``, ``{result}`` and the other ``fields`` stand for values.
+
+    A text is split into words once, as a shell would, before any value is put in; a value is never split, and no
+    shell reads it. ``{{`` and ``}}`` are braces. Raises UsageError for an unknown field, or without the ``needed`` one.
+    """
+
+    def __init__(
+        self, command: str | Sequence[str], fields: Sequence[str] = FIELDS, needed: str = RESULT_FIELD
+    ) -> None:
+        try:
+            self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        except ValueError as error:
+            raise UsageError(f"--command cannot be split into words: {error}; got {command!r:.200}.") from error
+        if not self.words or not self.words[0].strip():
+            raise UsageError("--command is empty; expected a program and its arguments.")
+        named = {name for word in self.words for name in _fields(word)}
+        for name in sorted(named - set(fields)):
+            raise UsageError(
+                f"--command has no value for {{{name}}}{nearest(name, fields)}; expected fields of {', '.join(fields)}"
+                "; a brace that is meant is written twice."
+            )
+        if needed not in named:
+            raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
+        self.fields = frozenset(named)
+
+    def filled(self, values: Mapping[str, Any]) -> list[str]:
+        """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
+        words = {name: word(name, values.get(name)) for name in self.fields}
+        return [word.format_map(words) for word in self.words]
+
+
+def _fields(word: str) -> Iterable[str]:
+    """Names of the fields in a word; UsageError where a brace is no field, or holds more than a name."""
+    try:
+        parts = list(string.Formatter().parse(word))
+    except ValueError as error:
+        raise UsageError(f"--command: {error} in {word!r:.200}; a brace that is meant is written twice.") from error
+    for _, name, form, conversion in parts:
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            raise UsageError(
+                f"--command: expected a plain field such as {{dp}}, got one with more in it in {word!r:.200}; a brace "
+                "that is meant is written twice."
+            )
+        yield name
+
+
+def word(name: str, value: Any) -> str:
+    """A value as one word: true and false in small letters, whole numbers without a point, clocks by semicolons."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return ";".join(plain_number(float(clock)) for clock in value)
+    if is_blank(value):
+        raise UsageError(f"--command needs {{{name}}}, which neither plan nor job states.")
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating):
+        return plain_number(float(value))
+    return str(value)
+
+
+def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Values of the fields of a command: the job, the plan's columns over it, and where files go."""
+    model, training, cluster = job.model, job.training, job.cluster
+    stated: dict[str, Any] = {}
+    for source in (model, training, cluster):
+        stated |= {name: getattr(source, name) for name in _WORKLOAD if hasattr(source, name)}
+    stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
+    given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
+    values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, RESULT_FIELD: folder / _FILE}
+    sequences = int(plan["dp"]) * int(plan["micro_batch_size"])
+    return values | {"num_micro_batches": training.global_batch_size // sequences}
+
+
+class CommandProgram(Program):
+    """The user's ``command``, on this machine or once per node, with its result file in the folder of the run."""
+
+    name = "command"
+    missing = "the command ended well and wrote no result file"
+    shows_ranks = False
+
+    def __init__(self, command: str | Sequence[str]) -> None:
+        self.template = Template(command)
+
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The words that start the program."""
+        return self.template.filled(command_values(job, plan, folder))
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        """The row of a run that has ended, from the file that the program wrote."""
+        path = folder / _FILE
+        return read_result(path, job.cluster.num_gpus) if path.is_file() else None
+
+
+class CommandLauncher(LocalLauncher):
+    """Runs a plan as the user's own ``command``, which writes an object of result columns to ``{result}``.
+
+    ``{folder}`` is a folder of its own; it stays in ``logs`` where that is given. On several nodes clocks and meters
+    are the command's own affair, and the row says so.
+    """
+
+    name = "command"
+    program: CommandProgram
+
+    def __init__(
+        self, command: str | Sequence[str], limit_s: float = 1800.0, logs: Path | None = None,
+        default_clocks: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(CommandProgram(command), limit_s, logs, default_clocks)
+
+    def candidates(self, job: Job) -> Columns | None:
+        """Any plan of the job."""
+        return None
+
+    def check(self, job: Job) -> None:
+        """Any machine: a command may train elsewhere."""
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``plan`` with the row that the command wrote, or with how it failed."""
+        row = super().run(job, plan)
+        if row["status"] != STATUSES[0] or job.cluster.nodes == 1:
+            return row
+        return dict(row) | {"notes": joined_notes(row["notes"], self._about_clocks(job, plan))}
+
+    def script(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """The command line of ``plan``, as a shell would take it."""
+        return sh_command(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
+
+    @contextmanager
+    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
+        """A folder for all files of one run, its log among them; it stays in ``logs`` where that is given."""
+        if self.logs is None:
+            with scratch_folder() as scratch:
+                yield scratch, scratch / _LOG
+        else:
+            Path(self.logs).mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
+            yield folder, folder / _LOG
+
+    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
+        """Clocks and meter of this machine, for a job that has no other."""
+        return super().conditions(job, plan) if job.cluster.nodes == 1 else unmetered(plan)
+
+    def _about_clocks(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """A remark on the clocks of several nodes, which cannot be reached from here; blank where none are set."""
+        in_words = "stage_clock_mhz" in self.program.template.fields
+        if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
+            return ""
+        left = "left to the command"
+        unset = "not set, and the command does not receive them: it has no {stage_clock_mhz}"
+        return f"clocks of {job.cluster.nodes} nodes were {left if in_words else unset}"
+
+
+def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
+    """The result columns in a file that a command wrote; one that cannot be true is a failed run that says why."""
+    try:
+        if path.stat().st_size > _LARGEST_RESULT:
+            raise ValueError(f"it has more than {_LARGEST_RESULT:,} bytes")
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        if is_full(path.parent):
+            return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
+        reason = f"is no JSON: {error}"
+    else:
+        reason = _contradiction(given, num_gpus)
+    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}")) if reason else _row(given)
+
+
+def _contradiction(given: Any, num_gpus: int) -> str:
+    """The part of a result that cannot be true, in words that go on after "the result file"; blank: there is none."""
+    if not isinstance(given, dict):
+        return f"must hold an object of columns; got {given!r:.60}"
+    nested = next((name for name in RESULTS if isinstance(given.get(name), dict | list)), None)
+    if nested:
+        return f"is wrong: {nested} must be one value, got {given[nested]!r:.60}"
+    cells = _cells(given)
+    if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
+        if "iteration_time_s" in given:
+            got = json.dumps(given["iteration_time_s"])
+            return f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
+        near = any(nearest(key, ["iteration_time_s"]) for key in given)
+        got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
+        return f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
+    _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))
+    return f"is wrong: {problems[0].column}: {problems[0].message}" if problems else ""
+
+
+def _is_window(given: Mapping[str, Any]) -> bool:
+    """Whether a result says when its iterations ran, so that meters can measure their energy."""
+    window, iterations = (given.get(name) for name in WINDOW)
+    if not isinstance(window, list) or len(window) != 2 or not all(map(is_number, window)):
+        return False
+    return isinstance(iterations, int) and is_whole(iterations) and iterations > 0 and window[0] < window[1]
+
+
+def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The result columns that hold something."""
+    held = {name: value for name in RESULTS if not is_blank(value := given.get(name))}
+    return {name: value for name, value in held.items() if str(value).strip()}
+
+
+def _row(given: Mapping[str, Any]) -> dict[str, Any]:
+    cells = _cells(given)
+    unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
+    notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
+    status = str(cells.pop("status", STATUSES[0])).strip().lower()
+    if status == STATUSES[0]:
+        row = result_row(notes, **{name: float(value) for name, value in cells.items()})
+    else:
+        row = failed_row(failure_in({"status": status, "notes": notes})) | {"notes": notes}
+    return row | ({name: given[name] for name in WINDOW} if _is_window(given) else {})

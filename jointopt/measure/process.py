@@ -1,0 +1,286 @@
+"""Programs that are started, watched and always ended: no process outlives the run that it belongs to."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from jointopt.core.errors import JointOptError, LauncherError
+from jointopt.core.schema import COLUMNS, NEUTRAL, inside
+from jointopt.frameworks.failures import is_full
+from jointopt.jobs.job import Job
+from jointopt.measure.hardware.guard.guarded import Guarded
+from jointopt.measure.hardware.guard.records import settled
+from jointopt.runs.rows import is_blank
+
+_log = logging.getLogger(__name__)
+_POLITE_S = 10.0  # from SIGTERM to SIGKILL
+_LINGER_S = 2.0  # that children have to end after the program, from SIGTERM to SIGKILL
+_POLL_S = 0.05
+_LOOK_S = 2.0  # between two looks at a log
+_TAIL_BYTES = 65_536
+_LONGEST_LOG = 64 * 2**20
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+# by PCI bus, as NVML counts GPUs; CUDA's own order is by speed
+_GPUS_AS_METERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a program: its exit code (negative = signal), whether the time limit ended it, the end of its log."""
+
+    code: int
+    timed_out: bool
+    tail: str
+
+
+def run_program(
+    command: Sequence[str], log: Path, *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None,
+    over: Callable[[], bool] | None = None,
+) -> Ended:  # fmt: skip
+    """Run ``command`` with output to ``log``; none of its processes is left, even if this one is killed.
+
+    It is ended too once ``over``, which is polled, returns true.
+
+    Raises LauncherError where the program cannot be started.
+    """
+    with files_of_a_run():
+        out = log.open("ab")
+    with out:
+        program = _started(
+            command, env=environment(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+    timed_out = False
+    try:
+        timed_out = _outlasts(program, limit_s, over)
+    finally:
+        try:
+            program.end(_POLITE_S)
+        finally:
+            program.kill()  # where an interrupt did not let it end in its own time
+    cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot hold it any more
+    return Ended(program.code or 0, timed_out, tail_of(log) + cut)
+
+
+def _outlasts(program: Guarded, limit_s: float, over: Callable[[], bool] | None) -> bool:
+    """Whether the program still runs after ``limit_s``; it may still run too where it is ``over`` before."""
+    if over is None:
+        return program.wait(limit_s) is None
+    until = time.monotonic() + limit_s
+    while (left_s := until - time.monotonic()) > 0.0:
+        if program.wait(min(_LOOK_S, left_s)) is not None or over():
+            return False
+    return True
+
+
+def run_in_foreground(
+    command: Sequence[str], grace_s: float, env: Mapping[str, str] | None = None,
+    watch: Callable[[str], None] | None = None,
+) -> int:  # fmt: skip
+    """Run ``command`` in the user's terminal and return its exit code, 128 + n where signal n ended it.
+
+    SIGINT, SIGTERM and SIGHUP are passed on; after ``grace_s``, or a second signal, the program is killed with all that
+    it started. Processes that outlive it are ended too. ``watch`` is called with the mark of its processes as long as
+    it runs; what it raises ends the program. Raises LauncherError where it cannot be started.
+    """
+    until = math.inf
+    with _caught(_SIGNALS) as caught:
+        program = _started(command, env=environment(env), foreground=True, linger_s=_LINGER_S)
+        passed_on = 0
+        try:
+            while program.wait(_POLL_S) is None and time.monotonic() < until and len(caught) < 2:
+                for number in caught[passed_on:]:
+                    passed_on, until = passed_on + 1, time.monotonic() + grace_s
+                    _pass_on(program, number)
+                if watch is not None and not caught:
+                    watch(program.mark)
+        except JointOptError:
+            program.end(_POLITE_S)
+            raise
+        finally:
+            program.kill()
+    code = program.code or 0
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _caught(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
+    """The list of signals that arrive while the body runs; those that are ignored stay so."""
+    caught: list[int] = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: caught.append(number))
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pass_on(program: Guarded, number: int) -> None:
+    """Send the signal, unless it is a terminal's Ctrl-C: that has reached the program in its foreground group."""
+    if number == signal.SIGINT:
+        with suppress(OSError, ValueError):  # no terminal
+            if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+                return
+    program.signal(number)
+
+
+def _started(command: Sequence[str], **options: Any) -> Guarded:
+    """The program under a guardian, once what killed tools have left is ended."""
+    for sentence in settled():
+        _log.info(sentence)
+    return Guarded(command, **options)
+
+
+@contextmanager
+def files_of_a_run() -> Iterator[None]:
+    """LauncherError where files of a run cannot be made: the next run could not be started either."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room there, or let TMPDIR or --logs name a folder that has some"
+        raise LauncherError(
+            f"{error.filename or 'A file of the run'} cannot be written: {error.strerror}; "
+            f"{advice if full else 'let TMPDIR or --logs name a folder that this user can write'}."
+        ) from error
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the programs of a run: GPUs counted as the meter does by default, and ``more``."""
+    return {**_GPUS_AS_METERED, **os.environ, **(more or {})}
+
+
+def end_with_parent() -> None:
+    """Let Linux send SIGTERM to this child when the tool dies; between fork and exec it imports and opens nothing."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def tail_of(log: Path) -> str:
+    """The end of a log, at most 64 KiB, blank where its program has taken it away; what is no text is shown as such."""
+    with suppress(OSError), log.open("rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL_BYTES))
+        return stream.read().decode("utf-8", "backslashreplace")
+    return ""
+
+
+def whole_log(log: Path) -> str:
+    """A log, or its end where it is longer than anyone reads (64 MiB); else as `tail_of`."""
+    with suppress(OSError):
+        if log.stat().st_size <= _LONGEST_LOG:
+            return log.read_text(encoding="utf-8", errors="backslashreplace")
+    return tail_of(log)
+
+
+# Training programs, and torchrun on one machine or on the nodes of a batch job.
+
+
+_TORCHRUN = ("-m", "torch.distributed.run")
+
+
+class Program(Protocol):
+    """One training program: on this machine in ``cwd`` with ``environment`` added, or once per node of a batch job."""
+
+    name: str
+    environment: Mapping[str, str] = {}
+    cwd: Path | None = None  # None = that of this process
+    missing: str = "the program ended well and left no result"  # the failure of such a run, in words
+    contained: bool = False  # whether it runs in the container of the job file's section slurm
+    behind_s: float = 0.0  # see `EndsEarly`; a program that does not read it is judged by its log
+    behind_both: Sequence[tuple[float, float]] = ()  # see `EndsDominated`
+    shows_ranks: bool = True  # whether its ranks are known to show which stages they run (`jointopt exec`)
+
+    def check(self, job: Job) -> None:
+        """Raises LauncherError for a job that the program cannot run, whatever the plan."""
+        return
+
+    def narrowed(self, job: Job) -> Job:
+        """The job with the part of its search that the program runs. Raises LauncherError where it runs none."""
+        return job
+
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The command of one node, with files in ``folder``; words may hold ``${NODE_RANK}`` and `NODE_VARIABLES`."""
+
+    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+        """The command on one machine."""
+        return self.words(job, plan, folder)
+
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
+        """Writes into ``folder`` what the command reads there; it is to measure for at least ``least_s``."""
+        return
+
+    def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
+        """Result columns of a run that ended well, from its files and its ``log``; None where it left none.
+
+        Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
+        """
+
+    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
+        """Seconds of the measured iterations in the ``log`` of a run that goes on; none where a log does not tell."""
+        return ()
+
+    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
+        """Result columns that the ``log`` of a run that goes on tells already, such as its memory."""
+        return {}
+
+
+def without(job: Job, program: str, names: Iterable[str]) -> Job:
+    """The job without plans that use these layout columns. LauncherError where its search lists nothing else."""
+    kept: dict[str, Any] = {}
+    for name in names:
+        column, listed, unused = COLUMNS[name], getattr(job.search, name), NEUTRAL.get(name, 1)
+        if listed is not None and unused not in inside(name, listed):
+            raise LauncherError(_lacks(program, name, listed[0]))
+        kept[name] = (column.outside(unused),)
+    return replace(job, search=replace(job.search, **kept))
+
+
+def refuse(program: str, plan: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises LauncherError for a plan that uses one of these layout columns."""
+    for name in names:
+        if not is_blank(cell := plan.get(name)) and inside(name, [cell])[0] != NEUTRAL[name]:
+            raise LauncherError(_lacks(program, name, cell))
+
+
+def _lacks(program: str, name: str, value: Any) -> str:
+    usual = COLUMNS[name].outside(NEUTRAL.get(name, 1))
+    expected = "blank" if usual == "" else usual
+    return f"{program} does not run plans with {name} {value}; expected {expected}, or another launcher."
+
+
+def node_torchrun(job: Job, contained: bool = False) -> list[str]:
+    """torchrun on one of several nodes, with a fixed meeting point, so that ranks follow the nodes' order.
+
+    ``contained``: by the Python of a container, whatever that of the nodes.
+    """
+    python = "python" if contained else job.slurm.python or sys.executable
+    return [
+        python, *_TORCHRUN, "--nnodes=${NNODES}", "--node-rank=${NODE_RANK}",
+        "--master-addr=${MASTER_ADDR}", "--master-port=${MASTER_PORT}",
+        f"--nproc-per-node={job.cluster.gpus_per_node}",
+    ]  # fmt: skip
+
+
+def local_torchrun(processes: int, folder: Path) -> list[str]:
+    """torchrun on this machine; ports are its own choice, so that several can run side by side.
+
+    What it leaves goes to ``folder``; by default that is a folder in /tmp that is not removed.
+    """
+    return [sys.executable, *_TORCHRUN, "--standalone", f"--log-dir={folder}", f"--nproc-per-node={processes}"]

@@ -1,0 +1,582 @@
+"""Slurm: one job per run, which is found again when the tool itself was restarted."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.atomic_write import write_whole
+from jointopt.core.errors import ExportError, LauncherError, UsageError, nearest
+from jointopt.core.facts import Failure, FailureKind, joined_notes
+from jointopt.core.schema import COLUMNS, Columns
+from jointopt.frameworks.failures import failure_of, is_full
+from jointopt.frameworks.slurm import EXIT, LOG, container_words
+from jointopt.frameworks.slurm import script as script_text
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import job_mapping
+from jointopt.jobs.slurm import NO_GPU_REQUEST
+from jointopt.measure import slurm_commands as control
+from jointopt.measure.base import Ended, Report
+from jointopt.measure.early import OfProgram, behind_row
+from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
+from jointopt.measure.hardware import conditions
+from jointopt.measure.local import CommandProgram, word
+from jointopt.measure.process import Program, tail_of, whole_log
+from jointopt.measure.slurm_commands import NoAnswerError, RefusedError, SlurmJob
+from jointopt.measure.torchrun import TorchrunProgram
+from jointopt.runs.rows import failed_row, outcome, plan_cells, with_log
+
+DEFAULT_FOLDER = Path("jointopt-slurm")
+PROGRAMS = ("torchrun", *FRAMEWORKS, "command")
+_STATE, _SCRIPT = "state.json", "job.sh"
+_WHERE = ("python", "setup", "gpu_request", "exclusive", "partition", "constraint", "sbatch")
+# files of a command whose contents are part of what is run; others may be what it writes
+_CONTENT = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
+
+
+class SlurmLauncher(OfProgram):
+    """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` states how.
+
+    ``program`` is torchrun (the project's trainer), a framework (options as of `FrameworkProgram`; in the job file's
+    container) or command (with ``command``), or an object of its own. ``folder`` must be seen by all nodes. GPUs run at
+    the plan's clocks, or at what the driver chooses (``default_clocks``), and are metered, by `jointopt exec` on each
+    node; without ``meter`` the program is started alone. ``limit_s`` begins when a job runs. A job outlives the tool,
+    which finds it again; Ctrl-C cancels it.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self, folder: Path = DEFAULT_FOLDER, limit_s: float = 1800.0, program: str | Program | None = None,
+        command: str | Sequence[str] | None = None, checkout: Path | None = None, iterations: int = 10,
+        warmup_iterations: int = 3, default_clocks: bool = False, meter: bool = True, poll_s: float = 15.0,
+        script: Path | None = None, arguments: str = "", version: str = "",
+    ) -> None:  # fmt: skip
+        self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
+        options = {"checkout": checkout, "script": script, "arguments": arguments, "version": version}
+        self.program = _program(program, command, options, iterations, warmup_iterations)
+        self.default_clocks, self.meter = default_clocks, meter
+        self._delivered: Iterator[Ended] | None = None
+        if not str(self.folder).isprintable():
+            raise UsageError(f"The folder {str(self.folder)!r} has a character that no #SBATCH line can hold.")
+
+    def candidates(self, job: Job) -> Columns | None:
+        """Any plan; LauncherError where nothing can be submitted from here, or the program cannot run the job."""
+        control.check_installed()
+        self.program.check(job)
+        return None
+
+    def narrowed(self, job: Job) -> Job:
+        """As `Program.narrowed`."""
+        return self.program.narrowed(job)
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The measurement of ``plan``, or how its job failed; an interrupt cancels the job."""
+        self.candidates(job)
+        self._accept()
+        fleet = Fleet(self, job, enumerate([plan]), lambda place, text: None)
+        runs = fleet.ended()
+        try:
+            ended = next(runs)
+        except KeyboardInterrupt:
+            fleet.cancel()
+            raise
+        self._deliver(runs)
+        return ended.row
+
+    def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
+        """As `ManyAtOnce`: one job each, in the queue together; what Slurm does not take now follows as others end."""
+        self.candidates(job)
+        fleet = Fleet(self, job, enumerate(plans), report)
+        try:
+            yield from fleet.ended()
+        except KeyboardInterrupt:
+            yield from fleet.rescued()
+            raise
+        except GeneratorExit:
+            fleet.cancel()
+            raise
+
+    def script(self, job: Job, plan: Mapping[str, Any], folder: Path | None = None) -> str:
+        """The script that sbatch receives for ``plan``; nothing is written or submitted."""
+        place = folder or self.folder / self.job_name(job, plan) / "1"
+        words = self.program.words(job, plan, place)
+        if self.program.contained:
+            seen = [Path.cwd(), self.folder, *([self.program.cwd] if self.program.cwd else [])]
+            words = [*container_words(job.slurm, seen), *words]
+        if self._metered(job):
+            words = conditions.metered_words(words, job, place, self.default_clocks, self.program.shows_ranks)
+        name = self.submission_name(place)
+        about = " ".join(f"{key}={word(key, value)}" for key, value in plan_cells(plan).items())
+        return script_text(name, job.cluster, job.slurm, words, place, self.limit_s, about)
+
+    # --- one submission
+
+    def open_folder(self, job: Job, plan: Mapping[str, Any]) -> Path:
+        """The folder of the last submission of the plan if its row was not handed over, else a new one."""
+        base = self.folder / self.job_name(job, plan)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            last = max((int(p.name) for p in base.iterdir() if p.name.isdigit()), default=0)
+            if last and not (base / str(last) / DONE).exists():
+                return base / str(last)
+            (base / str(last + 1)).mkdir()
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+        return base / str(last + 1)
+
+    def submitted(
+        self, job: Job, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]
+    ) -> tuple[int | None, str]:
+        """The Slurm job of the folder, of an earlier process or a new one, and how it was found.
+
+        None for a job that has left its result and has no number any more. ``report``: where Slurm does not answer.
+        """
+        name = self.submission_name(folder)
+        known = _noted(folder) or control.named(name, report)
+        # a number may be another job's: they start again where a cluster is set up anew
+        if written_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
+            return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
+        try:
+            self.program.prepare(job, plan, folder)
+            conditions.write_plan(plan, folder)
+            (folder / _SCRIPT).write_text(self.script(job, plan, folder), encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        try:
+            number = control.submit(folder / _SCRIPT)
+        except RefusedError:
+            taken = control.named(name, report)  # Slurm may have taken the job, and its answer was lost
+            if taken is None:
+                raise
+            number = taken
+        with suppress(OSError):  # without it the job is found by its name
+            write_whole(folder / _STATE, json.dumps({"job": number}))
+        return number, f"Slurm job {number} is submitted"
+
+    def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """A name that is the same for the same run in the same folder, whatever its process, time limit or account."""
+        mapping = job_mapping(job)
+        of_job = {key: mapping[key] for key in ("model", "training", "cluster")}
+        parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), *self._command(job, plan)]
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def _command(self, job: Job, plan: Mapping[str, Any]) -> Iterator[Any]:
+        """Beside the plan: words and settings of the program, the scripts that they name, where it runs."""
+        words = self.program.words(job, plan, self.folder)
+        yield words
+        yield {name: value for name, value in vars(self.program).items() if isinstance(value, int | str)}
+        yield [_digest(word) for word in words]
+        yield [getattr(job.slurm, name) for name in _WHERE]
+        yield [self.default_clocks, self._metered(job)]
+
+    @staticmethod
+    def submission_name(folder: Path) -> str:
+        """The job's name in Slurm: that of a run cancelled a moment ago is not that of the next one."""
+        return f"{folder.parent.name}-{folder.name}"
+
+    def _metered(self, job: Job) -> bool:
+        return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
+
+    def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
+        """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
+        log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole_log, tail_of))
+        failure = why_failed(end, end_of_log, folder, self.limit_s)
+        row = with_log(outcome(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True)
+        if self._metered(job):
+            conditions.check_settable(folder, end.code, end_of_log)
+            row = conditions.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, log)
+        row = {name: value for name, value in row.items() if name in COLUMNS or name == "failure"}
+        return dict(plan) | row | {"notes": joined_notes(row["notes"], end.remark)}
+
+    def behind(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
+        """The plan with the lower bound on its time where the log of its run shows that it is behind, else None."""
+        row = behind_row(self.program, job, folder / LOG)
+        return None if row is None else dict(plan) | with_log(row, folder / LOG, True)
+
+    # --- a single row that was handed over
+
+    def _deliver(self, runs: Iterator[Ended]) -> None:
+        """A row counts as handed over when the next run begins, or this process ends in peace."""
+        if self._delivered is None:
+            atexit.register(self._accept)
+        self._delivered = runs
+
+    def _accept(self) -> None:
+        for _ in self._delivered or ():
+            pass
+
+
+def _noted(folder: Path) -> int | None:
+    try:
+        return int(json.loads((folder / _STATE).read_text(encoding="utf-8"))["job"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _unwritable(folder: Path, error: OSError) -> LauncherError:
+    return LauncherError(
+        f"{folder} cannot be written: {error.strerror or error}; name a folder that all nodes share with --folder."
+    )
+
+
+def _program(
+    program: str | Program | None, command: str | Sequence[str] | None, options: Mapping[str, Any], iterations: int,
+    warmup_iterations: int,
+) -> Program:  # fmt: skip
+    """The program by name, or by what was given to it."""
+    if program is not None and not isinstance(program, str):
+        return program
+    implied = "command" if command is not None else "megatron" if options["checkout"] is not None else "torchrun"
+    name = program or implied
+    if name not in PROGRAMS:
+        raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+    if name in FRAMEWORKS:
+        return FrameworkProgram(name, **options, iterations=iterations, warmup_iterations=warmup_iterations)
+    if name == "command":
+        if command is None:
+            raise UsageError("The launcher slurm needs --command for the program command.")
+        return CommandProgram(command)
+    return TorchrunProgram(iterations, warmup_iterations)
+
+
+def _digest(word: str) -> str:
+    """The contents of a script or of settings that a command names, as a hash; blank for any other word."""
+    if word.endswith(_CONTENT):
+        with suppress(OSError, ValueError):  # words may be too long for a path, or hold what no path does
+            return hashlib.sha256(Path(word).read_bytes()).hexdigest()
+    return ""
+
+
+# The Slurm jobs of one call that are on their way: submitted, watched, handed over as they end, or cancelled.
+
+
+DONE = "done"  # a file in the folder of a submission whose row has been handed over
+
+
+class Fleet:
+    """The jobs of one call that are on their way, by the place of their plan."""
+
+    def __init__(
+        self, launcher: SlurmLauncher, job: Job, plans: Iterator[tuple[int, Mapping[str, Any]]],
+        report: Report,
+    ) -> None:  # fmt: skip
+        self._launcher, self._job, self._plans, self._report = launcher, job, plans, report
+        self._flights: dict[int, Submission] = {}
+        # to be submitted when another one has ended
+        self._refused: tuple[int, Mapping[str, Any]] | None = None
+        self._error: LauncherError | None = None
+        self._without_words: list[Ended] = []  # plans that the framework has no words for
+
+    def ended(self) -> Iterator[Ended]:
+        """Every run as it ends; the first error when nothing is on its way any more."""
+        self._submit()
+        yield from self._given_up()
+        waits = _backoff(self._launcher.poll_s)
+        while self._flights:
+            time.sleep(next(waits))
+            for place in list(self._flights):
+                if found := self._looked_at(place):
+                    yield from self._handed_over(place, found)
+                    waits = _backoff(self._launcher.poll_s)
+                    self._submit()
+                    yield from self._given_up()
+        if self._error is not None:
+            raise self._error
+
+    def rescued(self) -> Iterator[Ended]:
+        """The runs that have ended before an interrupt; all others are cancelled."""
+        over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
+        self.cancel()
+        for place in over:
+            if found := self._looked_at(place):
+                yield from self._handed_over(place, found)
+
+    def cancel(self) -> None:
+        """End all jobs but those that have a result, which stays to be found, as does a job that goes on."""
+        going = {place: f for place, f in self._flights.items() if written_in(f.folder) is None}
+        numbers = list(filter(None, map(self._number, going.values())))
+        trouble = control.cancel(numbers)
+        for place, flight in going.items():
+            if trouble:
+                by_hand = f"scancel {' '.join(map(str, numbers))}"
+                self._report(place, f"Slurm does not cancel it: {trouble}; {by_hand} does")
+            else:
+                _close(flight.folder)
+
+    def _number(self, flight: Submission) -> int | None:
+        if not flight.sent:  # interrupted while Slurm took it, or not
+            return control.named(self._launcher.submission_name(flight.folder))
+        return flight.number
+
+    def _submit(self) -> None:
+        """Everything that is left to be submitted and that Slurm takes."""
+        while self._error is None:
+            following = self._refused or next(self._plans, None)
+            self._refused = None
+            if following is None:
+                return
+            place, plan = following
+            try:
+                self._send(place, plan)
+            except RefusedError as error:
+                self._drop(place)
+                if not self._flights:
+                    self._error = error
+                self._refused = following
+                return
+            except NoAnswerError:
+                raise
+            except ExportError as error:
+                self._drop(place)
+                row = dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
+                self._without_words.append(Ended(place, row, 0.0))
+            except LauncherError as error:
+                self._fail(place, error)
+
+    def _given_up(self) -> Iterator[Ended]:
+        """Rows of plans that were never submitted."""
+        while self._without_words:
+            yield self._without_words.pop(0)
+
+    def _send(self, place: int, plan: Mapping[str, Any]) -> None:
+        folder = self._launcher.open_folder(self._job, plan)
+        report = partial(self._report, place)
+        flight = self._flights[place] = Submission(plan, folder, report)
+        flight.number, words = self._launcher.submitted(self._job, plan, folder, report)
+        report(words)
+        flight.sent = True
+
+    def _looked_at(self, place: int) -> tuple[dict[str, Any], End] | None:
+        """Row and end of a job that is over."""
+        flight = self._flights[place]
+        try:
+            end = flight.look() if flight.sent else None
+            if end is None:
+                return self._behind(flight)
+            return self._launcher.row(self._job, flight.plan, flight.folder, end), end
+        except NoAnswerError:
+            raise
+        except LauncherError as error:
+            self._fail(place, error)
+            return None
+
+    def _behind(self, flight: Submission) -> tuple[dict[str, Any], End] | None:
+        """Row and end of a job whose log says that it is clearly behind, which is cancelled; None of others."""
+        row = self._launcher.behind(self._job, flight.plan, flight.folder)
+        if row is None or flight.number is None or control.cancel([flight.number]):
+            return None
+        end = End(control.state(flight.number, flight.report), None)
+        return row | {"notes": joined_notes(row["notes"], end.remark)}, end
+
+    def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
+        """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""
+        flight, (row, end) = self._flights.pop(place), found
+        yield Ended(place, row, end.seconds)
+        _close(flight.folder)
+
+    def _fail(self, place: int, error: LauncherError) -> None:
+        """Nothing more is submitted; what is on its way goes on."""
+        self._drop(place)
+        if self._flights:
+            self._report(place, str(error))
+        self._error = self._error or error
+
+    def _drop(self, place: int) -> None:
+        if flight := self._flights.pop(place, None):
+            _close(flight.folder)
+
+
+def _backoff(most_s: float) -> Iterator[float]:
+    """Waits between two looks: short at first, half as long again each time."""
+    wait_s = min(0.5, most_s)
+    while True:
+        yield wait_s
+        wait_s = min(wait_s * 1.5, most_s)
+
+
+def _close(folder: Path) -> None:
+    """The row has been handed over: the next run of the plan is a new one."""
+    with suppress(OSError):
+        (folder / DONE).touch()
+
+
+# One submission on its way, by Slurm's record of it and the files of the job, until it is over.
+
+
+_MOST_RESTARTS = 3
+_GRACE_S = 20.0  # files of another node may come late over a shared folder
+
+
+@dataclass(frozen=True)
+class Written:
+    """The exit status that a job wrote down at its end, and how long it ran in s."""
+
+    code: int
+    seconds: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a job: Slurm's record (None = it no longer knows the job), and what the job wrote down."""
+
+    job: SlurmJob | None
+    written: Written | None
+
+    @property
+    def code(self) -> int:
+        """The exit code that is known best; -1 where none is."""
+        if self.written is not None:
+            return self.written.code
+        return -1 if self.job is None else self.job.exit_code
+
+    @property
+    def whole(self) -> bool:
+        """Whether the program itself came to its end."""
+        completed = self.job is not None and self.job.state == "COMPLETED"
+        return self.code == 0 and (self.written is not None or completed)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for which the job held its GPUs: the queue costs none."""
+        if self.job is not None:
+            return self.job.ran_s
+        return 0.0 if self.written is None else float(self.written.seconds)
+
+    @property
+    def remark(self) -> str:
+        """The job, its nodes and its time in the queue, for the notes of the row."""
+        if self.job is None:
+            return ""
+        job = self.job
+        waited = f", {job.queued_s:.0f} s in the queue" if job.queued_s >= 1 else ""
+        again = f", requeued {job.restarts} times" if job.restarts else ""
+        return f"Slurm job {job.number} on {job.nodes or 'no node'}{waited}{again}"
+
+
+class Submission:
+    """A plan whose job is on its way, with files in ``folder``; ``report`` is called once for each state of the job.
+
+    ``number`` is None until Slurm has taken it (``sent``), and for a job that left a result and has no number any more.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]) -> None:
+        self.plan, self.folder, self.report = plan, folder, report
+        self.number: int | None = None
+        self.sent = False
+        self._reported: set[str] = set()
+        self._doubted = False
+        self._late_until: float | None = None
+
+    def look(self) -> End | None:
+        """The end of the job, None while it waits or runs. Raises LauncherError where it can never start."""
+        written = written_in(self.folder)
+        job = None if self.number is None else control.state(self.number, self.report)
+        if written is not None and written.code == 0:
+            return End(job, written)
+        if job is None or job.ended:
+            return self._over(job)
+        self._doubted, self._late_until = False, None
+        if job.stuck or job.restarts > _MOST_RESTARTS:
+            control.cancel([job.number])
+            if job.stuck and not job.reason.startswith("launch_failed"):
+                raise LauncherError(
+                    f"Slurm job {job.number} can never start ({job.reason}) and was cancelled; change the section "
+                    "slurm of the job file, or its cluster."
+                )
+            return End(job, None)  # a job that broke its nodes is a run that failed
+        words = job.progress  # each state once: a queue may swap its reasons to and fro for hours
+        if words and words not in self._reported:
+            self._reported.add(words)
+            self.report(f"Slurm job {job.number} {words}")
+        return None
+
+    def _over(self, job: SlurmJob | None) -> End | None:
+        """The end, unless Slurm may be about to put the job back, or the shared folder may be late to show it."""
+        if job is not None and job.state in _MAY_COME_BACK and not self._doubted:
+            self._doubted = True
+            return None
+        written = written_in(self.folder)
+        return None if written is None and self._may_be_late(job) else End(job, written)
+
+    def _may_be_late(self, job: SlurmJob | None) -> bool:
+        if (job is not None and job.state not in ("COMPLETED", "FAILED")) or is_full(self.folder):
+            return False
+        if self._late_until is None:
+            self._late_until = time.monotonic() + _GRACE_S
+        return time.monotonic() < self._late_until
+
+
+def written_in(folder: Path) -> Written | None:
+    """The exit status that a job wrote down; None while there is none that can be read."""
+    try:
+        # makes a client of NFS look anew: a file that it has once missed would be missing for a minute
+        os.listdir(folder)
+        code, seconds = (folder / EXIT).read_text(encoding="utf-8").split()
+        return Written(int(code), int(seconds))
+    except (OSError, ValueError):
+        return None
+
+
+_MAY_COME_BACK = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
+# the ends that Slurm states; after COMPLETED and FAILED the cause is in what the program left
+_STATES = {
+    "BOOT_FAIL": Failure(FailureKind.CLUSTER, "a node did not boot"),
+    "CANCELLED": Failure(FailureKind.CLUSTER, "the job was cancelled, not by jointopt"),
+    "DEADLINE": Failure(FailureKind.TIMEOUT, "the job met its deadline"),
+    "NODE_FAIL": Failure(FailureKind.CLUSTER, "a node failed, through no fault of the plan"),
+    "OUT_OF_MEMORY": Failure(FailureKind.OOM, "a node ran out of memory"),
+    "PREEMPTED": Failure(FailureKind.CLUSTER, "the job was preempted and not requeued"),
+    "REVOKED": Failure(FailureKind.CLUSTER, "the job was revoked by its cluster"),
+    "TIMEOUT": Failure(FailureKind.TIMEOUT, "Slurm's time limit ended it; slurm.time_limit_min sets it"),
+}
+
+
+def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
+    """The failure of a job without a result, from Slurm's state, else the exit status and the end of the log."""
+    state = _state_in(log, end) if end.job is None else end.job.state
+    if state in _STATES and failure_of(log, 1, False, limit_s).kind is not FailureKind.OOM:
+        return _STATES[state]
+    if end.job is not None and not end.job.ended and end.written is None:
+        last = f"given up after {end.job.restarts} requeues, the last for {end.job.reason}"
+        return Failure(FailureKind.CLUSTER, last)
+    if end.written is None and end.job is None:
+        return Failure(FailureKind.CLUSTER, "Slurm no longer knows the job, and it wrote down no exit status")
+    if end.code == 0 and is_full(folder):
+        return Failure(FailureKind.DISK_FULL, f"the disk is full: {folder} has no room for the result")
+    if end.code == 0:
+        missing = f"the job ended well and left no result in {folder}; do all nodes see that folder?"
+        return Failure(FailureKind.RESULT, missing)
+    timed_out = end.written is not None and end.code in (124, 137) and end.written.seconds >= limit_s
+    if is_full(folder):
+        log += "\nNo space left on device"
+    failure = failure_of(log, end.code, timed_out, limit_s)
+    # srun returns the largest exit code, often that of the tasks that it ended itself: the first one is the cause
+    first = _FIRST_TASK.search(log)
+    unknown = failure == Failure(FailureKind.EXIT_CODE, f"exit code {end.code}")
+    return Failure(FailureKind.EXIT_CODE, first[1]) if first and unknown else failure
+
+
+# what slurmstepd writes into the log of a job that it ends
+_ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
+_STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
+
+
+def _state_in(log: str, end: End) -> str:
+    """The state, by its log, of a job that Slurm has forgotten and that wrote down no end; else blank."""
+    found = _ENDED_BY.search(log) if end.written is None else None
+    return "" if found is None else _STATE_FOR.get(found[1], "CANCELLED")
+
+
+_FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)

@@ -1,0 +1,164 @@
+"""Shell scripts read without being run."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jointopt.core.errors import JobError
+from jointopt.frameworks.shell import read_script
+
+
+def words(script: str) -> list[str]:
+    return max(read_script(script).commands, key=len)
+
+
+@pytest.mark.parametrize(("script", "expected"), [
+    ("A=4\ntrain --tp $A --pp ${B:-2}", ["train", "--tp", "4", "--pp", "2"]),
+    ("A=4; B=$((A * 2 + 1)); train --n $B", ["train", "--n", "9"]),
+    ("X=(--a 1 # first\n  --b '2 3'\n)\ntrain ${X[@]}", ["train", "--a", "1", "--b", "2 3"]),
+    ('X=(--a 1)\nX+=("--b 2")\ntrain "${X[@]}"', ["train", "--a", "1", "--b", "2"]),
+    ("O='--a 1 \\\n --b 2'\ntrain $O \\\n  --c 3 2>&1 | tee log", ["train", "--a", "1", "--b", "2", "--c", "3"]),
+    ("export A=1 B=2\nC=3 train --abc $A$B", ["train", "--abc", "12"]),
+    ("cd /x && train --a 1 > out.log", ["train", "--a", "1"]),
+    ("#SBATCH --nodes=4\ntrain --n ${SLURM_NNODES}", ["train", "--n", "4"]),
+    ("train --host $(hostname) --n $1", ["train", "--host", "§", "--n", "§1"]),
+])  # fmt: skip
+def test_the_words_of_a_command_are_those_that_a_shell_would_give(script: str, expected: list[str]) -> None:
+    assert words(script) == expected
+
+
+@pytest.mark.parametrize(("condition", "taken"), [
+    ('[ "$A" = "x" ]', True), ('[[ $A == "y" ]]', False), ("[ -n $A ]", True), ('[ -z "$B" ]', True),
+    ("[ 3 -gt 2 ]", True), ('[[ "$A" == "y" ]] || [[ -z "$B" ]]', True), ('[ $A = x ] && [ $A = y ]', False),
+])  # fmt: skip
+def test_conditions_on_known_variables_are_decided(condition: str, taken: bool) -> None:
+    script = f'A=x\nB=""\nO="--base 1"\nif {condition}; then\n  O="$O --then 1"\nelse\n  O="$O --else 1"\nfi\ntrain $O'
+    assert ("--then" in words(script), "--else" in words(script)) == (taken, not taken)
+
+
+@pytest.mark.parametrize(("test", "holds"), [  # of 1, 2 and 3 beside 2
+    ("-lt", "yes no no"), ("-le", "yes yes no"), ("-gt", "no no yes"), ("-ge", "no yes yes"), ("-eq", "no yes no"),
+    ("-ne", "yes no yes"), ("=", "no yes no"), ("==", "no yes no"), ("!=", "yes no yes"),
+])  # fmt: skip
+def test_numbers_are_compared_as_a_shell_does(test: str, holds: str) -> None:
+    script = "if [ {number} {test} 2 ]; then train yes; else train no; fi"
+    assert [words(script.format(number=number, test=test))[1] for number in (1, 2, 3)] == holds.split()
+
+
+def test_an_if_in_one_line_that_only_a_shell_could_decide_is_named() -> None:
+    script = read_script('if [ -f x ]; then O="--a 1"; else O="--b 2"; fi\ntrain $O')
+    assert (script.commands, script.left_out) == ([["train", "§O"]], ['O="--a 1"', 'O="--b 2"'])
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("7 - 2", "5"), ("7 * N", "14"), ("7 / N", "3"), ("7 % 4 + 1", "4"), ("(7 + 1) * N", "16"), ("$N + 1", "3"),
+    ("7 / 0", "§"), ("7 + M", "§"), ("7 ** 2", "§"), ("7.5 + 1", "§"), ("7 +", "§"),
+])  # fmt: skip
+def test_sums_are_of_whole_numbers(text: str, value: str) -> None:
+    assert words(f"N=2\ntrain --n $(({text}))") == ["train", "--n", value]
+
+
+BRANCHES = """if {first}; then
+  O=one
+elif {second}; then
+  if [ 1 -eq 1 ]; then
+    O=two
+  fi
+else
+  O=three
+fi
+train $O"""
+
+
+@pytest.mark.parametrize(("first", "second", "taken"), [
+    ("[ 1 -eq 1 ]", "[ 1 -eq 1 ]", "one"), ("[ 1 -eq 2 ]", "[ 1 -eq 1 ]", "two"),
+    ("[ 1 -eq 2 ]", "[ 1 -eq 2 ]", "three"), ("[ 1 -eq 1 ]", "[ -f x ]", "one"),
+])  # fmt: skip
+def test_one_branch_of_several_is_taken(first: str, second: str, taken: str) -> None:
+    script = read_script(BRANCHES.format(first=first, second=second))
+    assert (script.commands, script.left_out) == ([["train", taken]], [])
+
+
+def test_no_branch_is_taken_once_one_is_not_known() -> None:
+    script = read_script(BRANCHES.format(first="[ -f x ]", second="[ 1 -eq 1 ]"))
+    assert script.commands == [["train", "§O"]]
+    assert script.left_out == ["O=one", "O=two", "O=three"]
+
+
+@pytest.mark.parametrize(("line", "commands"), [
+    ("a 1; b 2", [["a", "1"], ["b", "2"]]), ("a 1 && b 2 || c 3", [["a", "1"], ["b", "2"], ["c", "3"]]),
+    ("a 'x; y' \"u && v\"", [["a", "x; y", "u && v"]]), ("a $(b; c) d", [["a", "§", "d"]]),
+    ("A=1 B=2 a $A", [["a", "§A"]]), ("export A=3; a $A", [["a", "3"]]), ("A=x; A+=y; a $A", [["a", "xy"]]),
+    ("a 1 >> log 2>&1", [["a", "1"]]), ("a 1 | tee log; b", [["a", "1"], ["b"]]), ("if [ 1 -eq 2 ]; then a; fi; b", []),
+    ("a ${A-u} ${B:-v}", [["a", "u", "v"]]), ("A=; a ${A:-w} x$A", [["a", "w", "x"]]), ("# a 1", []),
+    ("O=\"--x '1 2' --y 3\"; a \"$O\" b", [["a", "--x", "1 2", "--y", "3", "b"]]),
+    ("a '--x 1 --y 2'", [["a", "--x", "1", "--y", "2"]]), ("a \"$@\" b", [["a", "b"]]),
+])  # fmt: skip
+def test_a_line_is_the_commands_that_it_starts(line: str, commands: list[list[str]]) -> None:
+    found = [[word for word in command if word] for command in read_script(line).commands]
+    assert found == commands
+
+
+@pytest.mark.parametrize(
+    "condition", ["[ -f /etc/x ]", "[[ $1 == x ]]", "[ 3 -gt $1 ]", '[ "$H" = y ] || [ $2 = x ]', "! [ 1 -eq 2 ]"]
+)
+def test_a_condition_that_only_a_shell_could_decide_is_left_out_and_named(condition: str) -> None:
+    script = read_script(f'O="--a 1"\nif {condition}; then\n  O="$O --b 2"\nfi\ntrain $O\n')
+    assert script.commands == [["train", "--a", "1"]]
+    assert script.left_out == ['O="$O --b 2"']
+
+
+@given(st.text(max_size=300))
+def test_no_text_makes_the_reader_fail(text: str) -> None:
+    read_script(text + "\ntrain --a 1")
+
+
+DOUBLING = {
+    "reference": "a=$a$a", "quotation": 'a="${a}${a}"', "addition": "a+=$a", "array": 'a=("${a[@]}" "${a[@]}")',
+    "default": "a=${b:-$a$a}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DOUBLING.values(), ids=DOUBLING)
+def test_a_value_that_doubles_is_refused_with_its_line_in_no_time(line: str) -> None:
+    script = "# a script of 160 bytes\na=xy\n" + f"{line}\n" * 40
+    started = time.process_time()
+    with pytest.raises(JobError, match=r"^line (1\d|2\d): the value of a has \d+,\d+ characters; expected at most"):
+        read_script(script)
+    assert time.process_time() - started < 5.0
+
+
+def test_values_that_are_long_together_are_refused_with_their_line() -> None:
+    with pytest.raises(JobError, match=r"^line 3: variables stand for more than 1,048,576 characters"):
+        read_script(f"a={'x' * 60_000}\n\necho {'$a ' * 100}\n")
+
+
+def test_a_long_list_of_options_is_read_as_before() -> None:
+    options = " \\\n".join(f"--option-{i} {i}" for i in range(1_000))
+    lines = f'O="{options}"\n' + "".join(f'R+=("--more-{i} $N")\n' for i in range(100)) + "N=4\ntrain $O ${R[@]}"
+    assert len(words(lines)) == 1 + 2_000 + 200
+
+
+HEAVY = {
+    "no end of a quotation": "echo 'a\n" + "b\n" * 10_000, "no end of an array": "A=(\n" + "--b c\n" * 8_000,
+    "blanks in a condition": "if [ " + " " * 100_000 + " ]; then\nfi\n", "brackets": "if " + "[ " * 50_000,
+    "blanks before an end": "if x; then " + " " * 100_000 + "f i", "a product": "a=3\n" + "a=$((a*a))\n" * 60,
+    "a long sum": "a=$((" + "1+" * 60_000 + "1))", "parentheses": "a=$((" + "(" * 900 + ")" * 900 + "))",
+    "semicolons": ";" * 20_000, "dollars": "$((" * 30_000, "lines": "a\n" * 15_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", HEAVY.values(), ids=HEAVY)
+def test_no_script_takes_long(script: str) -> None:
+    started = time.process_time()
+    read_script(script)
+    assert time.process_time() - started < 10.0
+
+
+def test_a_script_has_a_limit() -> None:
+    with pytest.raises(JobError, match="has 300,000 characters; expected at most 200,000 of a script"):
+        read_script("train\n" * 50_000)
