@@ -9,17 +9,16 @@ from typing import Any
 import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel, TrialSystemAttributeModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
-from sqlalchemy.orm import aliased
 
 from jointopt.runs.database import open_database
 from jointopt.search.studies.trials import CONSTRAINTS, GENES, PLAN, RESULTS, WORKER
 from jointopt.spec.plans.clocks import format_stage_clocks
 
 _AT_ONCE = 1000  # rows
-_NEEDED = (
-    (TrialUserAttributeModel, PLAN), (TrialUserAttributeModel, WORKER), (TrialSystemAttributeModel, CONSTRAINTS),
-    (TrialSystemAttributeModel, GENES),
-)  # fmt: skip
+_NEEDED: dict[str, Any] = {
+    PLAN: TrialUserAttributeModel, WORKER: TrialUserAttributeModel,
+    CONSTRAINTS: TrialSystemAttributeModel, GENES: TrialSystemAttributeModel,
+}  # fmt: skip
 
 
 def evaluated_plans(url: str, study_id: int, goals: Sequence[str]) -> list[dict[str, Any]]:
@@ -30,7 +29,8 @@ def evaluated_plans(url: str, study_id: int, goals: Sequence[str]) -> list[dict[
     found = []
     with open_database(url).connect() as connection:
         read = connection.execution_options(yield_per=_AT_ONCE).execute(_query(study_id, len(goals)))
-        for rows in read.mappings().partitions():
+        for part in read.mappings().partitions():
+            rows = [row for row in part if None not in [row[key] for key in _NEEDED]]
             plans = _parsed(_parsed(row[PLAN] for row in rows))
             for plan, row in zip(plans, rows, strict=True):
                 if all(violation <= 0.0 for violation in json.loads(row[CONSTRAINTS])):
@@ -47,17 +47,20 @@ def _parsed(texts: Iterable[str]) -> list[Any]:
 
 
 def _query(study_id: int, goals: int) -> sa.Select[Any]:
-    """A row for each plan that is evaluated: its attributes as JSON by their names, and its goals."""
+    """A row for each finished trial: its attributes as JSON by their names, and its goals; NULL where it has none.
+
+    Each cell is looked up by an index: joins of so many tables take minutes on PostgreSQL until it has statistics of
+    what is new in them.
+    """
     trial = TrialModel
     query = sa.select(trial.trial_id).where(trial.study_id == study_id, trial.state == TrialState.COMPLETE)
-    for table, key in (*_NEEDED, *((TrialUserAttributeModel, name) for name in RESULTS)):
-        one = aliased(table)
-        of_trial = sa.and_(one.trial_id == trial.trial_id, one.key == key)
-        query = query.add_columns(one.value_json.label(key)).join(one, of_trial, isouter=key in RESULTS)
+    for key, table in (_NEEDED | dict.fromkeys(RESULTS, TrialUserAttributeModel)).items():
+        cell = sa.select(table.value_json).where(table.trial_id == trial.trial_id, table.key == key)
+        query = query.add_columns(cell.scalar_subquery().label(key))
+    value = TrialValueModel
     for number in range(goals):
-        one = aliased(TrialValueModel)
-        of_trial = sa.and_(one.trial_id == trial.trial_id, one.objective == number)
-        query = query.add_columns(one.value.label(_goal(number))).join(one, of_trial)
+        cell = sa.select(value.value).where(value.trial_id == trial.trial_id, value.objective == number)
+        query = query.add_columns(cell.scalar_subquery().label(_goal(number)))
     return query.order_by(trial.trial_id)
 
 
