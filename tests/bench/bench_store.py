@@ -91,8 +91,8 @@ def timed(*words: str) -> str:
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    *said, peak = done.stderr.strip().splitlines()
-    wrong = f", exit code {done.returncode}: {said[-1]}" if done.returncode else ""
+    *lines, peak = done.stderr.strip().splitlines()
+    wrong = f", exit code {done.returncode}: {lines[-1]}" if done.returncode else ""
     seconds = f"{busy:.2f} s CPU, {time.monotonic() - started:.1f} s"
     return f"{words[0]}: {seconds}, {int(peak.split()[1]) // 1024} MB{wrong}"
 
