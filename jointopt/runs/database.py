@@ -39,6 +39,8 @@ _REASONS = {
     "has made",
     "too many clients": "has no connection left for another program; end one of those that use it, or raise its "
     "max_connections",
+    "multiple rows were found": "has two trials of one number in a study, as a copy or a merge of databases by other "
+    "programs may leave; number the trials of each study 0, 1, ... again, or take the database that was copied",
     "disk i/o error": "cannot be read or written: the disk reports an error; look at it, then: jointopt store check",
 }
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")

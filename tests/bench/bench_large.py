@@ -1,22 +1,28 @@
 """Seconds and memory of commands on a database of many studies, one of them of many trials, and of a long report.
 
 ``python tests/bench/bench_large.py [STUDIES] [TRIALS] [PLANS]`` fills an SQLite file in a temporary folder: 1,000
-studies of a proposal and one study with 100,000 trials of workers, copied by SQL, as Optuna would take hours; the
-report is of a proposal of 2,000 plans.
+studies of a proposal and one study with 100,000 trials of workers, copied by SQL, as Optuna would take hours (two
+trials of one number in a study would end `work`); 100,000 rows are ingested, and the report is of a proposal of 2,000
+plans. The dashboard is timed until it has answered for the list of studies and for one of them.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.bench.bench_store import timed
+from tests.bench.bench_store import PROGRAM, timed, write_rows
 
 JOB = "opt-350m-2x4-a100"
 OF_STUDIES = ("study_directions", "study_user_attributes", "study_system_attributes")
@@ -64,6 +70,28 @@ def more_trials(file: sqlite3.Connection, wanted: list[tuple[int, int]], pairs: 
         copied(file, table, "trial_id", pairs)
 
 
+def dashboard(url: str, study: str) -> str:
+    """As `timed`, of the dashboard from its start until it has answered for the list of studies and this one."""
+    started = time.monotonic()
+    words = ("dashboard", "--storage", url, "--port", "0", "--study", study)
+    served = subprocess.Popen([sys.executable, "-u", "-c", PROGRAM, *words], stdout=subprocess.PIPE, text=True)
+    assert served.stdout is not None
+    name, page = served.stdout.readline().strip(), served.stdout.readline().strip()
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())  # the token comes back as a cookie
+    try:
+        api = page.partition("?")[0].replace("dashboard", "api")
+        for address in (page, api.rpartition("/")[0], api):
+            with browser.open(address) as answer:
+                answer.read()
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{served.pid}/status").read_text().splitlines())
+        ticks = sum(map(int, Path(f"/proc/{served.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        seconds = f"{ticks / os.sysconf('SC_CLK_TCK'):.2f} s CPU, {time.monotonic() - started:.1f} s"
+    finally:
+        served.send_signal(signal.SIGINT)
+        served.wait()
+    return f"dashboard of {name}: {seconds}, {int(status['VmHWM'].split()[0]) // 1024} MB"
+
+
 def main() -> None:
     """Fill the file, and print a line for each command."""
     usual = (1_000, 100_000, 2_000)
@@ -84,11 +112,17 @@ def main() -> None:
             counts = [file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("studies", "trials")]
         size = (folder / "studies.db").stat().st_size / 1e6
         print(f"{counts[0]:,} studies, {counts[1]:,} trials, {size:,.0f} MB", flush=True)
+        rows, few = folder / "rows.csv", folder / "few.csv"
+        write_rows(rows, 100_000)
+        write_rows(few, 1_000)
         for words in (
             ("propose", JOB, "--surrogate", "none", "--json"), ("select", "first"), ("select", shared[1]),
-            ("explain", JOB, "--plan", "dp=8 mbs=1"), ("store", "check"),
+            ("work", JOB, "--surrogate", "none", "--trials", str(trials + 8)), ("explain", JOB, "--plan", "dp=8 mbs=1"),
+            ("ingest", str(rows)), ("predict", str(few), "--out", str(folder / "predicted.csv")), ("store", "check"),
         ):  # fmt: skip
             print(timed(*words, "--storage", url), flush=True)
+        for study in ("first", shared[1]):
+            print(dashboard(url, study), flush=True)
         document = json.loads((folder / "out" / "proposal.json").read_text())
         front = document["front"]
         document["front"] = [front[at % len(front)] for at in range(plans)]

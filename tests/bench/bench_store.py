@@ -1,8 +1,8 @@
 """Seconds of CPU and memory of commands on a store of many measurements, all of them related to the job.
 
 ``python tests/bench/bench_store.py [ROWS] [MODELS] [FILE]`` fills an SQLite file (by default 1,000,000 rows of 20
-models on the job's GPU, in a temporary folder; an existing FILE is used as it is) and runs `explain`, `propose` and
-``store check`` on it. The marks are 1.5 s and 400 MB for `explain`.
+models on the job's GPU, in a temporary folder; an existing FILE is used as it is) and runs `explain`, `propose`,
+`predict` of 1,000 rows, `store check` and `store export` on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.runs.store import Store
 
-JOB, PLAN = "llama-3-8b-1x8-h100", "dp=4 tp=2 pp=1 micro_batch_size=1 zero_stage=1"
+JOB, PLAN = "llama-3-8b-1x8-h100", "dp=4 tp=2 pp=1 micro_batch_size=1 zero_stage=3"
 BATCH = 20_000
 
 
@@ -54,6 +54,13 @@ def rows(count: int, models: int) -> Iterator[list[dict[str, Any]]]:
         yield batch
 
 
+def write_rows(file: Path, count: int) -> None:
+    """A table of so many rows, which `ingest` and `predict` read."""
+    import pandas as pd
+
+    pd.concat(pd.DataFrame(batch) for batch in rows(count, 20)).to_csv(file, index=False)
+
+
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
@@ -67,18 +74,27 @@ def fill(file: Path, count: int, models: int) -> None:
         store.add(pd.DataFrame(batch), origin="bench")
 
 
+# The peak that the kernel accounts to a child (ru_maxrss) may be its parent's at the start.
+PROGRAM = """
+from jointopt.cli.main import main
+try:
+    main()
+finally:
+    import sys
+    print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")), file=sys.stderr)
+"""
+
+
 def timed(*words: str) -> str:
-    """Seconds of CPU and peak memory of one command."""
+    """Seconds of CPU and peak memory of one command, and what it says where it fails."""
     started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    program = "import resource, sys; from jointopt.cli.main import main\n"
-    program += (
-        "try: main()\nfinally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    last = (done.stderr.strip().splitlines() or ["?"])[-1]
-    return f"{words[0]}: {busy:.2f} s CPU, {time.monotonic() - started:.1f} s, {last} MB, exit code {done.returncode}"
+    *lines, peak = done.stderr.strip().splitlines()
+    wrong = f", exit code {done.returncode}: {lines[-1]}" if done.returncode else ""
+    seconds = f"{busy:.2f} s CPU, {time.monotonic() - started:.1f} s"
+    return f"{words[0]}: {seconds}, {int(peak.split()[1]) // 1024} MB{wrong}"
 
 
 def main() -> None:
@@ -92,6 +108,11 @@ def main() -> None:
         print(f"{Store(url).count():,} rows, {os.path.getsize(file) / 1e9:.1f} GB")
         print(timed("explain", JOB, "--plan", PLAN, "--storage", url, "--json"), flush=True)
         print(timed("propose", JOB, "--storage", url, "--json"), flush=True)
+        write_rows(Path(folder) / "runs.csv", 1_000)
+        out = ("--out", str(Path(folder) / "predicted.csv"))
+        print(timed("predict", str(Path(folder) / "runs.csv"), *out, "--storage", url), flush=True)
+        print(timed("store", "check", "--storage", url), flush=True)
+        print(timed("store", "export", str(Path(folder) / "all.csv"), "--storage", url), flush=True)
 
 
 if __name__ == "__main__":

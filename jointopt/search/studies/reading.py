@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -15,10 +14,13 @@ from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import has_table, without_password
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES
+from jointopt.search.studies.evaluated import evaluated_plans
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, DOCUMENT, PLANS
 from jointopt.search.studies.storage import open_storage, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS, is_evaluated, is_ours
+from jointopt.search.studies.trials import CONSTRAINTS, PLAN, is_ours
+from jointopt.spec.plans.clocks import format_stage_clocks
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -45,9 +47,7 @@ def _read(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                 f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
             )
         if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
-            trials, goals = study.get_trials(deepcopy=False), study.metric_names or OBJECTIVES
-            evaluated = [trial for trial in trials if is_evaluated(trial) and _is_feasible(trial)]
-            return [_shared_plan(trial, goals) for trial in evaluated], attributes
+            return evaluated_plans(url, study._study_id, study.metric_names or OBJECTIVES), attributes
         if not attributes.get(COMPLETE):
             raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
         return _proposed_plans(url, name), attributes
@@ -61,13 +61,14 @@ def _known_study(url: str, name: str) -> optuna.Study:
             f"`jointopt propose --out`, or a study of `jointopt propose --storage URL`."
         )
     storage = open_storage(url)
-    names = optuna.get_all_study_names(storage)
-    if name not in names:
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        names = optuna.get_all_study_names(storage)  # which reads all attributes of all studies
         known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise UsageError(
             f"{without_password(url)!r} holds no study {name!r}{nearest(name, names)}; expected one of {known}."
-        )
-    return optuna.load_study(study_name=name, storage=storage)
+        ) from None
 
 
 def _proposed_plans(url: str, name: str) -> list[dict[str, Any]]:
@@ -113,11 +114,6 @@ def _measured_plans(study: optuna.Study) -> list[dict[str, Any]]:
         best.setdefault(trial.user_attrs[PLAN], trial)
     names = [name for name in MEASURED if name not in ("status", "notes")]
     return [_plan_of(trial) | {name: trial.user_attrs.get(name) for name in names} for trial in best.values()]
-
-
-def _shared_plan(trial: FrozenTrial, goals: Sequence[str]) -> dict[str, Any]:
-    known = dict(zip(goals, trial.values, strict=True))
-    return _plan_of(trial) | {name: trial.user_attrs.get(name) for name in RESULTS} | known
 
 
 def _plan_of(trial: FrozenTrial) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Trials that people add with plain Optuna to a study of jointopt, which goes on without them."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import optuna
 import pytest
@@ -9,9 +11,11 @@ from optuna.trial import TrialState, create_trial
 
 import jointopt
 from jointopt.cli.main import jointopt as command
+from jointopt.core.errors import UsageError
 from jointopt.search.studies.queue import Queue
 from jointopt.search.studies.reading import read_study
 from jointopt.search.studies.sharing import _Worker, share
+from jointopt.search.studies.trials import WORKER, is_evaluated
 from jointopt.workflows.work import work
 from tests.fake_problem import fake_problem
 from tests.search.studies.test_measured import OK, PLAN, PREDICTED, opened
@@ -102,6 +106,29 @@ def test_a_choice_is_among_the_workers_plans_alone(url):
     found = CliRunner().invoke(command, ["select", name, "--storage", url, "--json"])
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["stored_plans"] == len(before)
+
+
+def test_plans_of_workers_are_read_as_optuna_has_them_and_without_making_its_trials(shared_url, monkeypatch):
+    name = work(jointopt.load_job(JOB), shared_url, trials=24).study_name
+    add(shared_url, name, *ADDED)
+    study = optuna.load_study(study_name=name, storage=shared_url)
+    trials = [trial for trial in study.trials if is_evaluated(trial) and max(trial.constraints.values()) <= 0.0]
+    monkeypatch.delattr(optuna.Study, "get_trials")
+    plans, _ = read_study(shared_url, name)
+    assert [[plan["iteration_time_s"], plan["energy_j"]] for plan in plans] == [trial.values for trial in trials]
+    for trial, plan in zip(trials, plans, strict=True):
+        clocks = [float(clock) for clock in plan.pop("stage_clock_mhz").split(";")]
+        known = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, "plan")}
+        assert (json.loads(trial.user_attrs["plan"]) | known).items() <= (plan | {"stage_clock_mhz": clocks}).items()
+
+
+def test_a_database_in_which_two_trials_have_one_number_is_called_that(url):
+    name = work(jointopt.load_job(JOB), url, trials=8).study_name
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+        file.execute("UPDATE trials SET number = 0")
+        file.commit()
+    with pytest.raises(UsageError, match=r"has two trials of one number in a study, as a copy .*; number the trials"):
+        work(jointopt.load_job(JOB), url, trials=16, study=name)
 
 
 def test_a_study_of_runs_goes_on_past_trials_that_optuna_added(url):
