@@ -15,14 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import Columns, Floats
+from jointopt.physics.cost_model import CostModel
 from jointopt.spec.jobfile import shipped_job
 from jointopt.spec.plans.clocks import uniform_stage_clocks
 from jointopt.spec.plans.space import enumerate_layouts
+from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import CARD, load, save, write_card
-from jointopt.surrogate.heat_names import PEAK
+from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.new_groups import NewGroups
+from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_mix import Mix
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
@@ -32,10 +37,8 @@ from jointopt.surrogate.trees import Trees
 JOB = shipped_job("opt-350m-2x4-a100")
 SOURCE, RUNS = "my cluster|megatron-deepspeed|a100-sxm4-40gb|4", 60
 FEATURES, TREES = 6, 4
-_NUMBERS = {
-    f"{name}{end}" for name in ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
-    for end in ("", "_low", "_high")
-}  # fmt: skip
+_NUMBERS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
+_FAR = 1e4  # times what the physics alone predicts, or its inverse: no correction is meant to come near
 _KEPT: list[Any] = []  # folders that are removed at the end
 
 
@@ -46,12 +49,17 @@ def good() -> Path:
     folder = Path(_KEPT[-1].name)
     default = load_surrogate("default")
     assert default is not None
+    of_power = {name: 0.05 for of in ("power", *HEAT_NAMES.values()) for name in (of, f"{of} physics", f"{of} process")}
     own = OwnRuns(
-        SOURCE, default.kernel, _mix(default, 0), 1.2, power=PowerScale(1.1, 0.05, 3.0), power_mix=_mix(default, 1),
-        clocks=(0.6, 1.0), errors={"time": 0.02, "process": 0.03}, held_out="groups",
-        heat={PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0))},
+        SOURCE, OwnKernel.around(default.kernel), _mix(default, 0), 1.2, 1.1, PowerScale(1.1, 0.05, 3.0),
+        _mix(default, 1), (0.6, 1.0), {"time": 0.02, "process": 0.03, "physics": 0.1} | of_power, "groups",
+        {"time": {"log2_tp": 0.02}}, LearnedResponse(ClockResponse(0.8, 0.1), 0.05, 0.03), 0.01, "as it is", 300.0,
+        {PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0), 1.02)}, as_sure=True, of_new=0.9,
     )  # fmt: skip
-    save(replace(_small(default), own=(own,)), folder)
+    few = NewGroups((SOURCE,), 0.5, 1.5, {"physics": 0.1, "process": 0.2, "time": 0.1}, as_sure=True)
+    card = dict(default.card) | {"recipe_classes": {SOURCE: "vendor"}}
+    rows = np.arange(RUNS, dtype=np.uint64)
+    save(replace(_small(default), own=(own,), new_groups=(few,), card=card, learned_rows=rows), folder)
     return folder
 
 
@@ -97,21 +105,43 @@ def _seal_again(folder: Path, name: str, content: bytes) -> None:
 
 def _predictions(folder: Path) -> object:
     """Times by all parts of a surrogate, whichever of them answer for the job."""
-    for trees in _trees(load(folder)):
+    surrogate = load(folder)
+    for trees in _trees(surrogate):
         columns = np.zeros((2, len(trees.low)))
         answers = trees.predict(columns), trees.booster.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):
             raise FloatingPointError("trees predict what is not finite")
     model = JobModel.of(JOB, str(folder))
+    layouts, clocks, physics = _plans()
+    shared = replace(surrogate, own=())  # the process of all sources in place of what was learned from many runs
+    for one in (model, replace(model, surrogate=shared)):
+        found = one.cost_model(layouts).evaluate(np.arange(len(clocks)), clocks)
+        answers = one.bounded({**layouts, **found, "stage_clock_mhz": clocks})
+        _check(physics, answers)
+        apart = one.differences(answers, 0)
+        if not all(np.isfinite(values).all() for values in apart.values() if values.dtype.kind == "f"):
+            raise FloatingPointError("differences are not finite")
+    return [*model.learned(layouts), *(one.to_text() for one in (*surrogate.own, *surrogate.new_groups))]
+
+
+@functools.cache
+def _plans() -> tuple[Columns, Floats, Columns]:
+    """Some layouts of the job, clocks of a plan of each, and these by the physics alone."""
     layouts = {name: values[::97] for name, values in enumerate_layouts(JOB).layouts.items()}
-    index = np.arange(len(layouts["pp"]))
     clocks = uniform_stage_clocks(layouts["pp"], 1110.0)
-    found = model.cost_model(layouts).evaluate(index, clocks)
-    answers = model.intervals({**layouts, **found, "stage_clock_mhz": clocks})
-    endless = [name for name, values in answers.items() if name in _NUMBERS and not np.isfinite(values).all()]
-    if endless:
-        raise FloatingPointError(f"{', '.join(endless)} are not finite")
-    return answers
+    return layouts, clocks, CostModel(JOB, layouts).evaluate(np.arange(len(clocks)), clocks)
+
+
+def _check(physics: Columns, answers: Columns) -> None:
+    """FloatingPointError for numbers of plans that are not finite, far from the physics or beyond their intervals."""
+    for name in _NUMBERS:
+        low, value, high = (answers[f"{name}{end}"] for end in ("_low", "", "_high"))
+        if not all(np.isfinite(values).all() for values in (low, value, high)):
+            raise FloatingPointError(f"{name} is not finite")
+        if not ((low <= value * (1 + 1e-9)) & (value <= high * (1 + 1e-9))).all():
+            raise FloatingPointError(f"{name} is beyond its interval")
+        if not ((value > physics[name] / _FAR) & (value < _FAR * physics[name])).all():
+            raise FloatingPointError(f"{name} is far from the physics")
 
 
 def _trees(surrogate: Surrogate) -> list[Trees]:
