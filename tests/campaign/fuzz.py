@@ -1,4 +1,4 @@
-"""Reads thousands of changed files of each kind, each kind in a process of its own with 1 GB and 10 s of CPU for a file.
+"""Reads thousands of changed files, each kind in a process of its own with 1 GB and 10 s of CPU for a file.
 
 ``python tests/campaign/fuzz.py 10000 [KIND...]`` prints how many were read, refused, escaped as another exception,
 crashed the process or hung, and keeps the files of the last three in ``fuzz-failures``. The seed, which it prints
@@ -113,8 +113,8 @@ def main() -> int:
         bad = {what: number for what, number in found.items() if what not in ("read", "refused")}
         failed += sum(bad.values())
         print(f"{name}: {sum(found.values()):,} files, {found['read']:,} read, {found['refused']:,} refused, "
-              f"{sum(bad.values()):,} others, {time.monotonic() - started:.0f} s, slowest {slowest_s:.1f} s of CPU, seed {start}",
-              flush=True)  # fmt: skip
+              f"{sum(bad.values()):,} others, {time.monotonic() - started:.0f} s, "
+              f"slowest {slowest_s:.1f} s of CPU, seed {start}", flush=True)  # fmt: skip
         for what, number in sorted(bad.items(), key=lambda item: -item[1])[:10]:
             print(f"  {number} x {what}", flush=True)
     return failed

@@ -6,9 +6,11 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,26 +59,31 @@ def good() -> Path:
         {PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0), 1.02)}, as_sure=True, of_new=0.9,
     )  # fmt: skip
     few = NewGroups((SOURCE,), 0.5, 1.5, {"physics": 0.1, "process": 0.2, "time": 0.1}, as_sure=True)
-    card = dict(default.card) | {"recipe_classes": {SOURCE: "vendor"}}
+    card = {name: of for name, of in default.card.items() if "per_group" not in name}  # half of it
+    card |= {"recipe_classes": {SOURCE: "vendor"}}
     rows = np.arange(RUNS, dtype=np.uint64)
     save(replace(_small(default), own=(own,), new_groups=(few,), card=card, learned_rows=rows), folder)
     return folder
 
 
 def _small(default: Surrogate) -> Surrogate:
-    """With runs of the source alone."""
-    support = default.support.take(np.arange(RUNS))
-    return replace(default, support=replace(support, source=np.full(RUNS, SOURCE)), residual=default.residual[:RUNS])
+    """With runs of the source alone, and few trees."""
+    support = replace(default.support.take(np.arange(RUNS)), source=np.full(RUNS, SOURCE))
+    trees = _trees_of(len(default.feature_names), 2)
+    return replace(default, trees=trees, support=support, residual=default.residual[:RUNS])
 
 
 def _mix(default: Surrogate, seed: int) -> Mix:
+    trees = _trees_of(FEATURES + default.support.sensitivity.shape[1], seed)
+    return Mix(trees, 0.5, bool(seed), default.feature_names[:FEATURES])
+
+
+def _trees_of(width: int, seed: int) -> Trees:
     from jointopt.surrogate.residual_trees import ResidualBooster
 
-    width = FEATURES + default.support.sensitivity.shape[1]
     features = np.random.default_rng(seed).uniform(-20, 20, (300, width))
     booster = ResidualBooster(max_depth=3, n_estimators=TREES, reg_lambda=1.0, min_child_weight=1.0)
-    names = default.feature_names[:FEATURES]
-    return Mix(Trees.of(booster.fit(features, np.tanh(features[:, 0]))), 0.5, bool(seed), names)
+    return Trees.of(booster.fit(features, np.tanh(features[:, 0])))
 
 
 def read(path: Path) -> object:
@@ -86,11 +93,14 @@ def read(path: Path) -> object:
     """
     name, _, content = path.read_bytes().partition(b"\n")
     folder = path.with_name(f"surrogate-{time.monotonic_ns()}")  # one that was loaded is remembered by its name
-    shutil.copytree(good(), folder)
+    shutil.copytree(good(), folder, copy_function=os.symlink)
     try:
+        for changed in {name.decode(), CARD}:
+            shutil.copy(good() / changed, changing := folder / f"{changed}.new")
+            changing.replace(folder / changed)
         (folder / name.decode()).write_bytes(content)
         _seal_again(folder, name.decode(), content)
-        return _predictions(folder)
+        return _predictions(folder, name.decode(), in_whole=not zlib.crc32(content) % 4)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -103,10 +113,13 @@ def _seal_again(folder: Path, name: str, content: bytes) -> None:
         write_card(folder, card)
 
 
-def _predictions(folder: Path) -> object:
-    """Times by all parts of a surrogate, whichever of them answer for the job."""
+def _predictions(folder: Path, name: str, in_whole: bool) -> object:
+    """What changed trees and what was learned of the source answer; ``in_whole``: other parts and words on them too.
+
+    ``name``: the file that was changed.
+    """
     surrogate = load(folder)
-    for trees in _trees(surrogate):
+    for trees in _trees(surrogate, "" if name == CARD else name):
         columns = np.zeros((2, len(trees.low)))
         answers = trees.predict(columns), trees.booster.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):
@@ -114,14 +127,15 @@ def _predictions(folder: Path) -> object:
     model = JobModel.of(JOB, str(folder))
     layouts, clocks, physics = _plans()
     shared = replace(surrogate, own=())  # the process of all sources in place of what was learned from many runs
-    for one in (model, replace(model, surrogate=shared)):
+    for one in (model, *[replace(model, surrogate=shared)] * in_whole):
         found = one.cost_model(layouts).evaluate(np.arange(len(clocks)), clocks)
         answers = one.bounded({**layouts, **found, "stage_clock_mhz": clocks})
         _check(physics, answers)
         apart = one.differences(answers, 0)
         if not all(np.isfinite(values).all() for values in apart.values() if values.dtype.kind == "f"):
             raise FloatingPointError("differences are not finite")
-    return [*model.learned(layouts), *(one.to_text() for one in (*surrogate.own, *surrogate.new_groups))]
+    words = model.learned(layouts) if in_whole else ()
+    return [*words, *(one.to_text() for one in (*surrogate.own, *surrogate.new_groups))]
 
 
 @functools.cache
@@ -144,6 +158,8 @@ def _check(physics: Columns, answers: Columns) -> None:
             raise FloatingPointError(f"{name} is far from the physics")
 
 
-def _trees(surrogate: Surrogate) -> list[Trees]:
+def _trees(surrogate: Surrogate, name: str) -> list[Trees]:
+    """Those in files that are so called or longer."""
     mixes = [mix.trees for own in surrogate.own for mix in own.mixes.values()]
-    return [trees for trees in (surrogate.trees, *mixes) if trees is not None]
+    every = [trees for trees in (surrogate.trees, *mixes) if trees is not None]
+    return [trees for trees in every if isinstance(trees.source, Path) and trees.source.name.startswith(name)]
