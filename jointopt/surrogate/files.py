@@ -311,7 +311,7 @@ def _check_features(features: Mapping[str, Floats]) -> None:
     """ValueError for features (n,) that no run has, or a number of an attention kernel that stands for none."""
     if any(np.abs(values).max(initial=0.0) > _MOST_FEATURE for values in features.values()):
         raise ValueError(f"a feature of its runs is beyond {_MOST_FEATURE:g}")
-    if not np.isin(features.get("attention", 0.0), np.arange(len(ATTENTIONS))).all():
+    if not np.isin(np.rint(features.get("attention", np.zeros(1))), np.arange(len(ATTENTIONS))).all():
         raise ValueError("an attention kernel of its runs is none that is known")
 
 
