@@ -291,12 +291,19 @@ def _under(
 def _inverse(covariance: Floats) -> Floats:
     """Inverses of covariances (scales, n, n); TableError where a kernel or noise that no training finds has none."""
     try:
-        return np.asarray(np.linalg.inv(covariance), np.float64)
+        found = np.asarray(np.linalg.inv(covariance), np.float64)
     except np.linalg.LinAlgError as error:
-        raise TableError(
-            f"Nothing can be learned of {covariance.shape[1]:,} runs by the surrogate's kernel and noise ({error}), which "
-            "are none that `jointopt retrain` writes: retrain, or leave this surrogate out."
-        ) from error
+        raise _no_posterior(covariance.shape[1], str(error)) from error
+    if not np.isfinite(found).all():
+        raise _no_posterior(covariance.shape[1], "their covariance is not finite")
+    return found
+
+
+def _no_posterior(count: int, why: str) -> TableError:
+    return TableError(
+        f"Nothing can be learned of {count:,} runs by the surrogate's kernel and noise ({why}), which are none that "
+        "`jointopt retrain` writes: retrain, or leave this surrogate out."
+    )
 
 
 def _bounded(residual: Floats) -> Floats:
@@ -353,5 +360,8 @@ def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
     from scipy.linalg.lapack import dpotrf, dtrtri  # here: it takes as long to import as to solve ten of them
 
     with one_blas_thread:  # SciPy's own too, now that it is loaded
-        root = dtrtri(dpotrf(covariance[0].T, lower=1, overwrite_a=1)[0], lower=1, overwrite_c=1)[0]
+        factor, fault = dpotrf(covariance[0].T, lower=1, overwrite_a=1)
+        if fault:
+            raise _no_posterior(len(y), "their covariance is not positive")
+        root = dtrtri(factor, lower=1, overwrite_c=1)[0]
         return (root.T @ (root @ y))[None], np.einsum("ij,ij->j", root, root)[None]
