@@ -59,7 +59,7 @@ def test_more_runs_narrow_the_interval():
 @pytest.mark.parametrize("condition_on", [condition, condition_alone])
 def test_runs_that_a_kernel_without_noise_cannot_be_conditioned_on_are_an_error_in_a_sentence(condition_on):
     twice = runs(2).take(np.array([0, 0]))
-    with pytest.raises(TableError, match=r"Nothing can be learned of 2 runs .* \(.+\), .* leave this surrogate out"):
+    with np.errstate(all="ignore"), pytest.raises(TableError, match=r"learned of 2 runs .* \(.+\), .* leave this"):
         condition_on(replace(KERNEL, noise=1e-200), twice, np.zeros(2))
 
 
