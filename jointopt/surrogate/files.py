@@ -18,6 +18,7 @@ import numpy as np
 from jointopt.core.atomic_write import finish_replacing
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
+from jointopt.core.schema import ATTENTIONS, Floats
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import WEIGHTS, NewGroups
@@ -35,6 +36,7 @@ _UNSEALED = "0" * 64
 FORMAT = 6
 _MOST_OFFSET_W, _MOST_WIDER = 1e6, 1e3
 _MOST_SHARE = 100.0  # of a logarithm; shares of time are below 1, and residuals of those that are learned from too
+_MOST_FEATURE = 1e4  # of a run: logarithms of sizes, shares, and numbers of kinds
 _MOST_BYTES = 1 << 28  # of one file, unpacked; the default's take 0.3 MB
 # what readers of JSON, zip archives and arrays raise for a damaged file, and what a card of another shape leads to
 DAMAGED = (
@@ -287,13 +289,30 @@ def _check_values(surrogate: Surrogate) -> None:
         raise ValueError("a number is not finite")
     if max(np.abs(values).max(initial=0.0) for values in (runs.sensitivity, surrogate.residual)) > _MOST_SHARE:
         raise ValueError(f"a share or a residual of its runs is beyond {_MOST_SHARE:g}")
+    _check_features(runs.features)
     for source in {str(one) for one in runs.source} | {own.source for own in surrogate.own}:
         Source.parse(source)
     if not all(isinstance(name, str) for name in surrogate.feature_names):
         raise ValueError("the name of a feature is no text")
-    for row in surrogate.card.get("error", {}).values():
+    _check_card(surrogate.card)
+
+
+def _check_card(card: Mapping[str, Any]) -> None:
+    """ValueError where a card says something in another form than `jointopt.workflows.retrain` writes."""
+    texts = [*(card.get(name, {}) for name in ("data", "recipe_classes", "files_sha256"))]
+    if not all(isinstance(values, dict) for values in texts):
+        raise ValueError("what its card says of files or recipe classes is no list of names with values")
+    for row in card.get("error", {}).values():
         if not all(isinstance(value, float | int) for value in row.values()):
             raise ValueError("an error on held-out groups is no number")
+
+
+def _check_features(features: Mapping[str, Floats]) -> None:
+    """ValueError for features (n,) that no run has, or a number of an attention kernel that stands for none."""
+    if any(np.abs(values).max(initial=0.0) > _MOST_FEATURE for values in features.values()):
+        raise ValueError(f"a feature of its runs is beyond {_MOST_FEATURE:g}")
+    if not np.isin(np.rint(features.get("attention", np.zeros(1))), np.arange(len(ATTENTIONS))).all():
+        raise ValueError("an attention kernel of its runs is none that is known")
 
 
 def _flat(widths: Iterable[Any]) -> list[float]:
@@ -337,6 +356,9 @@ def _read_support(folder: Path, names: list[str]) -> dict[str, Any]:
 
 
 def _support(arrays: dict[str, Any], names: list[str]) -> Runs:
+    kinds = {"source": "U", "group": "U"} | dict.fromkeys(("features", "sensitivity", "residual"), "f")
+    if wrong := [name for name, kind in kinds.items() if arrays[name].dtype.kind != kind]:
+        raise ValueError(f"{wrong[0]} of its runs has values of another kind")
     if arrays["features"].shape[1] != len(names):
         raise ValueError(f"{len(names)} names for {arrays['features'].shape[1]} columns of supporting features")
     features = {name: arrays["features"][:, i].astype(np.float64) for i, name in enumerate(names)}

@@ -16,6 +16,7 @@ from jointopt.surrogate.posterior import CELLS, LEAST_SPREAD, Noise
 
 NOISE = "noise.npz"  # surrogates of earlier versions have none, and find it anew
 _MOST = 1e4  # of any of its numbers: multiples of deviations, squared, are tens at most
+_LEAST_SQUARE = 1e-4  # of multiples of terms and noise, which are 0.01 at least: runs of no noise have no posterior
 _COLUMNS = 5  # of squared multiples: the four terms and the noise
 
 
@@ -63,4 +64,5 @@ def _makes_sense(noise: Noise, count: int) -> bool:
     positive = np.concatenate([noise.squares.ravel(), noise.spread.ravel(), noise.share])
     in_order = bool((np.diff(rows) > 0).all()) and rows[0] >= 0 and rows[-1] < count
     finite = bool(((positive > 0.0) & (positive < _MOST)).all()) and np.isfinite(noise.log_evidence)
-    return in_order and finite and bool((noise.spread >= LEAST_SPREAD).all()) and abs(noise.share.sum() - 1.0) < 1e-6
+    known = bool((noise.spread >= LEAST_SPREAD).all() and (noise.squares >= _LEAST_SQUARE).all())
+    return in_order and finite and known and abs(noise.share.sum() - 1.0) < 1e-6

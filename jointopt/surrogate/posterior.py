@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.blas import one_blas_thread
+from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.residual_gp import (
     CACHED_CELLS,
@@ -255,7 +256,7 @@ def _again(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise) -> Poster
     some = runs.take(noise.rows)
     variance = _variance(kernel, noise.squares)
     covariance = _with_noise(_prior(kernel, noise.squares, some), variance * noise.spread)
-    inverse = np.asarray(np.linalg.inv(covariance), np.float64)
+    inverse = _inverse(covariance)
     weights = (inverse @ _bounded(residual[noise.rows])[:, None])[:, :, 0]
     found = weights, inverse, _typical(variance, noise.spread)
     return Posterior(kernel, noise.squares, noise.share, some, *found, noise.log_evidence, noise)
@@ -273,7 +274,7 @@ def _under(
     squares, runs, y = np.square(multiples), runs.take(rows), _bounded(residual[rows])
     prior, variance = _prior(kernel, squares, runs), _variance(kernel, squares)
     spread = _reweighted(prior, variance, y)
-    inverse = np.linalg.inv(_with_noise(prior, variance * spread))
+    inverse = _inverse(_with_noise(prior, variance * spread))
     weights = (inverse @ y[:, None])[:, :, 0]
     likely = 0.5 * (np.linalg.slogdet(inverse)[1] - weights @ y)
     # of the spreads, Gamma-distributed
@@ -285,6 +286,24 @@ def _under(
     squares, share, spread, weights, inverse, noise_variance = (values[kept] for values in found)
     noise = Noise(rows, squares, share, spread, log_evidence)
     return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence, noise)
+
+
+def _inverse(covariance: Floats) -> Floats:
+    """Inverses of covariances (scales, n, n); TableError where a kernel or noise that no training finds has none."""
+    try:
+        found = np.asarray(np.linalg.inv(covariance), np.float64)
+    except np.linalg.LinAlgError as error:
+        raise _no_posterior(covariance.shape[1], str(error)) from error
+    if not np.isfinite(found).all():
+        raise _no_posterior(covariance.shape[1], "their covariance is not finite")
+    return found
+
+
+def _no_posterior(count: int, why: str) -> TableError:
+    return TableError(
+        f"Nothing can be learned of {count:,} runs by the surrogate's kernel and noise ({why}), which are none that "
+        "`jointopt retrain` writes: retrain, or leave this surrogate out."
+    )
 
 
 def _bounded(residual: Floats) -> Floats:
@@ -336,10 +355,13 @@ def _solved(covariance: Floats, y: Floats) -> tuple[Floats, Floats]:
     Of one large covariance without its inverse, in half the time.
     """
     if len(covariance) > 1:
-        inverse = np.linalg.inv(covariance)
+        inverse = _inverse(covariance)
         return (inverse @ y[:, None])[:, :, 0], np.diagonal(inverse, axis1=1, axis2=2)
     from scipy.linalg.lapack import dpotrf, dtrtri  # here: it takes as long to import as to solve ten of them
 
     with one_blas_thread:  # SciPy's own too, now that it is loaded
-        root = dtrtri(dpotrf(covariance[0].T, lower=1, overwrite_a=1)[0], lower=1, overwrite_c=1)[0]
+        factor, fault = dpotrf(covariance[0].T, lower=1, overwrite_a=1)
+        if fault:
+            raise _no_posterior(len(y), "their covariance is not positive")
+        root = dtrtri(factor, lower=1, overwrite_c=1)[0]
         return (root.T @ (root @ y))[None], np.einsum("ij,ij->j", root, root)[None]

@@ -27,6 +27,7 @@ _DEEPEST = 64  # nodes of a path, which is followed by recursion; trees are trai
 _LARGEST_LEAF = 2.0  # of a logarithm: trees are trained on residuals of at most 1
 _SUMS_AGREE = 1e-3  # of a node's sum of second derivatives: by how much those of its children may add up to another
 _OBJECTIVE = "reg:pseudohubererror"
+_SLOPES = 1e-6, 1e6  # of its loss, which XGBoost reads in single precision; trees are trained with 0.2
 _ROWS = 16_384  # answered at a time: their columns stay in the cache
 _Columns = npt.NDArray[np.float32]  # (k, n)
 _Places = npt.NDArray[np.unsignedinteger[Any]]
@@ -119,7 +120,11 @@ def load_regressor(path: Path, width: int) -> xgboost.XGBRegressor:
     import xgboost
 
     regressor = xgboost.XGBRegressor()
-    regressor.load_model(bytearray(json.dumps(_as_checked(_checked(path, width))).encode()))
+    document = _as_checked(_checked(path, width))
+    try:
+        regressor.load_model(bytearray(json.dumps(document).encode()))
+    except xgboost.core.XGBoostError as error:
+        raise _no_trees(path, width, error) from error
     return regressor
 
 
@@ -173,12 +178,17 @@ def _checked(path: Path, width: int) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_bytes())
         check_trees(document, width)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
-        raise TableError(
-            f"{path} holds no trees of {width} features ({reason}); expected a file that `jointopt retrain` wrote: "
-            "retrain, or leave this surrogate out."
-        ) from error
+        raise _no_trees(path, width, error) from error
     return document
+
+
+def _no_trees(path: Path, width: int, error: Exception) -> TableError:
+    """A sentence on a file that was read as trees, and why it holds none."""
+    reason = str(error).split("\n")[0].strip(" .:") or type(error).__name__
+    return TableError(
+        f"{path} holds no trees of {width} features ({reason}); expected a file that `jointopt retrain` wrote: "
+        "retrain, or leave this surrogate out."
+    )
 
 
 def _base_score(learner: Mapping[str, Any]) -> float:
@@ -192,8 +202,9 @@ def check_trees(document: Mapping[str, Any], width: int) -> None:
     if not abs(_base_score(learner)) <= _LARGEST_LEAF:
         raise ValueError(f"a base score that is not between -{_LARGEST_LEAF:g} and {_LARGEST_LEAF:g}")
     objective = learner["objective"]
-    if objective["name"] != _OBJECTIVE or not 0.0 < float(objective["pseudo_huber_param"]["huber_slope"]) < np.inf:
-        raise ValueError(f"another objective than {_OBJECTIVE}")
+    slope, (least, most) = float(objective["pseudo_huber_param"]["huber_slope"]), _SLOPES
+    if objective["name"] != _OBJECTIVE or not least <= slope <= most:
+        raise ValueError(f"another objective than {_OBJECTIVE}, or a slope of it beyond {least:g} to {most:g}")
     if len(document["version"]) != 3 or not all(0 <= int(number) < 1000 for number in document["version"]):
         raise ValueError("no version of XGBoost")
     if booster["name"] != "gbtree" or learner["learner_model_param"]["num_target"] != "1":

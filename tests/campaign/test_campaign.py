@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jointopt.core.errors import JointOptError
 from tests.campaign import canaries
-from tests.campaign.inputs import inputs, kind_named, outcome
+from tests.campaign.fuzz import Reader
+from tests.campaign.inputs import Kind, inputs, kind_named, outcome
 from tests.campaign.kills import Field
+from tests.campaign.surrogates import good
 
 IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "scripts", "exports", "rebuilt")
 
@@ -27,6 +33,40 @@ def test_a_changed_file_is_read_or_refused_in_a_sentence(name: str, data: st.Dat
     file = tmp_path / f"input{kind.suffix}"
     file.write_bytes(data.draw(inputs(kind)))
     assert outcome(kind, file) in ("read", "refused")
+
+
+@pytest.mark.parametrize(
+    ("does", "found"),
+    [
+        ("while True: pass", "hang"), ("os.kill(os.getpid(), 9)", "crash (-9)"), ("0", "read"),
+        ("raise JointOptError('why')", "refused"), ("[][0]", "IndexError: list index out of range"),
+    ],
+)  # fmt: skip
+def test_the_fuzz_says_what_became_of_a_file_and_reads_on_after_a_crash_or_a_hang(
+    does: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.campaign.fuzz.LIMIT_S", 0.2)
+    reader = Reader(
+        Kind(
+            "programs", ".py", (b"0",), lambda path: exec(path.read_bytes(), {"JointOptError": JointOptError, "os": os})
+        ),
+        tmp_path,
+    )
+    assert [reader.read(text) for text in (b"0", does.encode(), b"0")] == ["read", found, "read"]
+    reader.process.kill()
+
+
+def test_the_fuzz_of_surrogates_notices_runs_that_are_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with np.load(good() / "support.npz") as file:
+        arrays = dict(file)
+    arrays["features"] = np.full_like(arrays["features"], 99.0)
+    np.savez(content := io.BytesIO(), **arrays)  # type: ignore[arg-type]  # its keywords have a bool among them
+    (tmp_path / "input.bin").write_bytes(b"support.npz\n" + content.getvalue())
+    assert outcome(kind_named("rebuilt"), tmp_path / "input.bin") == "refused"
+    monkeypatch.setattr("jointopt.surrogate.files._check_features", lambda features: None)
+    assert outcome(kind_named("rebuilt"), tmp_path / "input.bin").startswith("IndexError")
 
 
 def test_no_text_of_an_export_is_run_and_every_word_arrives_as_given_or_is_refused(

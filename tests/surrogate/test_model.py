@@ -34,9 +34,8 @@ def runs(n: int, seed: int = 0, source: str = A) -> Runs:
     rng = np.random.default_rng(seed)
     # what single precision holds exactly, as the files do
     values = rng.integers(-8, 8, (n, len(NAMES))) / 8.0
-    return Runs(
-        rng.integers(0, 8, (n, 3)) / 8.0, dict(zip(NAMES, values.T, strict=True)), np.full(n, source), np.full(n, "g")
-    )  # fmt: skip
+    features = dict(zip(NAMES, values.T, strict=True)) | {"attention": (values[:, 0] > 0.0) * 1.0}
+    return Runs(rng.integers(0, 8, (n, 3)) / 8.0, features, np.full(n, source), np.full(n, "g"))
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +221,16 @@ def _card(**model: Any) -> Callable[[Path], object]:
     return edit
 
 
+def _says(**card: Any) -> Callable[[Path], object]:
+    return lambda folder: write_card(folder, json.loads((folder / "card.json").read_text()) | card)
+
+
+def _attention(folder: Path) -> None:
+    """Of the runs it is the number of no kernel."""
+    column = json.loads((folder / "card.json").read_text())["model"]["support_features"].index("attention")
+    _array("features", lambda values: values + 5.0 * (np.arange(values.shape[1]) == column))(folder)
+
+
 def _first_feature(folder: Path, name: object) -> None:
     card = json.loads((folder / "card.json").read_text())
     card["model"]["feature_names"][0] = name
@@ -253,6 +262,12 @@ def _first_is(value: float) -> Callable[[Any], Any]:
 DAMAGE = {
     "one residual that is no number": _array("residual", _first_is(np.nan)),
     "one sensitivity without end": _array("sensitivity", _first_is(np.inf)),
+    "a number as the group of a run": _array("group", lambda values: np.zeros(values.shape)),
+    "whole numbers as features": _array("features", lambda values: values.astype(np.int64)),
+    "a feature beyond any run's": _array("features", _first_is(1e5)),
+    "an attention kernel that is unknown": _attention,
+    "recipe classes in a list": _says(recipe_classes=["vendor"]),
+    "a number of files": _says(files_sha256=1.0),
     "an array whose header does not end": _header_without_end,
     "pickled arrays": _object_array,
     "a pickle as arrays": _bytes("support.npz", pickle.dumps(Payload())),

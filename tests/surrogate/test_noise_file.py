@@ -106,6 +106,7 @@ NONSENSE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "a run beyond the last": lambda a: {"rows-0": a["rows-0"] + 1},
     "a run before the first": lambda a: {"rows-0": a["rows-0"] - 1},
     "half of a run": lambda a: {"rows-0": a["rows-0"] / 2.0},
+    "noise of nothing": lambda a: {"squares-0": a["squares-0"] * 1e-320},
     "shares of more than all": lambda a: {"share-0": a["share-0"] * 2.0},
     "shares of another form": lambda a: {"share-0": a["share-0"][None]},
     "no multiples": lambda a: {"squares-0": a["squares-0"][:, :4]},

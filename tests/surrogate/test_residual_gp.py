@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition
+from jointopt.core.errors import TableError
+from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition, condition_alone
 from jointopt.surrogate.residual_gp import (
     FEATURES,
     Kernel,
@@ -53,6 +54,13 @@ def test_more_runs_narrow_the_interval():
     new, y = runs(20, seed=9), 0.2 + 0.01 * np.random.default_rng(1).normal(size=64)
     widths = [condition(KERNEL, runs(n), y[:n]).predict(new)[1].mean() for n in (0, 1, 4, 16, 64)]
     assert (np.diff(widths) < 0).all()
+
+
+@pytest.mark.parametrize("condition_on", [condition, condition_alone])
+def test_runs_that_a_kernel_without_noise_cannot_be_conditioned_on_are_an_error_in_a_sentence(condition_on):
+    twice = runs(2).take(np.array([0, 0]))
+    with np.errstate(all="ignore"), pytest.raises(TableError, match=r"learned of 2 runs .* \(.+\), .* leave this"):
+        condition_on(replace(KERNEL, noise=1e-200), twice, np.zeros(2))
 
 
 def test_one_scale_answers_as_two_that_are_the_same():

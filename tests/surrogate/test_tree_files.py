@@ -88,6 +88,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "no base score": lambda d: d["learner"]["learner_model_param"].update(base_score="[NaN]"),
     "a base score that no training leaves": lambda d: d["learner"]["learner_model_param"].update(base_score="[2.1E0]"),
     "another objective": lambda d: d["learner"]["objective"].update(name="binary:logistic"),
+    "a slope of nothing": lambda d: d["learner"]["objective"]["pseudo_huber_param"].update(huber_slope="1e-320"),
     "no version": lambda d: d.update(version=[3]),
     "a weight of nothing": _tree(sum_hessian=(-1, 0.0)),
     "a weight that is not that of its children": _tree(sum_hessian=(0, 1.0)),
@@ -104,6 +105,18 @@ def test_what_xgboost_could_not_follow_is_refused(text: bytes, damage: str) -> N
     DAMAGE[damage](document)
     with pytest.raises((ValueError, KeyError, TypeError)):
         check_trees(document, FEATURES)
+
+
+def test_what_xgboost_itself_refuses_is_refused_in_one_sentence(
+    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jointopt.surrogate.tree_files._SLOPES", (0.0, np.inf))
+    document = json.loads(text)
+    DAMAGE["a slope of nothing"](document)
+    (tmp_path / "trees.json").write_text(json.dumps(document))
+    with pytest.raises(TableError, match=r"\(Out of range value for huber_slope.*\); expected a file that") as error:
+        load_regressor(tmp_path / "trees.json", FEATURES)
+    assert "\n" not in str(error.value)
 
 
 def test_a_tree_deeper_than_any_that_training_writes_is_refused_as_its_paths_are_followed_by_recursion() -> None:
