@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.guard import records
+from jointopt.measure.guard.forks import delay_signals
 from jointopt.measure.guard.guardian import DEAF_TO
 from jointopt.measure.guard.records import MARK, marked
 from jointopt.measure.guard.scratch import HELD
@@ -106,9 +107,10 @@ class Guardian:
         ignored = [int(number) for number, handler in before.items() if handler is signal.SIG_IGN]
         alone = not task.get("foreground", False)
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
-            )
+            with delay_signals():
+                self._process = subprocess.Popen(
+                    command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
+                )
         except BaseException as error:
             self._hang_up()
             if isinstance(error, OSError):
