@@ -80,6 +80,6 @@ def start(verb: str, folder: Path, forks: Forks, within: Surroundings) -> Ended:
 
 def is_answered(ended: Ended) -> bool:
     """Whether no traceback was printed, and an end of another code than 0 has its sentence."""
-    said = ended.out + ended.err
+    text = ended.out + ended.err
     spoke = ended.code == 0 or "Error: " in ended.err or "Fault: " in ended.out
-    return spoke and ended.code in (0, 1, 2, 130) and "Traceback" not in said and "Exception ignored" not in said
+    return spoke and ended.code in (0, 1, 2, 130) and "Traceback" not in text and "Exception ignored" not in text
