@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -64,8 +65,17 @@ def test_where_no_record_can_be_written_the_run_is_guarded_all_the_same(bench: B
     assert program.code == 3
 
 
+def test_a_program_ends_in_its_own_time_or_at_once_as_the_tool_says() -> None:
+    patient, other = (Guarded(["sleep", "600"]) for _ in range(2))
+    assert patient.wait(0.05) is None
+    patient.end(30.0)
+    other.kill()
+    assert (patient.code, other.code) == (-signal.SIGTERM, -signal.SIGKILL)
+
+
 def test_what_outlives_a_program_of_the_terminal_may_save_in_its_time(tmp_path: Path) -> None:
-    child = f"trap 'echo saved > {tmp_path}/end; exit' TERM; echo $$ > {tmp_path}/pid; while true; do sleep 0.02; done"
+    saves = f"trap 'sleep 0.2; echo saved > {tmp_path}/end; exit' TERM"
+    child = f"{saves}; echo $$ > {tmp_path}/pid; while true; do sleep 0.02; done"
     shell = f'sh -c "$0" & while [ ! -s {tmp_path}/pid ]; do sleep 0.02; done'
     program = Guarded(["sh", "-c", shell, child], foreground=True, linger_s=20.0)
     assert program.wait(60) == 0
@@ -77,8 +87,9 @@ def test_what_outlives_a_program_of_the_terminal_may_save_in_its_time(tmp_path: 
 def test_without_a_control_group_and_any_record_a_guardian_ends_its_program(order: bytes, tmp_path: Path) -> None:
     (task_out, lifeline), (heard, answers) = os.pipe(), os.pipe()
     program, gone = ["sh", "-c", "trap '' TERM; sleep 600"], str(tmp_path / "gone.json")
+    restore = [shutil.which("touch"), f"{tmp_path}/restored"]
     task = {"command": program, "foreground": False, "mark": "no/group", "linger_s": 0.0, "cwd": str(tmp_path),
-            "scratch": [], "restore": None, "record": gone, "ignored": [], "tool": 1}  # fmt: skip
+            "scratch": [], "restore": restore, "record": gone, "ignored": [], "tool": 1}  # fmt: skip
     command = [sys.executable, "-I", "-S", str(GUARDIAN), str(task_out), str(answers)]
     guardian = subprocess.Popen(command, pass_fds=(task_out, answers))
     os.close(task_out)
@@ -87,7 +98,8 @@ def test_without_a_control_group_and_any_record_a_guardian_ends_its_program(orde
     pid = json.loads(os.read(heard, 999))["pid"]
     os.write(lifeline, order) if order else os.close(lifeline)
     assert guardian.wait(60) == 0
-    assert (alive(pid), list(tmp_path.iterdir())) == (False, [])
+    assert (alive(pid), (tmp_path / "restored").exists()) == (False, not order)  # by the guardian of a dead tool alone
+    assert not Path(gone).exists()
 
 
 def test_a_task_that_is_cut_off_starts_nothing() -> None:

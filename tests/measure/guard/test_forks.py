@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from jointopt.measure.guard.guarded import Guarded
 
 from .conftest import Bench
 
@@ -44,3 +47,8 @@ def test_a_signal_in_a_fork_is_left_to_a_tool_that_ignores_it(bench: Bench) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], env=bench.environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split("\n")[1], done.stderr) == (0, "not heard of", "")
+
+
+def test_a_run_may_be_started_by_any_thread(bench: Bench) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: Guarded(["sh", "-c", "exit 3"]).wait(60)).result() == 3
