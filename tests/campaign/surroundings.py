@@ -1,8 +1,8 @@
 """Starts every verb in every surrounding: no home, no name, no folder, no room, no streams, other languages.
 
-``python -m tests.campaign.surroundings [SURROUNDING ...]``: each verb in a process of its own, forked from one that
-was started in the language (its locale made by ``localedef``) and has imported what they need. What ends by a traceback
-or a signal, by another exit code than 0, 1, 2 or 130, or without a sentence is printed.
+``python -m tests.campaign.surroundings [SURROUNDING | VERB ...]``: each verb in a process of its own, forked from one
+that was started in the language (its locale made by ``localedef``) and has imported what they need. What ends by a
+traceback or a signal, by another exit code than 0, 1, 2 or 130, or without a sentence is printed.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def is_well(ended: Ended, within: Surroundings) -> bool:
 
 def main() -> int:
     """Print what is wrong, and the counts."""
+    verbs = [verb for verb in VERBS if verb in sys.argv[1:]] or list(VERBS)
     chosen = [name for name in SURROUNDINGS if name in sys.argv[1:]] or list(SURROUNDINGS)
     counts = Counter[str]()
     with ExitStack() as stack:
@@ -96,7 +97,7 @@ def main() -> int:
             forks = plain
             if name.startswith("language "):
                 stack.callback((forks := Forks(language(name.removeprefix("language "), top))).close)
-            for verb in VERBS:
+            for verb in verbs:
                 with disk(top, DISKS.get(name, ""), top / "files") as place:
                     usual = {"HOME": str(place / "home"), "XDG_STATE_HOME": None, "TMPDIR": str(place / "tmp")}
                     within = SURROUNDINGS[name]
@@ -106,8 +107,8 @@ def main() -> int:
                 if not is_well(ended, within):
                     counts["wrong"] += 1
                     print(f"### {verb} in {name}: {ended.code}\n{ended.out[-1000:]}\n{ended.err[-3000:]}", flush=True)
-            print(f"{name}: {len(VERBS)} verbs, {time.monotonic() - began:.0f} s; in all {dict(counts)}", flush=True)
-    print(f"{len(VERBS)} verbs x {len(chosen)} surroundings: {counts['wrong']} wrong")
+            print(f"{name}: {len(verbs)} verbs, {time.monotonic() - began:.0f} s; in all {dict(counts)}", flush=True)
+    print(f"{len(verbs)} verbs x {len(chosen)} surroundings: {counts['wrong']} wrong")
     return int(counts["wrong"] > 0)
 
 
