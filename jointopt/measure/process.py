@@ -24,6 +24,10 @@ from jointopt.jobs.job import Job
 from jointopt.measure.hardware.guard.guarded import Guarded
 from jointopt.measure.hardware.guard.records import settled
 from jointopt.runs.rows import is_blank
+from jointopt.measure.guard.forks import catch_signals
+from jointopt.measure.guard.guarded import Guarded
+from jointopt.measure.guard.records import settled
+from jointopt.measure.launchers.failures import is_full
 
 _log = logging.getLogger(__name__)
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL
@@ -36,7 +40,6 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 # by PCI bus, as NVML counts GPUs; CUDA's own order is by speed
 _GPUS_AS_METERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -98,15 +101,15 @@ def run_in_foreground(
     it runs; what it raises ends the program. Raises LauncherError where it cannot be started.
     """
     until = math.inf
-    with _caught(_SIGNALS) as caught:
+    with catch_signals() as arrived:
         program = _started(command, env=environment(env), foreground=True, linger_s=_LINGER_S)
         passed_on = 0
         try:
-            while program.wait(_POLL_S) is None and time.monotonic() < until and len(caught) < 2:
-                for number in caught[passed_on:]:
+            while program.wait(_POLL_S) is None and time.monotonic() < until and len(arrived) < 2:
+                for number in arrived[passed_on:]:
                     passed_on, until = passed_on + 1, time.monotonic() + grace_s
                     _pass_on(program, number)
-                if watch is not None and not caught:
+                if watch is not None and not arrived:
                     watch(program.mark)
         except JointOptError:
             program.end(_POLITE_S)
@@ -115,21 +118,6 @@ def run_in_foreground(
             program.kill()
     code = program.code or 0
     return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _caught(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
-    """The list of signals that arrive while the body runs; those that are ignored stay so."""
-    caught: list[int] = []
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, lambda number, frame: caught.append(number))
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _pass_on(program: Guarded, number: int) -> None:

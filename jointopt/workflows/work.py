@@ -89,6 +89,7 @@ def work(
         worked = share(
             problem, storage, name=name, trials=trials, seed=seed, batch=batch, start=start, lease_s=lease_s,
             identity=identity, note=f"# {job.name}\n\n```yaml\n{text}```\n", progress=watch.tick, at_once=at_once,
+            ahead=int(runner is not None),
             out_with=lambda ran: np.flatnonzero(surely_out(job, problem.layouts, [take(problem.layouts, ran)])),
         )  # fmt: skip
     finished = len(worked.plans["slack"])

@@ -11,17 +11,21 @@ import dataclasses
 import importlib
 import io
 import json
+import locale
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 LIMIT_S = 120
+SERVES_S = 15  # that a server has to print its address, where it can
 _NEW_USERS = 0x10000000  # CLONE_NEWUSER of Linux
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +42,8 @@ class Ended(NamedTuple):
 class Surroundings:
     """What a command finds: variables (None: none of that name), descriptors that are closed, and whose process it is.
 
-    ``encoding``: of its output. ``removed``: its working folder is. ``full``: what it writes to finds no room.
+    ``encoding``: of its output; blank: what Python chose when it started. ``removed``: its working folder is.
+    ``full``: what it writes to finds no room.
     """
 
     variables: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
@@ -50,18 +55,19 @@ class Surroundings:
 
 
 class Forks:
-    """The process that forks; `close` ends it."""
+    """The process that forks, which starts with these ``variables``; `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-W", "ignore", __file__]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(variables or {})}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd="/"
         )
 
-    def run(self, folder: Path, words: Sequence[str], within: Surroundings) -> Ended:
-        """How ``jointopt WORDS`` ends in that folder."""
+    def run(self, folder: Path, words: Sequence[str], within: Surroundings, *, serves: bool = False) -> Ended:
+        """How ``jointopt WORDS`` ends in that folder; by Ctrl-C after its first line, where it ``serves``."""
         request = {"words": list(map(os.fsencode, words)), "folder": str(folder), **dataclasses.asdict(within)}
+        request["serves"] = serves
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps(request, default=lambda raw: raw.decode("latin-1")), file=self._process.stdin, flush=True)
@@ -105,6 +111,9 @@ def _run(request: Mapping[str, Any], out: int, err: int) -> None:
     signal.alarm(LIMIT_S)
     try:
         _surround(request, out, err)
+        if request["serves"]:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+            threading.Thread(target=_interrupt_after_a_line, args=(out,), daemon=True).start()
         from jointopt.cli.main import main
 
         sys.argv = ["jointopt", *(os.fsdecode(word.encode("latin-1")) for word in request["words"])]
@@ -120,6 +129,13 @@ def _run(request: Mapping[str, Any], out: int, err: int) -> None:
         except (OSError, ValueError):
             code = 120  # as Python ends where it cannot flush
     os._exit(code)
+
+
+def _interrupt_after_a_line(out: int) -> None:
+    until = time.monotonic() + SERVES_S
+    while time.monotonic() < until and not os.fstat(out).st_size:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _surround(request: Mapping[str, Any], out: int, err: int) -> None:
@@ -138,7 +154,8 @@ def _surround(request: Mapping[str, Any], out: int, err: int) -> None:
     for number in request["closed"]:
         os.close(number)
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        setattr(sys, name, None if number in request["closed"] else _stream(number, request["encoding"]))
+        encoding = request["encoding"] or locale.getencoding()
+        setattr(sys, name, None if number in request["closed"] else _stream(number, encoding))
         setattr(sys, f"__{name}__", getattr(sys, name))
     if request["user"] is not None:
         _become(request["user"])

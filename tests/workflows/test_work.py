@@ -1,5 +1,6 @@
 """Workers on a job: what they evaluate, with what, and what they report."""
 
+import sqlite3
 import sys
 from dataclasses import replace
 
@@ -176,6 +177,25 @@ def test_runs_of_a_worker_that_ended_before_it_could_report_them_are_not_run_aga
     ran = (tmp_path / "ran").read_text().split()
     assert (found.evaluated + found.failed, len(ran)) == (5, 5)
     assert list(tmp_path.glob("runs.db.work-*.jsonl")) == []
+
+
+class Locking(CommandLauncher):
+    """Another program has the database locked from the first run to the second."""
+
+    def run(self, job, plan):
+        if not hasattr(self, "other"):
+            self.other = sqlite3.connect("runs.db", isolation_level=None, check_same_thread=False)
+            self.other.execute("BEGIN EXCLUSIVE")
+        elif self.other.in_transaction:
+            self.other.rollback()
+        return super().run(job, plan)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_runs_go_on_while_the_database_is_away(url, fails):
+    command = ["false", "{result}"] if fails else COMMAND
+    found = work(jointopt.load_job(JOB), url, trials=3, launcher=Locking(command), batch=1)
+    assert found.evaluated + found.failed == 3  # with no batch in hand it would wait for ever
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import numpy as np
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest
 from jointopt.core.schema import Floats
+from jointopt.measure.hardware.guard.forks import delay_signals
 from jointopt.measure.process import end_with_parent
 from jointopt.runs.readings import QUANTITIES, Reading, Series, no_series
 
@@ -416,7 +417,7 @@ class SmActivity:
         if dcgmi is None:
             return
         command = [dcgmi, "dmon", "-e", "1002", "-d", str(_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
-        with suppress(OSError):
+        with suppress(OSError), delay_signals():
             self._program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 errors="replace", start_new_session=True, preexec_fn=end_with_parent,

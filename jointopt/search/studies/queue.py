@@ -6,11 +6,13 @@ are taken in turns (`Storage.alone`), so that each worker sees what the others h
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,7 @@ class Queue:
     ) -> None:  # fmt: skip
         self.name, self.lease_s, self.goals, self.url = name, lease_s, goals, url
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._renewed_s, self._back_s = time.monotonic(), -math.inf  # the lease; after it had run out
         self._storage = wait_out(url, self._opened)
         if self._storage.dialect not in ("sqlite", "postgresql"):
             raise UsageError(
@@ -120,6 +123,10 @@ class Queue:
         unfinished = [trial for trial in trials if trial.state in UNFINISHED]
         if all(trial.user_attrs[WORKER] == self.worker for trial in unfinished):
             return unfinished
+        if time.monotonic() - self._renewed_s > self.lease_s:
+            self._renew(self._storage)
+        # a database that was away has heard of no worker: those that live have a lease's time to be heard of
+        judges = time.monotonic() - self._back_s > self.lease_s
         known, now = self._storage.rdb.get_study_system_attrs(self._study_id), self._storage.now()
         latest = now + max(self.lease_s, _LONGEST_S)  # what ends later is of a clock before the machine began anew
         return [
@@ -127,7 +134,7 @@ class Queue:
             for trial in unfinished
             if trial.state == TrialState.WAITING
             or trial.user_attrs[WORKER] == self.worker  # claimed as a connection was cut
-            or not now <= known.get(LEASE + trial.user_attrs[WORKER], 0.0) <= latest
+            or (judges and not now <= known.get(LEASE + trial.user_attrs[WORKER], 0.0) <= latest)
         ]
 
     @patient
@@ -202,6 +209,10 @@ class Queue:
 
     def _renew(self, storage: Storage) -> None:
         storage.rdb.set_study_system_attr(self._study_id, LEASE + self.worker, storage.now() + self.lease_s)
+        now_s = time.monotonic()
+        if now_s - self._renewed_s > self.lease_s:
+            self._back_s = now_s
+        self._renewed_s = now_s
 
     @patient
     def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:

@@ -49,12 +49,13 @@ class Worked:
 def share(
     problem: Problem, url: str, *, name: str, identity: Mapping[str, Any], trials: int, seed: int = 0, batch: int = 1,
     start: Columns | None = None, lease_s: float = 60.0, note: str = "", progress: Progress | None = None,
-    at_once: int = 1, out_with: Callable[[Ints], Ints] = np.asarray,
+    at_once: int = 1, ahead: int = 0, out_with: Callable[[Ints], Ints] = np.asarray,
 ) -> Worked:  # fmt: skip
     """Works on the shared study ``name`` until it has ``trials`` finished plans, by all goals of the problem.
 
     ``identity`` (JSON values) must be equal for all workers; ``start``: plans to begin with; ``note``: text above the
-    front; ``at_once``: batches that are evaluated at a time, by threads; ``out_with``: layouts that surely run out of
+    front; ``at_once``: batches that are evaluated at a time, by threads; ``ahead``: batches that are held besides, to
+    go on with while the database is away; ``out_with``: layouts that surely run out of
     memory, since these did. A worker that is silent for ``lease_s`` loses
     its plans to others. Raises UsageError for a storage that cannot be shared or a study of another search,
     LauncherError where one plan after the other cannot be evaluated.
@@ -62,7 +63,7 @@ def share(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_errors(url):
         queue = Queue(url, name, identity, lease_s=lease_s, goals=problem.goals)
-        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once, out_with)
+        worker = _Worker(problem, queue, trials, seed, batch, start, progress, at_once, ahead, out_with)
         with patience(math.inf):  # others may wait for what it holds
             worker.run()
         finished = [trial for trial in worker.queue.trials() if is_evaluated(trial)]
@@ -70,6 +71,26 @@ def share(
         if finished:
             worker.queue.show(plans, note, [trial.number for trial in finished])
     return Worked(worker.evaluated, worker.failed, plans)
+
+
+@dataclass
+class _Batches:
+    """Claimed batches: ``running`` in the ``pool``, and ``held``, which are to begin after these."""
+
+    pool: ThreadPoolExecutor
+    evaluated: Callable[[list[FrozenTrial]], Columns]
+    running: dict[Future[Columns], list[FrozenTrial]] = field(default_factory=dict)
+    held: list[list[FrozenTrial]] = field(default_factory=list)
+
+    def begin_held(self) -> None:
+        """Begin the oldest batch that is held, if any is."""
+        if self.held:
+            claimed = self.held.pop(0)
+            self.running[self.pool.submit(self.evaluated, claimed)] = claimed
+
+    def numbers(self) -> set[int]:
+        """Numbers of all their trials."""
+        return {trial.number for trials in (*self.running.values(), *self.held) for trial in trials}
 
 
 @dataclass
@@ -84,6 +105,7 @@ class _Worker:
     start: Columns | None = None
     progress: Progress | None = None
     at_once: int = 1
+    ahead: int = 0
     out_with: Callable[[Ints], Ints] = np.asarray
     evaluated: int = 0
     failed: int = 0
@@ -99,26 +121,31 @@ class _Worker:
 
     def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
-        pool = ThreadPoolExecutor(self.at_once)
-        running: dict[Future[Columns], list[FrozenTrial]] = {}
+        batches = _Batches(ThreadPoolExecutor(self.at_once), self._evaluated)
         try:
             with self.queue.held():
-                while self._begin(pool, running) or self._unfinished():
-                    if not running:
+                while self._begin(batches) or self._unfinished():
+                    if not batches.running:
                         time.sleep(PAUSE_S)
-                    for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                        self._end(running.pop(future), future.result)
+                    for future in wait(batches.running, return_when=FIRST_COMPLETED).done if batches.running else ():
+                        claimed = batches.running.pop(future)
+                        if isinstance(future.exception(), RunFailedError | OutOfMemoryError | None):
+                            batches.begin_held()  # before the database is told, which may be away
+                        self._end(claimed, future.result)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            batches.pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, pool: ThreadPoolExecutor, running: dict[Future[Columns], list[FrozenTrial]]) -> bool:
-        """Claim and begin batches as long as there is room; whether any is on its way."""
-        while len(running) < self.at_once:
-            begun = {trial.number for trials in running.values() for trial in trials}
-            if not (claimed := self.queue.claim(self.batch, self._breed, begun)):
+    def _begin(self, batches: _Batches) -> bool:
+        """Claim batches as long as there is room, and begin those that may run; whether any is on its way."""
+        while len(batches.running) + len(batches.held) < self.at_once + self.ahead:
+            if not (claimed := self.queue.claim(self.batch, self._breed, batches.numbers())):
                 break
-            running[pool.submit(self._evaluated, claimed)] = claimed
-        return bool(running)
+            batches.held.append(claimed)
+            if len(batches.running) < self.at_once:
+                batches.begin_held()
+        if batches.held and not batches.running:
+            batches.begin_held()
+        return bool(batches.running)
 
     def _unfinished(self) -> bool:
         return any(trial.state in UNFINISHED for trial in self.queue.trials())

@@ -1,4 +1,5 @@
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -247,3 +248,35 @@ def test_a_space_that_is_smaller_than_the_trials_is_evaluated_once(tmp_path):
     size = problem.num_layouts * problem.num_clocks
     done = work(problem, f"sqlite:///{tmp_path}/small.db", 20 * size, batch=24)
     assert 0.9 * size <= done.evaluated <= size
+
+
+def test_amid_an_outage_a_worker_evaluates_the_batch_that_it_holds_besides(problem, url):
+    calls, other = [], sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+
+    def evaluate(layout, clocks):
+        calls.append("away" if other.in_transaction else "there")
+        if len(calls) == 1:
+            other.execute("BEGIN EXCLUSIVE")
+        elif other.in_transaction:
+            other.rollback()
+        return problem.evaluate(layout, clocks)
+
+    late = threading.Timer(20, lambda: other.in_transaction and other.rollback())  # where no batch is held
+    late.start()
+    assert work(replace(problem, evaluate=evaluate), url, 12, ahead=1).evaluated == 12
+    late.cancel()
+    assert calls == ["there", "away", "there"]
+
+
+def test_after_an_outage_that_outlasted_all_leases_no_worker_takes_what_others_still_evaluate(problem, shared_url):
+    worker, other, dead = (a_worker(problem, shared_url, lease_s=1.0) for _ in range(3))
+    held, lost = claimed_by(other), claimed_by(dead)
+    time.sleep(1.1)  # in which the database hears of nobody
+    mine = claimed_by(worker)
+    assert not numbers(held + lost) & numbers(mine)
+    with other.queue.held(), worker.queue.held():
+        until = time.monotonic() + 60
+        while not (later := worker.queue.claim(10, lambda trials: [], numbers(mine))):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    assert numbers(later) == numbers(lost)

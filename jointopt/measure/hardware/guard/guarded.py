@@ -21,6 +21,11 @@ from jointopt.measure.hardware.guard import records
 from jointopt.measure.hardware.guard.guardian import DEAF_TO
 from jointopt.measure.hardware.guard.records import MARK, marked
 from jointopt.measure.hardware.guard.scratch import HELD
+from jointopt.measure.guard import records
+from jointopt.measure.guard.forks import delay_signals
+from jointopt.measure.guard.guardian import DEAF_TO
+from jointopt.measure.guard.records import MARK, marked
+from jointopt.measure.guard.scratch import HELD
 
 _log = logging.getLogger(__name__)
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -106,9 +111,10 @@ class Guardian:
         ignored = [int(number) for number, handler in before.items() if handler is signal.SIG_IGN]
         alone = not task.get("foreground", False)
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
-            )
+            with delay_signals():
+                self._process = subprocess.Popen(
+                    command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
+                )
         except BaseException as error:
             self._hang_up()
             if isinstance(error, OSError):
