@@ -16,6 +16,7 @@ from contextlib import suppress
 import numpy as np
 
 from jointopt.core.schema import Floats
+from jointopt.measure.guard.guarded import signals_later
 from jointopt.measure.launchers.process import end_with_parent
 
 _ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # N/A where the GPU has no such field
@@ -41,7 +42,7 @@ class SmActivity:
         if dcgmi is None:
             return
         command = [dcgmi, "dmon", "-e", "1002", "-d", str(_PERIOD_MS), "-i", ",".join(map(str, self._gpus))]
-        with suppress(OSError):
+        with suppress(OSError), signals_later():
             self._program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 errors="replace", start_new_session=True, preexec_fn=end_with_parent,

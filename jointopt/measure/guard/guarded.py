@@ -9,10 +9,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -106,9 +107,10 @@ class Guardian:
         ignored = [int(number) for number, handler in before.items() if handler is signal.SIG_IGN]
         alone = not task.get("foreground", False)
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
-            )
+            with signals_later():
+                self._process = subprocess.Popen(
+                    command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
+                )
         except BaseException as error:
             self._hang_up()
             if isinstance(error, OSError):
@@ -160,6 +162,28 @@ class Guardian:
     def __del__(self) -> None:
         if getattr(self, "_lifeline", -1) >= 0:  # an interrupt came before anybody could end the run
             self._hang_up()
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Signals that Python handles (Ctrl-C, SIGTERM, SIGHUP) come after the body, which forks.
+
+    Python calls hooks of its own around a fork, and ignores what a handler raises in one of them.
+    """
+    came: list[int] = []
+    with ExitStack() as undo:  # each step is done, also where the one before it raises
+        undo.callback(_raise_signals, came)
+        if threading.current_thread() is threading.main_thread():  # no other runs handlers
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if callable(handler := signal.getsignal(number)):
+                    undo.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, frame: came.append(number))
+        yield
+
+
+def _raise_signals(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        signal.raise_signal(number)
 
 
 def _deaf() -> None:
