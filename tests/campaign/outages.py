@@ -10,6 +10,7 @@ of it is waiting: several may run at once, each with another seed.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,30 @@ COMMANDS = {
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
+# processes that have read all modules, of which commands are forked: reading them takes most of a command's time
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([
+    "jointopt.cli.main", *(f"jointopt.workflows.{name}" for name in COMMANDS), "jointopt.measure.launchers.command",
+    "jointopt.runs.reservations", "jointopt.search.studies.measured", "jointopt.search.studies.sharing",
+    "sqlalchemy.dialects.postgresql.psycopg", "tests.campaign.outages",
+])  # fmt: skip
+
+
+def run(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    """A command in this process and a folder, which ends with it."""
+    from jointopt.cli.main import main
+
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # as found anew
+    log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.argv = ["jointopt", *words]
+    main()
+
+
 class Measuring:
     """A command (tune by default) with a program that takes some seconds, in a folder of its own."""
 
@@ -65,12 +90,24 @@ class Measuring:
         (folder / "tmp").mkdir(exist_ok=True)
         plan = " ".join(f"{{{name}}}" for name in FIELDS)
         program = f"{sys.executable} {folder / 'run.py'} {{result}} {folder / 'ledger'} {seconds} {plan}"
-        words = [sys.executable, "-m", "jointopt", command, "job.yaml", "--launcher", "command", "--command", program,
-                 "--seed", str(seed), "--storage", url, "--surrogate", "none"]  # fmt: skip
-        words += options or COMMANDS[command]
+        words = [command, "job.yaml", "--launcher", "command", "--command", program, "--seed", str(seed),
+                 "--storage", url, "--surrogate", "none", *(options or COMMANDS[command])]  # fmt: skip
         environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "TMPDIR": str(folder / "tmp")}
-        with (folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=log)
+        self.process = FORKS.Process(target=run, args=(words, folder, environment))
+        self.process.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self.process.exitcode is not None
+
+    def wait(self, within_s: float) -> int | None:
+        """Its exit code; None and its death where it lasts longer."""
+        self.process.join(within_s)
+        if (code := self.process.exitcode) is None:
+            self.process.kill()
+            self.process.join()
+        return code
 
     @property
     def log(self) -> str:
@@ -95,7 +132,7 @@ class Measuring:
     def wait_for(self, runs: int, within_s: float = 120.0) -> None:
         """Wait until so many runs have ended, or the command."""
         until = time.monotonic() + within_s
-        while len(self.ledger) < runs and self.process.poll() is None and time.monotonic() < until:
+        while len(self.ledger) < runs and not self.ended and time.monotonic() < until:
             time.sleep(0.05)
 
     def _lines(self) -> list[str]:
@@ -123,7 +160,7 @@ def restarted(server: Any, url: str, folder: Path, restarts: int, away_s: float)
         time.sleep(away_s)
         server.start()
         tune.wait_for(len(tune.ledger) + 1)
-    code, rows, ledger = tune.process.wait(300), stored(url), tune.ledger
+    code, rows, ledger = tune.wait(300), stored(url), tune.ledger
     return {"restarts": restarts, "code": code, "runs": len(ledger), "lost": len(set(ledger) - set(rows)),
             "twice": sum(rows.values()) - len(rows), "tracebacks": tune.log.count("Traceback")}  # fmt: skip
 
@@ -158,15 +195,10 @@ def killed(folder: Path, chance: random.Random, away: Away, command: str = "tune
 
 def _ended(measuring: Measuring, number: signal.Signals) -> Counter[str]:
     """Send a signal and wait for the end."""
-    alive = measuring.process.poll() is None
-    measuring.process.send_signal(number)
-    try:
-        measuring.process.wait(60)
-    except subprocess.TimeoutExpired:
-        measuring.process.kill()
-        measuring.process.wait()
-        return Counter({"kills": alive, number.name: alive, "stuck": 1})
-    return Counter({"kills": alive, number.name: alive})
+    alive = not measuring.ended
+    with suppress(ProcessLookupError):
+        os.kill(measuring.process.pid or 0, number)
+    return Counter({"kills": alive, number.name: alive, "stuck": measuring.wait(60) is None})
 
 
 def _lost(ended: list[float], rows: Counter[float]) -> Counter[str]:
@@ -190,11 +222,7 @@ def _taken_in(url: str, log: str, ended: list[float], reported: int) -> Counter[
 def _worked_on(folder: Path, url: str, seed: int, ended: list[float], plans: list[str]) -> Counter[str]:
     """What is wrong in the study after another worker has ended it; no plan but the last runs again."""
     other = Measuring(folder, url, 0.0, seed, "work")
-    try:
-        code = other.process.wait(120)
-    except subprocess.TimeoutExpired:
-        other.process.kill()
-        return Counter({"stuck": 1})
+    code = other.wait(120)
     again = sum(count - 1 for plan, count in Counter(other.plans).items() if plan not in plans[-1:])
     return _lost(ended, shared(url)) + Counter({"twice": again, "ended badly": int(code != 0)})
 
