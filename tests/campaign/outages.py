@@ -197,7 +197,7 @@ def _ended(measuring: Measuring, number: signal.Signals) -> Counter[str]:
     """Send a signal and wait for the end."""
     alive = not measuring.ended
     with suppress(ProcessLookupError):
-        os.kill(measuring.process.pid or 0, number)
+        os.kill(measuring.process.pid, number)
     return Counter({"kills": alive, number.name: alive, "stuck": measuring.wait(60) is None})
 
 
@@ -245,7 +245,7 @@ class Away:
         return f"sqlite:///{self._disk / 'runs.db'}"
 
     def seconds(self, chance: random.Random) -> float:
-        """How long it is away; a full disk ends most commands within a second, others go on in steps."""
+        """How long it is away; a full disk ends most commands in a moment, others go on in steps."""
         return (
             chance.uniform(0.0, 0.8)
             if self.how == "full"
