@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sqlite3
@@ -23,30 +24,31 @@ TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 SCHEMA = "jointopt_schema"  # the versions that its tables have reached, and by which jointopt
 VERSION = 3  # the newest that this jointopt knows (`jointopt.runs.migrations`)
-_FULL = "cannot take more, as the disk is full; make room there, then start again"
+_FULL = "cannot take more, as the disk is full; make room there, then start again."
 # What SQLite's words mean, and what to do.
 _REASONS = {
     "could not parse": "is no database URL; expected one such as sqlite:///jointopt.db.",
-    "is locked": "is locked by another program; find it with: fuser FILE, and let it end",
+    "is locked": "is locked by another program; find it with: fuser FILE, and let it end.",
     "disk is full": _FULL,
     "no space left": _FULL,
     "compatible with the table schema": "is of another release of Optuna: {reason}.",
-    "quota exceeded": "cannot take more, as the quota of its disk is used up; make room there, then start again",
+    "quota exceeded": "cannot take more, as the quota of its disk is used up; make room there, then start again.",
     "readonly database": "may not be written by this user; give write access to the file and to its folder, or take "
-    "another one with --storage",
-    "malformed": "is damaged; see what can be saved with: jointopt store repair --storage {url}",
+    "another one with --storage.",
+    "malformed": "is damaged; jointopt store repair --storage {url} saves what can be read.",
     "not a database": "is no SQLite database, or its beginning is damaged; expected a file that jointopt or Optuna "
-    "has made",
+    "has made.",
     "too many clients": "has no connection left for another program; end one of those that use it, or raise its "
-    "max_connections",
+    "max_connections.",
     "multiple rows were found": "has two trials of one number in a study, as a copy or a merge of databases by other "
-    "programs may leave; number the trials of each study 0, 1, ... again, or take the database that was copied",
-    "disk i/o error": "cannot be read or written: the disk reports an error; look at it, then: jointopt store check",
+    "programs may leave; number the trials of each study 0, 1, ... again, or take the database that was copied.",
+    "disk i/o error": "cannot be read or written: the disk reports an error; look at it, then: jointopt store check.",
 }
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs")
 _LEAST_ROOM = 64 * 2**10  # bytes: pages and a journal of one row
 _ROOM = 16 * 2**20  # bytes: a log beside the file needs some
 LOCK_WAIT_S = 1.0  # SQLite lets one writer in; another waits so long for each attempt (`jointopt.runs.outages`)
+logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())  # it prints tracebacks of what it raises as well
 
 
 def open_database(url: str, *, lock_first: bool = False) -> sqlalchemy.Engine:

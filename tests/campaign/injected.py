@@ -1,9 +1,10 @@
 """Fails the n-th call by which a tune keeps its runs, n = 1, 2, ... until a tune passes without, as SQLite does.
 
-``python tests/campaign/injected.py [replay|command] [INJECTIONS] [ONE_IN]``: calls are those of files (open, write,
-fsync, truncate, unlink, replace) and of the database (connect, statement, commit), each failed once or from then on, a
-commit also after it was done. After each tune the next start takes in what waits; counted are rows that the
-launcher returned and the store lacks, rows twice, tracebacks, and sentences that claim what is not so.
+``python tests/campaign/injected.py [replay|command] [INJECTIONS] [ONE_IN] [FIRST]``: calls are those of files (open,
+write, fsync, truncate, unlink, replace) and of the database (connect, statement, commit), each failed once or from then
+on, a commit also after it was done; ``FIRST``: the mode to begin with, 1 to 8. After each tune the next start takes
+in what waits; counted are rows that the launcher returned and the store lacks, rows twice, tracebacks, and sentences
+that claim what is not so.
 """
 
 from __future__ import annotations
@@ -258,8 +259,8 @@ def injections(kind: str, most: int, modes: Iterable[tuple[str, str, bool, int]]
 def main() -> int:
     """Print what was wrong after so many failures; how much that was."""
     kind, most = sys.argv[1] if len(sys.argv) > 1 else "replay", int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
-    rarer = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-    done, wrong = injections(kind, most, [(*mode, step * rarer) for *mode, step in MODES])
+    rarer, first = (int(sys.argv[place]) if len(sys.argv) > place else 1 for place in (3, 4))
+    done, wrong = injections(kind, most, [(*mode, step * rarer) for *mode, step in MODES[first - 1 :]])
     print(f"{done:,} failures injected into tunes by {kind}: {dict(wrong) or 'no row lost or twice, nothing false'}")
     return int(bool(wrong))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from jointopt.core.errors import OutageError, UsageError
-from jointopt.runs.database import may_hold_rows
+from jointopt.core.errors import JointOptError, OutageError, UsageError
+from jointopt.runs.database import _REASONS, database_errors, may_hold_rows
 from jointopt.runs.outages import patience
 from jointopt.runs.store import Store
 from jointopt.runs.table import write_table
@@ -78,3 +80,21 @@ def test_a_full_disk_is_called_one_whatever_meets_it(small_disk: Path) -> None:
         with pytest.raises(UsageError, match="the disk is full"):
             use()
         (small_disk / "fill").write_bytes(bytes(max(shutil.disk_usage(small_disk).free - 4_096, 0)))
+
+
+def test_a_ctrl_c_amid_a_statement_prints_no_traceback_of_the_library(tmp_path: Path) -> None:
+    program = (
+        "import sys; from contextlib import suppress; import sqlalchemy; from jointopt.runs import database\n"
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "engine = database.open_database(sys.argv[1]); sqlalchemy.event.listen(engine, 'reset', interrupt)\n"
+        "with suppress(KeyboardInterrupt), engine.connect() as connection: connection.exec_driver_sql('SELECT 1')"
+    )
+    command = [sys.executable, "-c", program, f"sqlite:///{tmp_path / 'runs.db'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("reason", _REASONS)
+def test_what_to_do_about_a_database_is_a_sentence_that_others_may_follow(reason: str) -> None:
+    with pytest.raises(JointOptError, match=r"\.$"), database_errors("sqlite:///runs.db", "store"):
+        raise sqlite3.OperationalError(reason)

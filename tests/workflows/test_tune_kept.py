@@ -18,6 +18,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.base import Ended, Report
 from jointopt.measure.replay import ReplayLauncher
+from jointopt.measure.launchers.base import Ended, Report
+from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.runs.spill import Spill
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.record import Record
@@ -285,3 +288,24 @@ def test_the_best_so_far_has_the_unit_of_the_job_s_first_objective(
     runs = make_runs().query("status == 'ok'").head(2).assign(energy_j=1200.0)
     tune(replace(timed, objectives=("energy_j", "iteration_time_s")), "replay", 1, table=runs)
     assert any("best so far 1.200 kJ" in line for line in caplog.messages)
+
+
+def test_a_run_whose_keeping_a_signal_interrupts_is_not_called_kept_nowhere(
+    make_runs, timed: Job, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, keep, signals = Record(timed, url, "tune", print), Spill.keep, [SystemExit()]
+
+    def kept(self: Spill, row: Mapping[str, Any]) -> Path | None:
+        if signals:
+            raise signals.pop()
+        return keep(self, row)
+
+    def full(*_: Any) -> None:
+        raise UsageError("The disk is full.")
+
+    monkeypatch.setattr(Spill, "keep", kept)
+    with pytest.raises(SystemExit):
+        record._stored({"status": "ok", "iteration_time_s": 1.5})
+    monkeypatch.setattr(Store, "add", full)
+    assert record.settle(0.0).startswith("The disk is full. 1 run is kept in ")
+    assert "nowhere" not in record.settle(0.0)

@@ -315,10 +315,12 @@ class Record:
         if self.store is None:
             return ""
         self._rows.append(dict(row))
+        unkept = self._unkept
         try:
             try:
                 self._keep_in_file([row])
             except (KeyboardInterrupt, SystemExit):  # wait until the row is safe; twice there is once in the store
+                self._unkept = unkept
                 self._keep_in_file([row])
                 raise
             self._offer()

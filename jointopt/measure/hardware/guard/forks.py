@@ -31,7 +31,10 @@ def delay_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # where no signal is handled
         yield
         return
-    with catch_signals() as arrived:
-        yield
-    for number in arrived:
-        signal.raise_signal(number)
+    arrived: list[int] = []
+    try:
+        with catch_signals() as arrived:
+            yield
+    finally:
+        for number in arrived:
+            signal.raise_signal(number)

@@ -142,3 +142,15 @@ def test_a_scratch_folder_is_swept_once_its_process_is_dead_and_no_sooner(bench:
         os.utime(mine, (hour_ago, hour_ago))
         assert (swept(), old.exists(), mine.exists()) == (1, False, True)
     assert not mine.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_falls_into_the_start_of_a_run_is_not_lost_in_a_hook(number: int, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from jointopt.measure.guard.guarded import Guarded; "
+        "signal.signal(15, lambda *_: sys.exit(130)); signal.signal(2, lambda *_: sys.exit(130)); "
+        f"os.register_at_fork(before=lambda: os.kill(os.getpid(), {number:d})); Guarded(['sleep', '600'])"
+    )
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    ended = subprocess.run([PYTHON, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "")
