@@ -21,13 +21,10 @@ from jointopt.core.errors import JointOptError, LauncherError
 from jointopt.core.schema import COLUMNS, NEUTRAL, inside
 from jointopt.frameworks.failures import is_full
 from jointopt.jobs.job import Job
+from jointopt.measure.hardware.guard.forks import catch_signals
 from jointopt.measure.hardware.guard.guarded import Guarded
 from jointopt.measure.hardware.guard.records import settled
 from jointopt.runs.rows import is_blank
-from jointopt.measure.guard.forks import catch_signals
-from jointopt.measure.guard.guarded import Guarded
-from jointopt.measure.guard.records import settled
-from jointopt.measure.launchers.failures import is_full
 
 _log = logging.getLogger(__name__)
 _POLITE_S = 10.0  # from SIGTERM to SIGKILL

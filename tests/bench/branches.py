@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("jointopt/core", "jointopt/runs", "jointopt/measure/guard")
-TESTS = ("tests/core", "tests/runs", "tests/measure/guard")
+ROOMS = ("jointopt/core", "jointopt/runs", "jointopt/measure/hardware/guard")
+TESTS = ("tests/core", "tests/runs", "tests/measure/hardware/guard")
 SETTINGS = """
 [run]
 branch = true

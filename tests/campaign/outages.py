@@ -57,7 +57,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 # processes that have read all modules, of which commands are forked: reading them takes most of a command's time
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([
-    "jointopt.cli.main", *(f"jointopt.workflows.{name}" for name in COMMANDS), "jointopt.measure.launchers.command",
+    "jointopt.cli.main", *(f"jointopt.workflows.{name}" for name in COMMANDS), "jointopt.measure.local",
     "jointopt.runs.reservations", "jointopt.search.studies.measured", "jointopt.search.studies.sharing",
     "sqlalchemy.dialects.postgresql.psycopg", "tests.campaign.outages",
 ])  # fmt: skip

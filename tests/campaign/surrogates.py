@@ -17,14 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from jointopt.core.schema import Columns, Floats
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.core.schema import Columns, Floats
 from jointopt.physics.cost_model import CostModel
-from jointopt.spec.jobfile import shipped_job
-from jointopt.spec.plans.clocks import uniform_stage_clocks
-from jointopt.spec.plans.space import enumerate_layouts
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import CARD, load, save, write_card

@@ -18,8 +18,6 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.base import Ended, Report
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.measure.launchers.base import Ended, Report
-from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.runs.spill import Spill
 from jointopt.runs.store import Store
 from jointopt.workflows.campaign.candidates import searched

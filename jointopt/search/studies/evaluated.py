@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel, TrialSystemAttributeModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
 
+from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import open_database
 from jointopt.search.studies.trials import CONSTRAINTS, GENES, PLAN, RESULTS, WORKER
-from jointopt.spec.plans.clocks import format_stage_clocks
 
 _AT_ONCE = 1000  # rows
 _NEEDED: dict[str, Any] = {

@@ -18,9 +18,7 @@ from jointopt.search.studies.evaluated import evaluated_plans
 from jointopt.search.studies.measured import KIND, MEASURED
 from jointopt.search.studies.saving import COMPLETE, DOCUMENT, PLANS
 from jointopt.search.studies.storage import open_storage, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, PLAN, RESULTS, is_evaluated, is_ours
 from jointopt.search.studies.trials import CONSTRAINTS, PLAN, is_ours
-from jointopt.spec.plans.clocks import format_stage_clocks
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -9,24 +9,19 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.hardware.guard import records
+from jointopt.measure.hardware.guard.forks import delay_signals
 from jointopt.measure.hardware.guard.guardian import DEAF_TO
 from jointopt.measure.hardware.guard.records import MARK, marked
 from jointopt.measure.hardware.guard.scratch import HELD
-from jointopt.measure.guard import records
-from jointopt.measure.guard.forks import delay_signals
-from jointopt.measure.guard.guardian import DEAF_TO
-from jointopt.measure.guard.records import MARK, marked
-from jointopt.measure.guard.scratch import HELD
 
 _log = logging.getLogger(__name__)
 _GUARDIAN = Path(__file__).with_name("guardian.py")

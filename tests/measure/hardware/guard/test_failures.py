@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.guard import records
-from jointopt.measure.guard.guarded import _GUARDIAN as GUARDIAN
-from jointopt.measure.guard.guarded import Guarded
-from jointopt.measure.guard.scratch import swept
-from jointopt.measure.guard.state import boot_id, state_folder
+from jointopt.measure.hardware.guard import records
+from jointopt.measure.hardware.guard.guarded import _GUARDIAN as GUARDIAN
+from jointopt.measure.hardware.guard.guarded import Guarded
+from jointopt.measure.hardware.guard.scratch import swept
+from jointopt.measure.hardware.guard.state import boot_id, state_folder
 
 from .conftest import Bench, alive
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jointopt.measure.guard.guarded import Guarded
+from jointopt.measure.hardware.guard.guarded import Guarded
 
 from .conftest import Bench
 
-GUARDED = "from jointopt.measure.guard.guarded import Guarded; Guarded(['true']).wait(60)"
-DCGM = "from jointopt.measure.devices.dcgm import SmActivity; it = SmActivity([0]); it.start(); it.stop()"
+GUARDED = "from jointopt.measure.hardware.guard.guarded import Guarded; Guarded(['true']).wait(60)"
+DCGM = "from jointopt.measure.hardware.meter import SmActivity; it = SmActivity([0]); it.start(); it.stop()"
 CODE = """
 import os, signal
 def hook():

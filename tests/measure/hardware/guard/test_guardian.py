@@ -147,7 +147,7 @@ def test_a_scratch_folder_is_swept_once_its_process_is_dead_and_no_sooner(bench:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_falls_into_the_start_of_a_run_is_not_lost_in_a_hook(number: int, tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from jointopt.measure.guard.guarded import Guarded; "
+        "import os, signal, sys; from jointopt.measure.hardware.guard.guarded import Guarded; "
         "signal.signal(15, lambda *_: sys.exit(130)); signal.signal(2, lambda *_: sys.exit(130)); "
         f"os.register_at_fork(before=lambda: os.kill(os.getpid(), {number:d})); Guarded(['sleep', '600'])"
     )
