@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.jobs.job import Job
-    from jointopt.report.documents import Result
     from jointopt.report.page.made import Reported
     from jointopt.report.page.render import Page
+    from jointopt.report.tables import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -147,7 +147,7 @@ def answer(found: Result, as_json: bool, *, allow_tight: bool = False, **text: A
 
 def list_rows(rows: Sequence[Mapping[str, Any]], text: Callable[[], str], as_json: bool) -> None:
     """Prints rows as one JSON document, as a table, or as that text."""
-    from jointopt.report.documents import flat_frame, markdown
+    from jointopt.report.tables import flat_frame, markdown
 
     _print(as_json, lambda: rows, lambda: flat_frame(rows), lambda: markdown(flat_frame(rows)), text)
 
@@ -156,7 +156,7 @@ def _print(
     as_json: bool, document: Callable[[], Any], frame: Callable[[], pd.DataFrame], markdown: Callable[[], str],
     text: Callable[[], str],
 ) -> None:  # fmt: skip
-    from jointopt.report.documents import json_text
+    from jointopt.report.tables import json_text
 
     form = click.get_current_context().meta.get("jointopt.form", "table")
     if as_json or form == "json":

@@ -46,7 +46,7 @@ def export(
       jointopt export llama-3-8b-1x8-h100 --plan "dp=4 tp=2 zero_stage=2" --to torchtitan
       jointopt export job.yaml --plan proposal.json:1 --to slurm --out run
     """
-    from jointopt.report.documents import json_text
+    from jointopt.report.tables import json_text
     from jointopt.workflows.export import export as exported
     from jointopt.workflows.export import write
 

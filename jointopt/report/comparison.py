@@ -9,19 +9,17 @@ from string import ascii_uppercase
 from typing import Any
 
 from jointopt.physics.site import facility_energy_j
-from jointopt.report import table
-from jointopt.report.documents import Result, tidy_parts
+from jointopt.report import tables
 from jointopt.report.explanation import Explanation
 from jointopt.report.plans import differing, plan_words, shows_site
-from jointopt.report.reasons import beyond, wider_lines
-from jointopt.report.table import TextColumn
+from jointopt.report.tables import Result, TextColumn, beyond, tidy_parts, wider_lines
 
 MOST_PARTS = 3  # that a sentence names
 _SMALL = 0.02  # of a total: parts that differ by less are not named
-_BREAKDOWNS: tuple[tuple[str, str, str, table.Units], ...] = (
-    ("Time", "time_s", "iteration_time_s", table.TIME_UNITS),
-    ("Energy", "energy_by_part_j", "energy_j", table.ENERGY_UNITS),
-    ("Memory", "memory_gib", "peak_memory_gib", table.MEMORY_UNITS),
+_BREAKDOWNS: tuple[tuple[str, str, str, tables.Units], ...] = (
+    ("Time", "time_s", "iteration_time_s", tables.TIME_UNITS),
+    ("Energy", "energy_by_part_j", "energy_j", tables.ENERGY_UNITS),
+    ("Memory", "memory_gib", "peak_memory_gib", tables.MEMORY_UNITS),
 )
 _RATES = {
     "avg_power_w": ("W per GPU", 1.0, ".0f"), "tokens_per_s_per_gpu": ("tokens/s per GPU", 1.0, ",.0f"),
@@ -75,7 +73,7 @@ class Compared(Result):
         title = f"{self.plans[0].job.name}: {len(self.plans)} plans."
         wider = wider_lines(list(map(_reasons, self.plans)), names, "interval")
         last = [*sentences, *wider, *broken]
-        return table.blocks_text(table.paragraphs([title, *heads]), *blocks, table.paragraphs(last))
+        return tables.blocks_text(tables.paragraphs([title, *heads]), *blocks, tables.paragraphs(last))
 
 
 def _reasons(plan: Explanation) -> tuple[str, ...]:
@@ -101,7 +99,7 @@ def differences(first: Explanation, other: Explanation, against: Mapping[str, fl
             continue
         parts = parts_between(tidy_parts(getattr(first, name)), tidy_parts(getattr(other, name)))
         named = [
-            f"{'more' if d > 0 else 'less'} {part} ({table.quantity(abs(d), units)})"
+            f"{'more' if d > 0 else 'less'} {part} ({tables.quantity(abs(d), units)})"
             for part, d in parts.items()
             if abs(d) >= _SMALL * before
         ]
@@ -126,15 +124,15 @@ def _totals(plans: Sequence[Explanation], names: str) -> list[str]:
     rows = [(head, [getattr(plan, total) for plan in plans], units) for head, _, total, units in _BREAKDOWNS]
     if shows_site(job := plans[0].job) and math.isfinite(plans[0].energy_j):
         joules = [float(facility_energy_j(job.cluster, plan.iteration_time_s, plan.energy_j)) for plan in plans]
-        rows.insert(2, (f"Site energy (PUE {job.cluster.pue:g})", joules, table.ENERGY_UNITS))
+        rows.insert(2, (f"Site energy (PUE {job.cluster.pue:g})", joules, tables.ENERGY_UNITS))
     labels, cells = [], []
     for head, values, units in rows:
-        column = table.measured("", values, units)
+        column = tables.measured("", values, units)
         labels.append(f"{head}, {column.header}")
         cells.append(column.cells)
     for name, (label, factor, form) in _RATES.items():
         labels.append(label)
-        cells.append(table.fixed([_rate(plan, name, factor) for plan in plans], form))
+        cells.append(tables.fixed([_rate(plan, name, factor) for plan in plans], form))
     return _side_by_side("", labels, cells, names)
 
 
@@ -143,7 +141,9 @@ def _rate(plan: Explanation, name: str, factor: float) -> float:
     return factor * float(value)
 
 
-def _parts(plans: Sequence[Explanation], names: str, head: str, name: str, total: str, units: table.Units) -> list[str]:
+def _parts(
+    plans: Sequence[Explanation], names: str, head: str, name: str, total: str, units: tables.Units
+) -> list[str]:
     """One breakdown of all plans, the parts that differ most first; none where the total is not known."""
     if not all(math.isfinite(getattr(plan, total)) for plan in plans):
         return []
@@ -155,7 +155,7 @@ def _parts(plans: Sequence[Explanation], names: str, head: str, name: str, total
         if any(values := [each.get(part, 0.0) for each in parts])
     }
     order = sorted(spread, key=lambda part: -spread[part])
-    columns = [table.measured("", [each.get(part, 0.0) for part in order], units, least) for each in parts]
+    columns = [tables.measured("", [each.get(part, 0.0) for part in order], units, least) for each in parts]
     cells = [[column.cells[row] for column in columns] for row in range(len(order))]
     return _side_by_side(f"{head}, {columns[0].header}", order, cells, names)
 
@@ -163,4 +163,4 @@ def _parts(plans: Sequence[Explanation], names: str, head: str, name: str, total
 def _side_by_side(title: str, labels: Sequence[str], cells: Sequence[Sequence[str]], names: str) -> list[str]:
     columns = [TextColumn(title, [f"  {label}" for label in labels], left=True)]
     columns += [TextColumn(name, [row[at] for row in cells]) for at, name in enumerate(names)]
-    return table.lay_out(columns)
+    return tables.lay_out(columns)

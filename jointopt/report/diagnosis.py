@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.jobs.machine import Machine
-from jointopt.report.documents import Result
-from jointopt.report.table import TextColumn, blocks_text, figure, lay_out, paragraphs
+from jointopt.report.tables import Result, TextColumn, blocks_text, figure, lay_out, paragraphs
 
 _FIGURES = {
     **{dtype: f"{dtype} products, TFLOP/s" for dtype in ("fp32", "fp16", "bf16", "fp8")},

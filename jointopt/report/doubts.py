@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
 from jointopt.jobs.job import Job
-from jointopt.report.best_mfu import above_best
-from jointopt.report.open_settings import OpenSetting, largest, open_lines
-from jointopt.report.reasons import Reasons
-from jointopt.report.table import paragraphs
+from jointopt.report import tables
+from jointopt.report.tables import Reasons, TextColumn, paragraphs, result
 
 FIRST_ROW = "The first row's"
 _COUNTED = re.compile(r" \([\d,]+ plans?\)$")
@@ -37,3 +37,95 @@ def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
     known: Collection[str] = {why for own in shown for why in own}
     rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
     return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
+
+
+# Settings that a job leaves open, on which its answer hangs, and by how much another value moves the first row.
+
+
+LEAST_PERCENT = 0.5  # of the time, below which a setting is not remarked on
+LINES, OF_ONE = 4, 2  # for people: alternatives in all, and of one setting
+
+
+@dataclass(frozen=True)
+class OpenSetting:
+    """One alternative to what is assumed for a setting that the job leaves open."""
+
+    key: str  # of the job file
+    assumed: Any
+    alternative: Any
+    time_change_percent: float  # of the first row's time, where the job states the alternative
+    plan: str = ""  # the first plan there, where that is another layout
+
+    @property
+    def states(self) -> str:
+        """The option that states the alternative."""
+        return f"--set {self.key}={self.alternative}"
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """By how much the time moves, the option that states the alternative, and what is assumed instead."""
+        other = "; another layout" if self.plan else ""
+        return (
+            f"{self.time_change_percent:+z.1f} %",
+            f"if {self.key}={self.alternative}",
+            (f"(not {_shown(self.assumed)}{other})"),
+        )
+
+    def sentence(self) -> str:
+        """The alternative with its effect in a line, as text, page and JSON have it."""
+        return " ".join(self.cells)
+
+    def document(self) -> dict[str, Any]:
+        """Every field of the JSON, with the option that states the alternative."""
+        return asdict(self) | {"states": self.states}
+
+
+def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
+    """The alternatives that people are shown, the largest change first."""
+    shown: list[OpenSetting] = []
+    for one in found:
+        own = sum(other.key == one.key for other in shown)
+        if abs(one.time_change_percent) >= LEAST_PERCENT and own < OF_ONE and len(shown) < LINES:
+            shown.append(one)
+    return shown
+
+
+def open_lines(found: Sequence[OpenSetting], whose: str) -> list[str]:
+    """Settings that the time hangs on, the largest first, `LINES` at most; none where nothing moves it."""
+    shown = largest(found)
+    if not shown:
+        return []
+    changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
+    columns = [
+        TextColumn("", [f"  {change}" for change in changes]),
+        TextColumn("", list(settings), left=True),
+        TextColumn("", list(notes), left=True),
+    ]
+    head = f"{whose} time hangs on open settings; --set KEY=VALUE states one:"
+    return [*tables.paragraphs([head]), *tables.lay_out(columns)[1:]]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Whether a predicted plan is faster than anything that was recorded, in a sentence.
+
+
+_KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
+
+
+def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
+    """That the MFU of a plan (an entry with it and its interval) is above the best recorded; blank where it is not.
+
+    Its own time is then not what to count on, but the slow end of its interval.
+    """
+    best, mfu = best_mfu(job), plan.get("mfu")
+    if best is None or mfu is None or not mfu > best.mfu:
+        return ""
+    high_s = plan.get("iteration_time_s_high")
+    count = f": count on {result('iteration_time_s', high_s)}, the slow end of its interval" if high_s else ""
+    return (
+        f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[kind_of(job)]} on {job.cluster.gpu.id} in "
+        f"{job.training.precision}, {best.mfu:.1%} ({best.run}; {best.source}){count}."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jointopt.core.facts import Assumption
@@ -13,17 +13,12 @@ from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.physics.site import bill, facility_parts_j
-from jointopt.report import table
-from jointopt.report.documents import Result, pick, tidy_parts
-from jointopt.report.doubts import first_doubts, first_lines
-from jointopt.report.heat import between, heat_words, warming_words
-from jointopt.report.layouts import Rank
-from jointopt.report.open_settings import OpenSetting
+from jointopt.report import tables
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines
+from jointopt.report.layout_table import Rank
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
-from jointopt.report.reasons import beyond
 from jointopt.report.shortage import Shortage
-from jointopt.report.stage import Stage
-from jointopt.report.table import TextColumn
+from jointopt.report.tables import Result, TextColumn, beyond, pick, tidy_parts
 from jointopt.surrogate.memory import SURE
 
 _ENDS = ("_low", "_high")
@@ -134,24 +129,24 @@ class Explanation(Result):
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         blocks = [
             _totals(self),
-            shares("Time on the critical path", tidy_parts(self.time_s), table.TIME_UNITS),
-            shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), table.MEMORY_UNITS),
+            shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS),
+            shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS),
             stage_table(self.stages),
         ]
         if math.isfinite(self.energy_j):
             job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
             paid = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
-            site = shares(f"Energy of the site (PUE {job.cluster.pue:g})", paid, table.ENERGY_UNITS)
+            site = shares(f"Energy of the site (PUE {job.cluster.pue:g})", paid, tables.ENERGY_UNITS)
             costs = site_table(job, ["this plan"], [time_s], [energy_j]) if has_site_costs(job) else []
             levels = (
-                shares("Energy of kernels by level", _levels(self), table.ENERGY_UNITS)
+                shares("Energy of kernels by level", _levels(self), tables.ENERGY_UNITS)
                 if self.energy_by_level_j
                 else []
             )
             blocks[2:2] = [energy_table(self), levels, site, costs]
             blocks.append(stage_energy_table(self.stages))
-        basis = [*basis_lines(self.assumed, self.informed_by), *table.paragraphs(self.learned)]
-        return table.blocks_text(*blocks, link_lines(self.job.cluster), basis)
+        basis = [*basis_lines(self.assumed, self.informed_by), *tables.paragraphs(self.learned)]
+        return tables.blocks_text(*blocks, link_lines(self.job.cluster), basis)
 
 
 _LINKS = {
@@ -171,7 +166,7 @@ def link_lines(cluster: Cluster) -> list[str]:
     if cluster.num_gpus == 1:
         return []
     texts = [f"{_LINKS[name].format(value)} ({origin})" for name, (value, origin) in _links(cluster).items()]
-    return table.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
+    return tables.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
 
 
 def phase_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage]) -> str:
@@ -206,7 +201,7 @@ def swing_words(swing: Mapping[str, float]) -> str:
     """A sentence on power within an iteration; blank where none is known."""
     if not swing:
         return ""
-    of_all = between(*(table.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")))
+    of_all = between(*(tables.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")))
     of_gpu = between(*(f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak")))
     return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
 
@@ -250,13 +245,13 @@ def quantization_words(job: Job, found: Mapping[str, float]) -> str:
     slower = found["product_time_factor"]
     products = f", products take {slower:g} times those with one scale per tensor" if slower != 1.0 else ""
     return (
-        f"Products in {job.training.precision_words}: casts take {table.figure(found['casts_s'])} s of an "
+        f"Products in {job.training.precision_words}: casts take {tables.figure(found['casts_s'])} s of an "
         f"iteration{products}; a kept input takes {found['input_bytes']:.4g} B an element."
     )
 
 
 def _sent(one: Mapping[str, Any]) -> str:
-    factor, unit = table.unit_of(one["size_bytes"], table.MESSAGE_UNITS)
+    factor, unit = tables.unit_of(one["size_bytes"], tables.MESSAGE_UNITS)
     return f"{one['kind']}, {float(format(one['size_bytes'] / factor, '.3g')):,g} {unit}"
 
 
@@ -277,9 +272,9 @@ def _totals(found: Explanation) -> list[str]:
     totals = []
     for name in ("iteration_time_s", "energy_j"):
         if math.isfinite(value := getattr(found, name)):
-            ends = table.percent_of(found.intervals.get(name, ()), value, "+.0f")
+            ends = tables.percent_of(found.intervals.get(name, ()), value, "+.0f")
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
-            totals.append(f"{table.result(name, value)}{interval}")
+            totals.append(f"{tables.result(name, value)}{interval}")
     power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
     heat = heat_words(found.intervals, found.stages)
     memory = f"{heat}{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
@@ -300,11 +295,11 @@ def _totals(found: Explanation) -> list[str]:
         (f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"),
         *(f"- {text}" for text in found.against),
     ]
-    return [*table.paragraphs(lines), *first_lines(job, found.first, found.hangs_on, "The plan's")]
+    return [*tables.paragraphs(lines), *first_lines(job, found.first, found.hangs_on, "The plan's")]
 
 
 def shares(
-    title: str, parts: Mapping[str, float], units: table.Units, inside: Mapping[str, Mapping[str, float]] | None = None
+    title: str, parts: Mapping[str, float], units: tables.Units, inside: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[str]:
     """One line per part, the largest first, with its share; parts of nothing are left out, the total comes last.
 
@@ -316,9 +311,9 @@ def shares(
         rows += [(f"    {n}", v) for n, v in _largest_first((inside or {}).get(name, {}))]
     total = sum(parts.values())
     names, values = zip(*rows, ("  total", total), strict=True)
-    percent = table.fixed([100 * value / total if total else None for value in values], ".1f")
-    amounts = table.measured("", values, units, total)
-    return table.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)])
+    percent = tables.fixed([100 * value / total if total else None for value in values], ".1f")
+    amounts = tables.measured("", values, units, total)
+    return tables.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)])
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -334,7 +329,7 @@ def energy_table(found: Explanation) -> list[str]:
     }
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
     inside = {"memory": memory, "communication": links}
-    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), table.ENERGY_UNITS, inside)
+    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, inside)
 
 
 def _levels(found: Explanation) -> dict[str, float]:
@@ -343,13 +338,13 @@ def _levels(found: Explanation) -> dict[str, float]:
 
 def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -> list[str]:
     """A table with one line per run of stages that print the same, and the range of their memory."""
-    runs = table.equal_runs(zip(*(column.cells for column in columns), strict=True))
-    stages = TextColumn("stage", [table.span(run[0] + 1, run[-1] + 1, "-") for run in runs])
+    runs = tables.equal_runs(zip(*(column.cells for column in columns), strict=True))
+    stages = TextColumn("stage", [tables.span(run[0] + 1, run[-1] + 1, "-") for run in runs])
     shown = [TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns]
     if memory_gib:
         ends = ([f"{end(memory_gib[i] for i in run):.1f}" for end in (min, max)] for run in runs)
-        shown.append(TextColumn("memory\nGiB", list(itertools.starmap(table.span, ends))))
-    return table.lay_out([stages, *table.known(shown)])
+        shown.append(TextColumn("memory\nGiB", list(itertools.starmap(tables.span, ends))))
+    return tables.lay_out([stages, *tables.known(shown)])
 
 
 def stage_table(stages: Sequence[Stage]) -> list[str]:
@@ -365,13 +360,13 @@ def stage_table(stages: Sequence[Stage]) -> list[str]:
     held = {"power_limit": "{:g} W", "temperature": "heat"}
     columns = [
         TextColumn("layers", [str(count) for count in each("num_layers")]),
-        TextColumn("clock\nMHz", table.fixed(each("clock_mhz"), ".0f")),
-        table.measured("busy", each("busy_s"), table.TIME_UNITS, longest_s),
-        table.measured("idle", each("idle_s"), table.TIME_UNITS, longest_s),
-        table.measured("energy", each("energy_j"), table.ENERGY_UNITS, max(each("energy_j"))),
-        TextColumn("power\nW/GPU", table.fixed(each("power_w"), ".0f")),
-        TextColumn("peak\nW/GPU", table.fixed(each("peak_power_w"), ".0f")),
-        TextColumn("hottest\n°C", table.fixed(each("temperature_c"), ".1f")),
+        TextColumn("clock\nMHz", tables.fixed(each("clock_mhz"), ".0f")),
+        tables.measured("busy", each("busy_s"), tables.TIME_UNITS, longest_s),
+        tables.measured("idle", each("idle_s"), tables.TIME_UNITS, longest_s),
+        tables.measured("energy", each("energy_j"), tables.ENERGY_UNITS, max(each("energy_j"))),
+        TextColumn("power\nW/GPU", tables.fixed(each("power_w"), ".0f")),
+        TextColumn("peak\nW/GPU", tables.fixed(each("peak_power_w"), ".0f")),
+        TextColumn("hottest\n°C", tables.fixed(each("temperature_c"), ".1f")),
         TextColumn("clock\nheld by", [held.get(s.held_by, "-").format(s.power_limit_w or 0) for s in stages]),
     ]
     return _by_stage(columns, each("memory_gib"))
@@ -388,7 +383,65 @@ def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
     total = {name: sum(parts.get(name, 0.0) for parts in per_gpu) for name in per_gpu[0]}
     most = max(max(parts.values()) for parts in per_gpu)
     columns = [
-        TextColumn(name, table.numbers([parts.get(name, 0.0) for parts in per_gpu], most))
+        TextColumn(name, tables.numbers([parts.get(name, 0.0) for parts in per_gpu], most))
         for name, _ in _largest_first(total)
     ]
     return ["Energy of one GPU of each stage, J", *_by_stage(columns)]
+
+
+# Words on peak power and temperature.
+
+
+_UNITS = {"peak_power_w": "W at the peak", "temperature_c": "°C"}
+
+
+def heat_words(intervals: Mapping[str, tuple[float, float]], stages: Sequence[Stage]) -> str:
+    """Peak power and temperature of the hottest GPU with 90 % intervals, each with a comma; blank without these."""
+    words = ""
+    for name, unit in _UNITS.items():
+        if ends := intervals.get(name):
+            highest = max(getattr(stage, name) or 0.0 for stage in stages)
+            words += f"{highest:.0f} {unit} ({ends[0]:.0f} to {ends[1]:.0f}), "
+    return words
+
+
+def warming_words(found: Mapping[str, float]) -> str:
+    """A sentence on temperature within an iteration; blank where it is not known."""
+    if not found:
+        return ""
+    swing = between(f"{found['trough_c']:.1f}", f"{found['peak_c']:.1f}")
+    words = f"The hottest GPU is at {swing} °C within an iteration, some {found['settles_s']:.0f} s after the start"
+    late = f"; without pauses it would throttle after {found['throttles_s']:.0f} s" if "throttles_s" in found else ""
+    return f"{words}{late}."
+
+
+def between(low: str, high: str) -> str:
+    """A range of two figures, or one where they are alike."""
+    return tables.span(low, high, " to ")
+
+
+# One pipeline stage of an explained plan.
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage of an explained plan; power and memory are those of each GPU of the stage."""
+
+    clock_mhz: float
+    busy_s: float
+    idle_s: float
+    energy_j: float  # all GPUs of the stage, one iteration
+    memory_gib: float
+    num_layers: int = 0
+    power_w: float | None = None
+    temperature_c: float | None = None  # of the hottest GPU
+    num_gpus: int | None = None
+    peak_power_w: float | None = None  # of the hottest GPU, while a micro-batch's kernels run
+    power_limit_w: float | None = None  # the cluster's, or a lower one of the plan
+    held_by: str = ""  # power_limit or temperature, where it keeps the clock below the plan's
+    energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
+    temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}

@@ -15,11 +15,20 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping
 from jointopt.jobs.plans.text import format_plan
-from jointopt.report.beside import beside_lines
-from jointopt.report.documents import Result, known_figures, pick, plan_entries
 from jointopt.report.explanation import Explanation
 from jointopt.report.proposal import Proposal, spread_along
-from jointopt.report.table import TextColumn, blocks_text, lay_out, paragraphs, result
+from jointopt.report.published_plans import beside_lines
+from jointopt.report.tables import (
+    Result,
+    TextColumn,
+    blocks_text,
+    known_figures,
+    lay_out,
+    paragraphs,
+    pick,
+    plan_entries,
+    result,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

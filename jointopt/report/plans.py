@@ -26,9 +26,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_text
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
-from jointopt.report import table
-from jointopt.report.reasons import beyond, own_reasons, reasons_of
-from jointopt.report.table import TextColumn
+from jointopt.report import tables
+from jointopt.report.tables import TextColumn, beyond, own_reasons, reasons_of
 from jointopt.search.fastest import MOST
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.memory import FEASIBLE, SURE
@@ -56,11 +55,11 @@ def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
     """The clocks of one plan: ``1410×14,1200×2`` in at most ``width`` characters, else lowest and highest."""
     whole = [round(clock) for clock in clocks_mhz]
     text = _counted(whole, "×")
-    return text if len(text) <= width else table.span(min(whole), max(whole))
+    return text if len(text) <= width else tables.span(min(whole), max(whole))
 
 
 def _counted(clocks: Sequence[object], times: str) -> str:
-    runs = table.equal_runs(map(str, clocks))
+    runs = tables.equal_runs(map(str, clocks))
     return ",".join(f"{clocks[run[0]]}{f'{times}{len(run)}' if len(run) > 1 < len(runs) else ''}" for run in runs)
 
 
@@ -114,7 +113,7 @@ def plan_table(
     Layout columns in which all plans agree go above the table; on the right, those of which nothing is known go.
     ``repeated``: rows whose layout is that of the row above, and is not printed again.
     """
-    columns, equal, right = [*left], [], table.known(right)
+    columns, equal, right = [*left], [], tables.known(right)
     for name in LAYOUT_COLUMNS:
         values = [_shown(name, plan) for plan in plans]
         if all(is_neutral(name, value) for value in values):
@@ -128,13 +127,13 @@ def plan_table(
     if any(plan.get(POWER_LIMIT) for plan in plans):
         limits = [plan.get(POWER_LIMIT) for plan in plans]
         columns.append(TextColumn("limit\nW", [f"{watts:g}" if watts else "-" for watts in limits]))
-    left_over = table.room() - table.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
-    right = table.fitting(right, left_over, " ")
-    room = max(_SHORTEST_CLOCKS, table.room() - table.table_width([*columns, *right], " ") - 1)
+    left_over = tables.room() - tables.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
+    right = tables.fitting(right, left_over, " ")
+    room = max(_SHORTEST_CLOCKS, tables.room() - tables.table_width([*columns, *right], " ") - 1)
     cells = [plan.get(POWER_PROFILE) or short_clocks(plan["stage_clock_mhz"], room) for plan in plans]
     clocks = TextColumn("clock\nMHz", cells)
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
-    return [*table.paragraphs(sentence), *table.lay_out([*columns, clocks, *right], " ")]
+    return [*tables.paragraphs(sentence), *tables.lay_out([*columns, clocks, *right], " ")]
 
 
 def predicted_table(
@@ -151,18 +150,18 @@ def predicted_table(
     unsure = ["?" * bool(why) + "~" * is_tight(plan) for why, plan in zip(own, plans, strict=True)]
     values = {
         name: _cells(name, plans)
-        for result in table.RESULT_UNITS
+        for result in tables.RESULT_UNITS
         for name in (result, f"{result}_low", f"{result}_high")
     }
     time, energy = values["iteration_time_s"], values["energy_j"]
     half = zip(values["iteration_time_s_low"], values["iteration_time_s_high"], time, strict=True)
     columns = [
-        table.measured("time", time, table.TIME_UNITS),
-        TextColumn("±\n%", table.fixed((50 * (high - low) / value for low, high, value in half), ".0f")),
-        table.measured("energy", energy, table.ENERGY_UNITS),
-        TextColumn("power\nW/GPU", table.numbers(values["avg_power_w"], 1000.0)),
-        *([TextColumn("peak\nW/GPU", table.numbers(_cells("peak_power_w", plans), 1000.0))] if peak_power else []),
-        TextColumn("mem\nGiB", table.fixed(values["peak_memory_gib"], ".1f")),
+        tables.measured("time", time, tables.TIME_UNITS),
+        TextColumn("±\n%", tables.fixed((50 * (high - low) / value for low, high, value in half), ".0f")),
+        tables.measured("energy", energy, tables.ENERGY_UNITS),
+        TextColumn("power\nW/GPU", tables.numbers(values["avg_power_w"], 1000.0)),
+        *([TextColumn("peak\nW/GPU", tables.numbers(_cells("peak_power_w", plans), 1000.0))] if peak_power else []),
+        TextColumn("mem\nGiB", tables.fixed(values["peak_memory_gib"], ".1f")),
         TextColumn("tok/s\n/GPU", _rates("tokens_per_s_per_gpu", plans, 1.0, ",.0f"), spare=True),
         TextColumn("MFU\n%", _rates("mfu", plans, 100.0, ".1f"), spare=True),
         _difference("time", plans, time),
@@ -178,7 +177,7 @@ def _cells(name: str, plans: Sequence[Row]) -> list[float]:
 
 
 def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:
-    return table.fixed([None if plan.get(name) is None else factor * plan[name] for plan in plans], form)
+    return tables.fixed([None if plan.get(name) is None else factor * plan[name] for plan in plans], form)
 
 
 def rank_words(rank: int | None, of: int) -> str:
@@ -202,8 +201,8 @@ _RATE_WORDS: dict[str, Callable[[float], str]] = {
     "model_tflops_per_gpu": "{:,.0f} model TFLOP/s per GPU".format,
     "mfu": "MFU {:.1%} {{peak}}".format,
     "hfu": "HFU {:.1%}".format,
-    "tokens_per_j": lambda rate: f"{table.figure(rate)} tokens/J",
-    "kwh_per_billion_tokens": lambda rate: f"{table.figure(rate)} kWh of the GPUs per billion tokens",
+    "tokens_per_j": lambda rate: f"{tables.figure(rate)} tokens/J",
+    "kwh_per_billion_tokens": lambda rate: f"{tables.figure(rate)} kWh of the GPUs per billion tokens",
 }
 
 
@@ -239,7 +238,7 @@ def tight_lines(plans: Sequence[Row]) -> list[str]:
 
 
 def _against_first(values: Sequence[float]) -> list[str]:
-    return ["0" if math.isfinite(values[0]) else "-", *table.percent_of(values[1:], values[0], "+.1f")]
+    return ["0" if math.isfinite(values[0]) else "-", *tables.percent_of(values[1:], values[0], "+.1f")]
 
 
 def are_against_first(plans: Sequence[Row]) -> bool:
@@ -277,7 +276,7 @@ def _difference(name: str, plans: Sequence[Row], values: Sequence[float]) -> Tex
     if not are_against_first(plans):
         return TextColumn(f"{name}\nΔ%", plain)
     halves = [math.nan, *(half_difference(plan, name) for plan in plans[1:])]
-    return TextColumn(f"{name}\nΔ%", table.plus_minus(plain, halves), brief=plain)
+    return TextColumn(f"{name}\nΔ%", tables.plus_minus(plain, halves), brief=plain)
 
 
 def better_words(plans: Sequence[Row]) -> list[str]:
@@ -301,14 +300,14 @@ def plan_frame(plans: Columns) -> pd.DataFrame:
 def basis_lines(assumed: Sequence[Assumption], informed_by: Mapping[str, int]) -> list[str]:
     """The measured runs that corrected the predictions, then assumptions without their sources, a line per topic."""
     runs = ", ".join(f"{count:,} in {place}" for place, count in informed_by.items())
-    informed = table.paragraphs([f"Corrected by measured runs on such a cluster: {runs}."] if runs else [])
+    informed = tables.paragraphs([f"Corrected by measured runs on such a cluster: {runs}."] if runs else [])
     topics: dict[str, list[str]] = {}
     for one in assumed:
         if text := one.reason if one.brief is None else one.brief:
             topics.setdefault(f"{one.topic}: " if one.topic else "", []).append(text)
     alone = topics.pop("", [])
-    lines = table.paragraphs(f"- {topic}{'; '.join(texts)}" for topic, texts in topics.items())
-    lines += table.paragraphs(f"- {text}" for text in alone)
+    lines = tables.paragraphs(f"- {topic}{'; '.join(texts)}" for topic, texts in topics.items())
+    lines += tables.paragraphs(f"- {text}" for text in alone)
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], "- and more, see --json"]
     return [*informed, *(["Assumed (--json has all of it and the sources):", *lines] if lines else [])]
@@ -321,9 +320,9 @@ _SITE_HEADS |= {"run_time_s": "run: time", "run_gpu_hours": "GPU-hours"} | {
     f"run_{name}": head for name, head in _SITE_HEADS.items()
 }
 _SITE_UNITS = {
-    "facility_energy_j": table.ENERGY_UNITS, "run_facility_energy_j": table.RUN_ENERGY_UNITS,
-    "run_time_s": table.RUN_TIME_UNITS, "run_gpu_hours": table.COUNT_UNITS, "carbon_kg": table.CARBON_UNITS,
-    "run_carbon_kg": table.CARBON_UNITS,
+    "facility_energy_j": tables.ENERGY_UNITS, "run_facility_energy_j": tables.RUN_ENERGY_UNITS,
+    "run_time_s": tables.RUN_TIME_UNITS, "run_gpu_hours": tables.COUNT_UNITS, "carbon_kg": tables.CARBON_UNITS,
+    "run_carbon_kg": tables.CARBON_UNITS,
 }  # fmt: skip
 
 
@@ -354,11 +353,11 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     paid = bill(job, time_s, energy_j)
     power = (paid["facility_energy_j"] / time_s).tolist()
     columns = [TextColumn("", [f"  {name}" for name in names], left=True)]
-    columns.append(table.measured("power", power, table.SITE_POWER_UNITS))
+    columns.append(tables.measured("power", power, tables.SITE_POWER_UNITS))
     for name, values in paid.items():
         head, units = _SITE_HEADS[name], _SITE_UNITS.get(name, ((1.0, cluster.currency),))
-        columns.append(table.measured(head, values.tolist(), units))
-    return [*table.paragraphs([f"{title}:"]), *table.lay_out(columns)]
+        columns.append(tables.measured(head, values.tolist(), units))
+    return [*tables.paragraphs([f"{title}:"]), *tables.lay_out(columns)]
 
 
 def doubt_words(model: JobModel, plans: Columns) -> list[str]:

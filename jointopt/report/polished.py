@@ -22,10 +22,9 @@ from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.physics.polish.graph import Graph
-from jointopt.report import table
-from jointopt.report.documents import Result, pick
+from jointopt.report import tables
 from jointopt.report.plans import basis_lines, better_words, compared_lines, half_difference, short_clocks
-from jointopt.report.table import TextColumn
+from jointopt.report.tables import Result, TextColumn, pick
 
 Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
@@ -104,8 +103,8 @@ class Polished(Result):
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
         graph, clocks = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40)
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-        time, energy = (table.result(name, getattr(self, name)) for name in ("iteration_time_s", "energy_j"))
-        (slower,) = table.percent_of([self.chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
+        time, energy = (tables.result(name, getattr(self, name)) for name in ("iteration_time_s", "energy_j"))
+        (slower,) = tables.percent_of([self.chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
         saved = f"{100 * self.saving(self.chosen):z.2f} % of the energy at {slower} % iteration time"
         title = [
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
@@ -114,9 +113,9 @@ class Polished(Result):
         ]
         points = _points(self)
         legend = ["= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."]
-        remarks = table.paragraphs([*legend, *compared_lines(_rows(self), points), *_remarks(self)])
-        return table.blocks_text(
-            table.paragraphs(title), points, _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
+        remarks = tables.paragraphs([*legend, *compared_lines(_rows(self), points), *_remarks(self)])
+        return tables.blocks_text(
+            tables.paragraphs(title), points, _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
         )
 
     def write_zeus(self, path: Path) -> None:
@@ -149,14 +148,14 @@ def _points(found: Polished) -> list[str]:
     times, energies, rows = [p.iteration_time_s for p in points], [p.energy_j for p in points], _rows(found)
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
-        table.measured("time", times, table.TIME_UNITS, time),
-        table.measured("energy", energies, table.ENERGY_UNITS, energy),
-        _difference("time", table.percent_of(times, time, _PERCENT), rows),
-        _difference("energy", table.percent_of(energies, energy, _PERCENT), rows),
+        tables.measured("time", times, tables.TIME_UNITS, time),
+        tables.measured("energy", energies, tables.ENERGY_UNITS, energy),
+        _difference("time", tables.percent_of(times, time, _PERCENT), rows),
+        _difference("energy", tables.percent_of(energies, energy, _PERCENT), rows),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
-    return table.lay_out(columns)
+    return tables.lay_out(columns)
 
 
 def _rows(found: Polished) -> list[dict[str, float]]:
@@ -168,11 +167,11 @@ def _rows(found: Polished) -> list[dict[str, float]]:
 def _difference(name: str, percent: list[str], rows: Sequence[Mapping[str, float]]) -> TextColumn:
     """The column of time or energy of the points against the plan, with half of its interval where it is known."""
     halves = [half_difference(row, name) for row in rows[1:]]
-    return TextColumn(f"{name}\nΔ%", table.plus_minus(percent, halves))
+    return TextColumn(f"{name}\nΔ%", tables.plus_minus(percent, halves))
 
 
 def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
-    return [table.span(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
+    return [tables.span(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
 
 def _stages(found: Polished) -> list[str]:
@@ -180,13 +179,13 @@ def _stages(found: Polished) -> list[str]:
     graph, clock = found.graph, found.chosen.clock_mhz
     columns = [
         TextColumn("stage", [str(rank + 1) for rank in range(graph.pp)]),
-        TextColumn("plan\nMHz", table.fixed(found.plan["stage_clock_mhz"], ".0f")),
+        TextColumn("plan\nMHz", tables.fixed(found.plan["stage_clock_mhz"], ".0f")),
     ]
     for name, which in (("forward", ~graph.backward), ("backward", graph.backward)):
         of_rank = [clock[which & (graph.rank == rank)] for rank in range(graph.pp)]
         columns.append(TextColumn(f"{name}\nMHz", _ranges(of_rank)))
-        columns.append(TextColumn("mean", table.fixed([clocks.mean() for clocks in of_rank], ".0f")))
-    return table.lay_out(columns)
+        columns.append(TextColumn("mean", tables.fixed([clocks.mean() for clocks in of_rank], ".0f")))
+    return tables.lay_out(columns)
 
 
 def _remarks(found: Polished) -> list[str]:

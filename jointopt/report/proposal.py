@@ -21,14 +21,10 @@ from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.beside import Beside, beside_lines, under_limits
-from jointopt.report.documents import Result, json_text, markdown, pick, plan_entries
-from jointopt.report.doubts import first_doubts, first_lines, unshown_lines
-from jointopt.report.joint import Joint
-from jointopt.report.layouts import Layout, layout_lines
-from jointopt.report.many_goals import following_words, spread_in_goals
-from jointopt.report.next_command import NextCommand, next_command
-from jointopt.report.open_settings import OpenSetting
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unshown_lines
+from jointopt.report.exported import NextCommand, next_command
+from jointopt.report.joint_saving import Joint
+from jointopt.report.layout_table import Layout, layout_lines
 from jointopt.report.plans import (
     basis_lines,
     compared_lines,
@@ -42,8 +38,19 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.reasons import reasons_of, wider_lines
-from jointopt.report.table import blocks_text, paragraphs, study_lines
+from jointopt.report.published_plans import Beside, beside_lines, under_limits
+from jointopt.report.tables import (
+    Result,
+    blocks_text,
+    json_text,
+    markdown,
+    paragraphs,
+    pick,
+    plan_entries,
+    reasons_of,
+    study_lines,
+    wider_lines,
+)
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
 
     from jointopt.report.page.made import Reported
     from jointopt.surrogate.job_model import JobModel
+
 
 ROWS_FOR_PEOPLE = 20
 LAYOUTS_FOR_PEOPLE = 5
@@ -388,3 +396,76 @@ def _searched_splits(proposal: Proposal) -> str:
     listed = {(pp, vpp): offered_splits(proposal.job, pp, vpp) for pp, vpp, _ in plans}
     count = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
     return f" {count:,} of them have a split of the layers that was searched beside the listed ones." if count else ""
+
+
+# A front of three and more objectives in few lines: its ends, and plans as far from each other as can be.
+
+
+def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
+    """Indices (at most ``count``) of the best plan in each goal, then of what is farthest from all chosen, sorted.
+
+    Distances are of logarithms, each over the front's extent.
+    """
+    drawn = np.log(np.column_stack([front[name] for name in goals]))
+    extent = np.ptp(drawn, axis=0)
+    drawn = drawn / np.where(extent > 0.0, extent, 1.0)
+    chosen = list(dict.fromkeys(drawn.argmin(axis=0).tolist()))
+    while len(chosen) < min(count, len(drawn)):
+        gaps = np.linalg.norm(drawn[:, None] - drawn[chosen][None], axis=2).min(axis=1)
+        chosen.append(int(gaps.argmax()))
+    return np.unique(chosen)
+
+
+def following_words(objectives: Sequence[str]) -> str:
+    """A sentence on the objectives that do not distinguish plans, blank where there are none."""
+    idle = [name for name in objectives if name not in distinguishing(objectives)]
+    if not idle:
+        return ""
+    others = words([name for name in objectives if name in OBJECTIVES] or distinguishing(objectives)[:1])
+    rises = "rises" if len(idle) == 1 else "rise"
+    return f"{words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."
+
+
+# The answer of ``check``: what a job stands for.
+
+
+_BILLION = 1e9
+
+
+@dataclass(frozen=True)
+class Checked(Result):
+    """A job, how many layouts it has and how many may fit in memory, and what was assumed for it."""
+
+    rows = "checked"
+    job: Job
+    considered: int
+    layouts: int
+    fitting: int
+    dropped: Mapping[str, int]  # reason -> layouts
+    assumed: tuple[Assumption, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The job as its file would say it, and the counts."""
+        counts = pick(self, "job=job.name considered layouts fitting")
+        return counts | pick(self, "dropped assumed") | {"job_file": job_mapping(self.job), "checked": [counts]}
+
+    def text(self) -> str:
+        """The model, the batch, the cluster and the layouts, a sentence each, and what is assumed."""
+        model, training, cluster = self.job.model, self.job.training, self.job.cluster
+        sizes = f"{model.parameters / _BILLION:,.4g} billion parameters"
+        if model.is_moe:
+            sizes += f", {model.active_parameters / _BILLION:,.4g} of them active"
+        if training.frozen:
+            sizes += f", frozen beside adapters of rank {training.lora_dim} (LoRA) of {', '.join(training.adapted)}"
+        tokens = training.global_batch_size * training.seq_length
+        lines = [
+            f"{self.job.name}: {model.name}, {sizes}.",
+            f"{training.global_batch_size:,} sequences of {training.seq_length:,} tokens ({tokens:,} in all) per "
+            f"iteration, in {training.precision_words}, {training.attention}, {training.software}.",
+            f"{cluster.nodes:,} x {cluster.gpus_per_node} {cluster.gpu.id} ({cluster.num_gpus:,} GPUs of "
+            f"{cluster.gpu.memory_gib:g} GiB), {cluster.intra_node_gbytes_per_s:g} GB/s in a node"
+            + (f", {cluster.inter_node_gbytes_per_s:g} GB/s between nodes." if cluster.nodes > 1 else "."),
+            f"{self.layouts:,} layouts keep the rules, {self.fitting:,} of them may fit in memory; "
+            f"{len(self.job.search.clock_mhz)} clocks; objectives {' and '.join(self.job.objectives)}.",
+        ]
+        return blocks_text(paragraphs(lines), basis_lines(self.assumed, {}))

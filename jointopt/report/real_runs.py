@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jointopt.core.budget import Spent
 from jointopt.jobs.job import Job
-from jointopt.report import table
-from jointopt.report.documents import Result, pick
-from jointopt.report.gains import Gains, hypervolume_words, sound
+from jointopt.report import tables
 from jointopt.report.plans import plan_table
-from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
-from jointopt.report.table import TextColumn
+from jointopt.report.tables import Result, TextColumn, own_reasons, pick, reasons_of, wider_lines
 from jointopt.surrogate.intervals import RESULTS
 
 if TYPE_CHECKING:
     from jointopt.report.page.render import Page
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from jointopt.jobs.jobfile import dump_job
+from jointopt.report.page.content import Table
+from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
+from jointopt.report.page.render import Page
+from jointopt.report.plans import differing, plan_words
 
 TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
 STOPPED = {  # why no further plan is run
@@ -138,7 +144,6 @@ class MeasuredResult(Result):
 
     def report(self) -> Page:
         """The runs as one HTML page: predicted beside measured, and what was learned by round."""
-        from jointopt.report.page.runs import run_page  # Jinja2 and Plotly's program
 
         return run_page(self)
 
@@ -162,14 +167,16 @@ class MeasuredResult(Result):
         broken = sorted({name for run in self.runs for name in run.broken})
         over = f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
         notes = [text for text in (*self.notes, *remarks) if text != self.reason]
-        lines = table.paragraphs([f"{legend} {over}".strip(), f"{STOPPED[self.stopped]} {self.reason}".strip(), *notes])
+        lines = tables.paragraphs(
+            [f"{legend} {over}".strip(), f"{STOPPED[self.stopped]} {self.reason}".strip(), *notes]
+        )
         if self.place and (len(self.runs) > self.unstored or not self.unstored):
             without = f", without the {self.unstored} that could not be stored" if self.unstored else ""
             lines.append(f"Measurements: {self.place}{without}")
         if self.study_name:
-            name, opened = table.study_lines(self.study_name, self.place or "", self.study_name)
-            lines += [name, *table.paragraphs([opened], "      ")]
-        return table.blocks_text(table.paragraphs([title]), rows or ["Nothing was measured."], lines)
+            name, opened = tables.study_lines(self.study_name, self.place or "", self.study_name)
+            lines += [name, *tables.paragraphs([opened], "      ")]
+        return tables.blocks_text(tables.paragraphs([title]), rows or ["Nothing was measured."], lines)
 
 
 def run_table(
@@ -183,11 +190,11 @@ def run_table(
     """
     columns = [TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)]
     for name, beside in results.items():
-        (head, units), values = table.OBJECTIVE_UNITS[name], [run.result(name) for run in runs]
-        if math.isfinite(least := table.least_of(values)):
+        (head, units), values = tables.OBJECTIVE_UNITS[name], [run.result(name) for run in runs]
+        if math.isfinite(least := tables.least_of(values)):
             predicted = [run.predicted.get(name, math.nan) for run in runs]
-            columns.append(table.measured(head, values, units, least))
-            columns += [table.measured("pre-\ndicted", predicted, units, least), *beside]
+            columns.append(tables.measured(head, values, units, least))
+            columns += [tables.measured("pre-\ndicted", predicted, units, least), *beside]
     return plan_table([run.plan for run in runs], left, [*columns, *right]) if runs else []
 
 
@@ -225,7 +232,7 @@ class Tuned(MeasuredResult):
             TextColumn("run", numbered),
         ]
         kept = [math.nan if run.broken else run.result(first) for run in self.runs]
-        slower = table.percent_of(kept, table.least_of(kept), ".1f")
+        slower = tables.percent_of(kept, tables.least_of(kept), ".1f")
         shown: Any = dict.fromkeys(("iteration_time_s", "energy_j", *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
         names = [f"run {number}" if number != "-" else "a run of an earlier tune" for number in numbered]
@@ -261,7 +268,7 @@ def gain_words(gain: float, objectives: Sequence[str], plans: str) -> str:
 def expected_of(objectives: Sequence[str]) -> str:
     """The object of an expected gain: the best value of one objective, or the hypervolume by several."""
     if len(objectives) == 1:
-        return f"lower the least {table.OBJECTIVE_UNITS[objectives[0]][0]} measured"
+        return f"lower the least {tables.OBJECTIVE_UNITS[objectives[0]][0]} measured"
     return "enlarge the measured front's hypervolume (of logarithms)"
 
 
@@ -319,7 +326,7 @@ class Validated(MeasuredResult):
         remarks += self.gains.sentences(lambda place: f"row {place + 1}") if self.gains else []
         for name, error in self.median_errors.items():
             inside = [found for run in runs if not run.earlier and (found := run.inside(name)) is not None]
-            head = table.RESULT_UNITS[name][0].capitalize()
+            head = tables.RESULT_UNITS[name][0].capitalize()
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
         own = own_reasons(reasons)
@@ -329,7 +336,7 @@ class Validated(MeasuredResult):
         ]
         judged = {
             name: [
-                TextColumn("err\n%", table.fixed((100 * run.error(name) for run in runs), "+.0f")),
+                TextColumn("err\n%", tables.fixed((100 * run.error(name) for run in runs), "+.0f")),
                 TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
             ]
             for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
@@ -337,3 +344,351 @@ class Validated(MeasuredResult):
         rows = run_table(runs, [TextColumn("", marks)], judged)
         sentences = [text for text, needed in legend.items() if needed]
         return self.page(title, rows, " ".join([*sentences, *wider_lines(reasons, interval="interval")]), remarks)
+
+
+# Gains of real runs: less time, less energy in no more time, and the hypervolume of the measured front.
+
+
+LITTLE = 0.0005  # a share that prints as 0.0 %
+
+
+def sound(runs: Sequence[MeasuredRun]) -> list[int]:
+    """Places of the runs that succeeded and kept the job's constraints."""
+    return [place for place, run in enumerate(runs) if run.status == "ok" and not run.broken]
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The fastest of real runs, and the one of least energy in no more time, against one of them; by their places.
+
+    Shares are of what that run took; NaN where energy was not measured.
+    """
+
+    against: int
+    called: str  # what that run is
+    fastest: int
+    less_time: float
+    leanest: int
+    less_energy: float
+
+    @classmethod
+    def of(cls, runs: Sequence[MeasuredRun], against: int, called: str) -> Gains:
+        """Those of sound ``runs`` against the one at a place."""
+        time, energy = ([run.result(name) for run in runs] for name in ("iteration_time_s", "energy_j"))
+        good = sound(runs)
+        fastest = min(good, key=time.__getitem__)
+        known = [place for place in good if time[place] <= time[against] and math.isfinite(energy[place])]
+        leanest = min(known, key=energy.__getitem__, default=against)
+        less_time, less_energy = 1.0 - time[fastest] / time[against], 1.0 - energy[leanest] / energy[against]
+        return cls(against, called, fastest, less_time, leanest, less_energy)
+
+    def document(self) -> dict[str, Any]:
+        """The shares, and the places of the runs."""
+        return {
+            "against": self.against, "fastest": self.fastest, "less_time": self.less_time,
+            "least_energy_in_no_more_time": self.leanest, "less_energy": self.less_energy,
+        }  # fmt: skip
+
+    def sentences(self, name: Callable[[int], str]) -> list[str]:
+        """Each share with the run that it is against; ``name`` is how the run at a place is called."""
+        fastest, leanest = (f"{word[:1].upper()}{word[1:]}" for word in (name(self.fastest), name(self.leanest)))
+        than = f"{name(self.against)}, {self.called}"
+        lines = [f"No run is faster than {than}."]
+        if self.less_time > LITTLE:
+            lines = [f"{fastest} is the fastest: {self.less_time:.1%} less time than {than}."]
+        if self.less_energy > LITTLE:
+            lines.append(f"{leanest} needs {self.less_energy:.1%} less energy than that one in no more time.")
+        elif math.isfinite(self.less_energy):
+            lines.append("No run needs less energy than that one in no more time.")
+        return lines
+
+
+def hypervolume_words(before: float, after: float) -> str:
+    """By how much the hypervolume of a measured front grew; blank where there is none."""
+    if not after > 0.0:
+        return ""
+    grew = f"grew from {before:.1%} to {after:.1%}" if after - before > LITTLE else f"stayed at {after:.1%}"
+    return f"The measured front's hypervolume {grew} of the box from zero to 1.1 times the worst run in each objective."
+
+
+# The page of real runs: what `tune` and `validate` measured beside the predictions, and what each round taught.
+
+
+Runs = Sequence[MeasuredRun]
+_SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "peak_power_w")
+_TITLES = {
+    "iteration_time_s": "Iteration time", "energy_j": "Energy of all GPUs for one iteration",
+    "avg_power_w": "Power per GPU", "peak_memory_gib": "Memory of the fullest GPU",
+}  # fmt: skip
+_HEIGHT = 360
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page: its place, its heading, and what it shows in words."""
+
+    id: str
+    heading: str
+    words: str
+    figure: Figure
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """All that the template shows."""
+
+    title: str
+    lead: str
+    cards: Sequence[tuple[str, str, str]]
+    pictures: Sequence[Picture]
+    table: Table
+    notes: Sequence[str]
+    provenance: Sequence[tuple[str, str]]
+    job_file: str
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The figures by their places."""
+        return {"figures": {one.id: one.figure for one in self.pictures}}
+
+
+def run_page(result: MeasuredResult) -> Page:
+    """The page of the runs of a ``tune`` or a ``validate``."""
+    names = [name for name in _SHOWN if any(math.isfinite(run.error(name)) for run in result.runs)]
+    notes = [*result.notes, *([result.fault] if result.fault else [])]
+    content = RunContent(
+        title=f"{result.job.name}: predicted beside measured", lead=_lead(result), cards=_cards(result, names),
+        pictures=list(_pictures(result, names)), table=_table(result.runs), notes=notes,
+        provenance=_provenance(result), job_file=dump_job(result.job),
+    )  # fmt: skip
+    return Page(content, "runs")
+
+
+def _lead(result: MeasuredResult) -> str:
+    runs, plural = len(result.runs), "s" * (len(result.runs) != 1)
+    if isinstance(result, Tuned):
+        begin = f"{runs} of {result.candidates:,} plans {result.how_run()}, each the most promising then,"
+        begin += f" for {' and '.join(result.objectives)}."
+    else:
+        begin = f"{runs} proposed plan{plural}, {result.how_run()}."
+    return f"{begin} {STOPPED[result.stopped]} {result.reason}".strip()
+
+
+def _judged(runs: Runs, name: str) -> list[float]:
+    """Absolute errors of the predictions of runs that had not been measured before."""
+    return [abs(run.error(name)) for run in runs if math.isfinite(run.error(name)) and not _earlier(run)]
+
+
+def _earlier(run: MeasuredRun) -> bool:
+    return bool(getattr(run, "earlier", False) or getattr(run, "round", 1) == 0)
+
+
+def _cards(result: MeasuredResult, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    cards = []
+    good = [run for run in result.runs if math.isfinite(run.result("iteration_time_s")) and not run.broken]
+    if good:
+        best = min(good, key=lambda run: run.result("iteration_time_s"))
+        cards.append(("Fastest run", tables.result("iteration_time_s", best.result("iteration_time_s")),
+                      f"run {result.runs.index(best) + 1} of {len(result.runs)}"))  # fmt: skip
+    cards += _gain_cards(result)
+    for name in names:
+        if errors := _judged(result.runs, name):
+            inside = [i for run in result.runs if not _earlier(run) and (i := run.inside(name)) is not None]
+            cards.append((f"{tables.OBJECTIVE_UNITS[name][0].capitalize()} off by", f"{statistics.median(errors):.1%}",
+                          f"median; {sum(inside)} of {len(inside)} in their 90 % interval"))  # fmt: skip
+    if isinstance(result, Tuned) and math.isfinite(result.gain_left):
+        cards.append(("Expected of the plans left", f"{result.gain_left:z.1%}", _expected(result.objectives)))
+    failed = sum(run.status != "ok" for run in result.runs)
+    return cards + ([("Did not succeed", str(failed), "out of memory, failed, timed out")] if failed else [])
+
+
+def _gain_cards(result: MeasuredResult) -> list[tuple[str, str, str]]:
+    """By how much less time and energy runs did than the one that they are compared with."""
+    if (gains := result.gains) is None:
+        return []
+    than = f"than run {gains.against + 1}, {gains.called}"
+    shares = {
+        "Less time": (gains.less_time, f"run {gains.fastest + 1} {than}"),
+        "Less energy": (gains.less_energy, f"run {gains.leanest + 1} {than}, in no more time"),
+    }
+    return [(head, f"{share:.1%}", words) for head, (share, words) in shares.items() if share > LITTLE]
+
+
+def _volume_words(result: Tuned) -> str:
+    grown = result.grown()
+    return f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
+
+
+def _expected(objectives: Sequence[str]) -> str:
+    if len(objectives) == 1:
+        return f"off the least {tables.OBJECTIVE_UNITS[objectives[0]][0]} measured"
+    return "more hypervolume of the measured front (of logarithms)"
+
+
+def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[Picture]:
+    runs = result.runs
+    for name in names:
+        yield Picture(
+            f"against-{name}", _TITLES[name],
+            "On the line a prediction is right; bars are its 90 % interval. Predictions are those from before the run.",
+            _against(runs, name),
+        )  # fmt: skip
+    if isinstance(result, Tuned) and names:
+        yield Picture(
+            "rounds", "Learning by round",
+            "How far predictions were off before each round ran (median of its runs)." + _volume_words(result),
+            _by_round(result, names),
+        )  # fmt: skip
+        yield Picture(
+            "progress", "The best so far", "Each run as measured, and the best of the runs up to it.", _progress(result)
+        )
+
+
+def _hint(runs: Runs) -> list[str]:
+    varied = differing([run.plan for run in runs])
+    return [
+        f"<b>run {number}</b>: {plan_words(run.plan, varied)}{_round(run)}" for number, run in enumerate(runs, start=1)
+    ]
+
+
+def _round(run: MeasuredRun) -> str:
+    of = getattr(run, "round", None)
+    return "" if of is None else f"<br>round {of}" if of else "<br>measured before"
+
+
+def _against(runs: Runs, name: str) -> Figure:
+    """Measured over predicted, with the intervals and the line on which both are the same."""
+    hints = _hint(runs)
+    shown = [i for i, run in enumerate(runs) if math.isfinite(run.error(name))]
+    factor, unit = tables.unit_of(min(runs[i].result(name) for i in shown), tables.OBJECTIVE_UNITS[name][1])
+    predicted, low, high = ([_of(runs[i], f"{name}{end}") / factor for i in shown] for end in ("", "_low", "_high"))
+    measured = [runs[i].result(name) / factor for i in shown]
+    ends = [0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)]
+    bars = {
+        "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
+        "array": rounded(_span(predicted, high)), "arrayminus": rounded(_span(low, predicted)),
+    }  # fmt: skip
+    data: list[Figure] = [
+        {"name": "predicted = measured", "x": rounded(ends), "y": rounded(ends), "mode": "lines", "hoverinfo": "skip",
+         "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}},
+        {"name": "runs", "x": rounded(predicted), "y": rounded(measured), "mode": "markers+text", "error_x": bars,
+         "text": [str(i + 1) for i in shown], "textposition": "top center", "customdata": [hints[i] for i in shown],
+         "marker": {"size": 9, "color": colour(0)},
+         "hovertemplate": f"%{{customdata}}<br>predicted %{{x}} {unit}, measured %{{y}} {unit}<extra></extra>"},
+    ]  # fmt: skip
+    layout = {
+        "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
+        "xaxis": {"title": {"text": f"predicted, {unit}"}, "range": ends, "constrain": "domain"},
+        "yaxis": {"title": {"text": f"measured, {unit}"}, "range": ends},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _of(run: MeasuredRun, name: str) -> float:
+    return float(run.predicted.get(name, math.nan))
+
+
+def _span(low: Sequence[float], high: Sequence[float]) -> list[float]:
+    """Lengths between both, 0 where one is unknown."""
+    lengths = (b - a for a, b in zip(low, high, strict=True))
+    return [length if math.isfinite(length) else 0.0 for length in lengths]
+
+
+def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
+    """Median error of each round's predictions in percent, and by several objectives the hypervolume after it."""
+    rounds = sorted({run.round for run in result.runs if run.round > 0})
+    data: list[Figure] = []
+    for number, name in enumerate(names):
+        errors = {of: _judged([run for run in result.runs if run.round == of], name) for of in rounds}
+        known = [of for of in rounds if errors[of]]
+        data.append({
+            "name": f"{tables.OBJECTIVE_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
+            "y": rounded(100 * statistics.median(errors[of]) for of in known), "line": {"color": colour(number)},
+            "hovertemplate": "round %{x}: %{y} %<extra>%{fullData.name}</extra>",
+        })  # fmt: skip
+    last = {run.round: volume for run, volume in zip(result.runs, result.hypervolume, strict=True)}
+    whole = max(result.hypervolume, default=0.0) or 1.0
+    covered = rounded(100 * last[of] / whole for of in rounds)
+    data += (len(result.objectives) > 1) * [{
+        "name": "front's hypervolume", "x": rounds, "y": covered, "yaxis": "y2",
+        "mode": "lines", "line": {"color": "var(--muted)", "dash": "dot", "shape": "hv"},
+        "hovertemplate": "after round %{x}: %{y} %<extra>%{fullData.name}</extra>",
+    }]  # fmt: skip
+    layout = {
+        "height": _HEIGHT, "margin": {"t": 26, "r": 70, "l": 70, "b": 50}, "legend": ABOVE,
+        "xaxis": {"title": {"text": "round"}, "dtick": max(1, len(rounds) // 12)},
+        "yaxis": {"title": {"text": "error of predictions, %"}, "rangemode": "tozero"},
+        "yaxis2": {"title": {"text": "front's hypervolume, % of the last"}, "overlaying": "y", "side": "right",
+                   "range": [0, 105], "tickvals": [0, 25, 50, 75, 100], "showgrid": False},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _progress(result: Tuned) -> Figure:
+    """The first objective of each run in order, and the best up to it."""
+    name = result.objectives[0]
+    values = [math.nan if run.broken else run.result(name) for run in result.runs]
+    factor, unit = tables.unit_of(tables.least_of(values), tables.OBJECTIVE_UNITS[name][1])
+    best: list[float] = []
+    for value in values:
+        best.append(min([v for v in (value, *best[-1:]) if math.isfinite(v)], default=math.nan))
+    numbers = list(range(1, len(values) + 1))
+    data = [
+        {"name": "runs", "x": numbers, "y": _blank(values, factor), "mode": "markers", "text": _hint(result.runs),
+         "marker": {"size": 9, "color": colour(0)}, "hovertemplate": f"%{{text}}<br>%{{y}} {unit}<extra></extra>"},
+        {"name": "best so far", "x": numbers, "y": _blank(best, factor), "mode": "lines", "hoverinfo": "skip",
+         "line": {"color": colour(1), "shape": "hv"}},
+    ]  # fmt: skip
+    layout = {
+        "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
+        "xaxis": {"title": {"text": "run"}, "dtick": max(1, len(values) // 12)},
+        "yaxis": {"title": {"text": f"{tables.OBJECTIVE_UNITS[name][0]}, {unit}"}},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _blank(values: Sequence[float], factor: float) -> list[float | None]:
+    return rounded(value / factor if math.isfinite(value) else None for value in values)
+
+
+def _table(runs: Runs) -> Table:
+    """A row for each run: its plan, how it ended, and each result as measured and as predicted."""
+    varied = differing([run.plan for run in runs])
+    names = [name for name in _SHOWN if any(math.isfinite(run.result(name)) for run in runs)]
+    foreseen = {name for name in names if any(math.isfinite(_of(run, name)) for run in runs)}
+    head = ["run", "plan", "status"]
+    for name in names:
+        head += [tables.OBJECTIVE_UNITS[name][0], *(["predicted", "off by"] if name in foreseen else [])]
+    rows = []
+    for number, run in enumerate(runs, start=1):
+        cells = [str(number), plan_words(run.plan, varied), _status(run)]
+        for name in names:
+            beside = [_figure(name, _of(run, name)), _percent(run.error(name))] if name in foreseen else []
+            cells += [_figure(name, run.result(name)), *beside]
+        rows.append(cells)
+    return Table("All runs in their order; an error is the prediction against the measurement", head, rows)
+
+
+def _status(run: MeasuredRun) -> str:
+    words = "beyond " + ", ".join(run.broken) if run.broken else run.status
+    return f"{words}: {run.notes}" if run.status != "ok" and run.notes else words
+
+
+def _figure(name: str, value: float) -> str:
+    return tables.result(name, value) if math.isfinite(value) else "-"
+
+
+def _percent(value: float) -> str:
+    return f"{value:+z.1%}" if math.isfinite(value) else "-"
+
+
+def _provenance(result: MeasuredResult) -> list[tuple[str, str]]:
+    rows = [("jointopt", version("jointopt")), ("launcher", result.launcher)]
+    if isinstance(result, Validated):
+        rows.append(("surrogate", result.surrogate))
+    if isinstance(result, Tuned):
+        rows += [("seed", str(result.seed)), ("spent", f"{result.spent.runs} runs, {result.spent.gpu_hours:.2f} "
+                  f"GPU-hours, {result.spent.minutes:.1f} minutes")]  # fmt: skip
+    if result.place:
+        rows.append(("measurements", result.place))
+    return rows + ([("study", result.study_name)] if result.study_name else [])

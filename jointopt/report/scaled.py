@@ -12,12 +12,10 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.physics.site import run_costs
-from jointopt.report import table
-from jointopt.report.best_mfu import above_best
-from jointopt.report.documents import Result, flat_frame, plain
+from jointopt.report import tables
+from jointopt.report.doubts import above_best
 from jointopt.report.plans import half_difference, is_tight, odds, plan_words, tight_lines
-from jointopt.report.reasons import wider_lines
-from jointopt.report.table import TextColumn
+from jointopt.report.tables import Result, TextColumn, flat_frame, plain, wider_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,12 +135,12 @@ class Scaled(Result):
         legend += wider_lines([size.doubts for size in sizes], [_words(size.job) for size in sizes])
         assumed = dict.fromkeys(size.job.assumed_clocks for size in sizes)
         legend += [f"Assumed {clocks}." for clocks in assumed if clocks]
-        legend = table.paragraphs(legend)
+        legend = tables.paragraphs(legend)
         if left := ", ".join(self.open_settings):
             title.append(f"Left open, and so assumed: {left}; `propose` prices what they move.")
         title += self._above()
         blocks = [[*size_table(sizes), *legend], part_table(sizes), self._front_lines(), self._pick_lines()]
-        return table.blocks_text(table.paragraphs(title), *blocks, table.paragraphs(left_out))
+        return tables.blocks_text(tables.paragraphs(title), *blocks, tables.paragraphs(left_out))
 
     def _above(self) -> list[str]:
         """Sentences on clusters whose fastest plan is above every record."""
@@ -151,10 +149,10 @@ class Scaled(Result):
 
     def _front_lines(self) -> list[str]:
         if not self.front:
-            return table.paragraphs(["No plan of these is expected to fit in memory."])
+            return tables.paragraphs(["No plan of these is expected to fit in memory."])
         used = dict.fromkeys(size for size, _ in self.front)
         words = ", ".join(_words(self.sizes[size].job) for size in used)
-        return table.paragraphs([f"Plans that no other beats in time and energy, over all clusters: {words}."])
+        return tables.paragraphs([f"Plans that no other beats in time and energy, over all clusters: {words}."])
 
     def _pick_lines(self) -> list[str]:
         if self.pick is None:
@@ -170,7 +168,7 @@ class Scaled(Result):
         kept = "" if math.isnan(sure) else f" It keeps that with probability {odds(sure)}"
         advice = "; --at-high-end picks a plan that keeps it at the high end." if sure < 0.95 else "."
         held = " at the high end of its interval" * self.pick.at_high_end
-        return table.paragraphs([
+        return tables.paragraphs([
             f"Under {limits}{held}, least {self.pick.objective}: {_words(job)}, "
             f"{plan_words(plan, _SHOWN)}: {', '.join(bill)}, {plan['avg_power_w']:.0f} W per GPU."
             + (f"{kept}{advice}" if kept else "")
@@ -233,19 +231,19 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", [_degrees(plan) for plan in first], left=True),
-        table.measured("time", [plan["iteration_time_s"] for plan in first], table.TIME_UNITS),
-        TextColumn("±\n%", table.fixed([_half_width(plan) for plan in first], ".0f")),
-        TextColumn("tok/s", table.fixed([plan["tokens_per_s"] for plan in first], ",.0f")),
-        TextColumn("scaling\n%", table.fixed([100 * size.efficiency for size in sizes], ".0f")),
-        TextColumn("MFU\n%", table.fixed([_percent(plan.get("mfu")) for plan in first], ".1f")),
-        TextColumn("site\nkW", table.fixed([plan["cluster_power_kw"] for plan in first], ",.0f")),
-        table.measured("run", [cost["days"] * 86400.0 for cost in costs], table.RUN_TIME_UNITS),
-        table.measured("energy", [cost["energy_j"] for cost in costs], table.RUN_ENERGY_UNITS),
-        TextColumn("cost", table.fixed([cost["money"] for cost in costs], ",.0f")),
+        tables.measured("time", [plan["iteration_time_s"] for plan in first], tables.TIME_UNITS),
+        TextColumn("±\n%", tables.fixed([_half_width(plan) for plan in first], ".0f")),
+        TextColumn("tok/s", tables.fixed([plan["tokens_per_s"] for plan in first], ",.0f")),
+        TextColumn("scaling\n%", tables.fixed([100 * size.efficiency for size in sizes], ".0f")),
+        TextColumn("MFU\n%", tables.fixed([_percent(plan.get("mfu")) for plan in first], ".1f")),
+        TextColumn("site\nkW", tables.fixed([plan["cluster_power_kw"] for plan in first], ",.0f")),
+        tables.measured("run", [cost["days"] * 86400.0 for cost in costs], tables.RUN_TIME_UNITS),
+        tables.measured("energy", [cost["energy_j"] for cost in costs], tables.RUN_ENERGY_UNITS),
+        TextColumn("cost", tables.fixed([cost["money"] for cost in costs], ",.0f")),
         _change("least\nenergy %", first, least, "energy"),
         _change("at\ntime %", first, least, "time"),
     ]
-    return table.lay_out(table.fitting(table.known(columns), table.room()))
+    return tables.lay_out(tables.fitting(tables.known(columns), tables.room()))
 
 
 def _half_width(plan: Mapping[str, Any]) -> float | None:
@@ -262,10 +260,10 @@ def _change(head: str, first: Sequence[Mapping[str, Any]], other: Sequence[Mappi
     """Time or energy of other plans against the first ones, with half of the 90 % interval of that."""
     column = {"time": "iteration_time_s", "energy": "energy_j"}[name]
     pairs = [(one[column], two[column]) for one, two in zip(first, other, strict=True)]
-    plain = table.fixed((100 * (b / a - 1) if a and b else None for a, b in pairs), "+.1f")
+    plain = tables.fixed((100 * (b / a - 1) if a and b else None for a, b in pairs), "+.1f")
     halves = [half_difference(two, name) for two in other]
     known = [math.nan if cell == "-" or not half else half for cell, half in zip(plain, halves, strict=True)]
-    return TextColumn(head, table.plus_minus(plain, known), brief=plain)
+    return TextColumn(head, tables.plus_minus(plain, known), brief=plain)
 
 
 def _degrees(plan: Mapping[str, Any]) -> str:
@@ -281,5 +279,5 @@ def part_table(sizes: Sequence[Size]) -> list[str]:
     names = sorted(dict.fromkeys(n for one in shares for n in one), key=lambda n: -max(o.get(n, 0.0) for o in shares))
     shown = [name for name in names if max(one.get(name, 0.0) for one in shares) >= 0.005][:_MOST_PARTS]
     columns = [TextColumn("Share of the time, %", [_words(size.job) for size in sizes], left=True)]
-    columns += [TextColumn(n, table.fixed([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
-    return table.lay_out(columns)
+    columns += [TextColumn(n, tables.fixed([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
+    return tables.lay_out(columns)

@@ -11,8 +11,18 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from jointopt.jobs.calibration import Calibration
-from jointopt.report.documents import Result, known_figures, pick
-from jointopt.report.table import TextColumn, blocks_text, fixed, lay_out, paragraphs, table_width, text_width
+from jointopt.report.tables import (
+    Result,
+    TextColumn,
+    blocks_text,
+    fixed,
+    known_figures,
+    lay_out,
+    paragraphs,
+    pick,
+    table_width,
+    text_width,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,6 @@ from jointopt.core.schema import Columns
 from jointopt.jobs.job import SITE_ENERGY, Job
 from jointopt.jobs.jobfile import shipped_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.documents import Result, pick, plan_entries
 from jointopt.report.plans import (
     compared_lines,
     plan_frame,
@@ -21,8 +20,20 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.reasons import reasons_of, wider_lines
-from jointopt.report.table import TextColumn, blocks_text, figure, fixed, known, lay_out, paragraphs
+from jointopt.report.tables import (
+    Result,
+    TextColumn,
+    blocks_text,
+    figure,
+    fixed,
+    known,
+    lay_out,
+    paragraphs,
+    pick,
+    plan_entries,
+    reasons_of,
+    wider_lines,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

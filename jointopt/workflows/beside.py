@@ -15,8 +15,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_records
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.beside import Beside
 from jointopt.report.plans import odds
+from jointopt.report.published_plans import Beside
 from jointopt.search.fastest import fastest
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel

@@ -10,7 +10,7 @@ from jointopt.physics.calibrate.law_fit import board_of
 from jointopt.physics.calibrate.pipelines import fit_pipelines
 from jointopt.physics.calibrate.profiles import NOT_PREDICTED, calibration_of, fit_profiles
 from jointopt.physics.calibrate.readings import check_query, check_readings
-from jointopt.physics.calibrate.tables import ResponseTable, check_results, gpu_id, response_table
+from jointopt.physics.calibrate.stage_tables import ResponseTable, check_results, gpu_id, response_table
 from jointopt.report.results import Calibrated
 from jointopt.runs.row_names import row_names
 

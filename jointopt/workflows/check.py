@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jointopt.jobs.job import Job
-from jointopt.report.checked import Checked
+from jointopt.report.proposal import Checked
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import assumptions
 from jointopt.workflows.given import from_files

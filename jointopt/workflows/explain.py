@@ -29,10 +29,9 @@ from jointopt.physics.explain.parts import (
 from jointopt.physics.explain.timeline import METER_S, excursion, power_swing, warming
 from jointopt.physics.layouts import input_bytes
 from jointopt.physics.throughput import throughput
-from jointopt.report.explanation import Explanation
-from jointopt.report.layouts import Rank
+from jointopt.report.explanation import Explanation, Stage
+from jointopt.report.layout_table import Rank
 from jointopt.report.shortage import shortage_of
-from jointopt.report.stage import Stage
 from jointopt.runs.kinds import plan_keys
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel

@@ -7,7 +7,7 @@ import numpy as np
 from jointopt.core.schema import POWER_LIMIT, Columns
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.joint import Joint, Share
+from jointopt.report.joint_saving import Joint, Share
 from jointopt.search.pareto import concat, front_of, take
 from jointopt.search.problem import Problem
 from jointopt.search.two_step import Saving, energy_saving, time_saving, two_step_front

@@ -14,8 +14,8 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.throughput import with_rates
-from jointopt.report.documents import plan_entries
-from jointopt.report.layouts import NEAR, Layout
+from jointopt.report.layout_table import NEAR, Layout
+from jointopt.report.tables import plan_entries
 from jointopt.search.fastest import ranked
 from jointopt.search.pareto import below_chord, concat, front_order, take
 from jointopt.search.problem import Problem

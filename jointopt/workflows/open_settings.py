@@ -19,7 +19,7 @@ from jointopt.jobs.jobfile import with_changes
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
-from jointopt.report.open_settings import OpenSetting
+from jointopt.report.doubts import OpenSetting
 from jointopt.search.fastest import fastest
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE

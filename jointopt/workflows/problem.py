@@ -20,7 +20,7 @@ from jointopt.physics.cooling import leave_power
 from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.report.remedy import remedy
+from jointopt.report.shortage import remedy
 from jointopt.search.fastest import fastest
 from jointopt.search.leanest import leanest
 from jointopt.search.pareto import concat, take

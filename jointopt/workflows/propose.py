@@ -19,10 +19,9 @@ from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.site import with_site
-from jointopt.report.layouts import Layout
+from jointopt.report.layout_table import Layout
 from jointopt.report.proposal import Proposal
-from jointopt.report.remedy import remedy
-from jointopt.report.shortage import shortage_of
+from jointopt.report.shortage import remedy, shortage_of
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront

@@ -6,7 +6,7 @@ import numpy as np
 
 from jointopt.core.schema import Columns
 from jointopt.physics.cost_model import CostModel
-from jointopt.report.layouts import Rank
+from jointopt.report.layout_table import Rank
 from jointopt.search.fastest import fastest, rank
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel

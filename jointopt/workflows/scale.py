@@ -17,9 +17,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
-from jointopt.report.documents import plan_entries
 from jointopt.report.scaled import Pick, Scaled, Size, run_at
-from jointopt.report.table import figure
+from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import below_chord, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel

@@ -13,7 +13,7 @@ from jointopt.jobs.job import SITE_ENERGY, Job
 from jointopt.physics.cost_model import with_unit
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection
-from jointopt.report.table import figure
+from jointopt.report.tables import figure
 from jointopt.search.pareto import below_chord, take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE

@@ -23,7 +23,7 @@ from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words
 from jointopt.report.results import Tuned, TunedRun
-from jointopt.report.table import result
+from jointopt.report.tables import result
 from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements

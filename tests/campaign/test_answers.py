@@ -20,5 +20,5 @@ def test_the_random_jobs_are_some_that_fit_and_some_that_do_not() -> None:
 
 def test_a_gate_that_lets_unlikely_plans_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = next(seed for seed in SHORT if not is_feasible(random_job(seed)))
-    monkeypatch.setattr("jointopt.report.documents.FEASIBLE", 0.0)
+    monkeypatch.setattr("jointopt.report.tables.FEASIBLE", 0.0)
     assert "plans that are not expected to fit are called feasible" in set(faults(random_job(seed)))

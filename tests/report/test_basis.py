@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jointopt.core.facts import Assumption
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.report.documents import plain
 from jointopt.report.plans import MOST_LINES, basis_lines
+from jointopt.report.tables import plain
 from jointopt.workflows.answers import assumptions
 
 

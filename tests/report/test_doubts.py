@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from jointopt.cli.main import jointopt
 from jointopt.jobs.catalog.best_mfu import best_mfu
 from jointopt.jobs.jobfile import job_from_options
-from jointopt.report.best_mfu import above_best
+from jointopt.report.doubts import above_best
 from jointopt.report.proposal import Proposal
 from jointopt.workflows.propose import propose
 

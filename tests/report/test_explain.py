@@ -7,10 +7,9 @@ import pytest
 
 from jointopt.core.facts import Assumption
 from jointopt.jobs.jobfile import load_job, parse_job
-from jointopt.report.documents import json_text
 from jointopt.report.explanation import phase_words, shares, stage_table
 from jointopt.report.results import Explanation, Stage
-from jointopt.report.table import TIME_UNITS, figure
+from jointopt.report.tables import TIME_UNITS, figure, json_text
 from jointopt.workflows.explain import explain
 
 Explanations = Callable[..., Explanation]

@@ -1,7 +1,7 @@
 """The table of layouts: one block per layout, and what the next one does otherwise."""
 
-from jointopt.report.documents import plan_entries
-from jointopt.report.layouts import Layout, layout_lines, step
+from jointopt.report.layout_table import Layout, layout_lines, step
+from jointopt.report.tables import plan_entries
 
 
 def layout(make_front, rank=1, near=0, on_front=2, **time_s) -> Layout:

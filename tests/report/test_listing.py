@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from jointopt.report.documents import json_text
-from jointopt.report.listing import listing, listing_text
+from jointopt.report.tables import json_text, listing, listing_text
 
 EVERYTHING = ("gpus", "models", "frameworks", "clusters", "jobs")
 

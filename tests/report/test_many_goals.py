@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.report.many_goals import following_words, spread_in_goals
+from jointopt.report.proposal import following_words, spread_in_goals
 
 TIME, ENERGY = "iteration_time_s", "energy_j"
 # as logarithms time rises 0, 1, 2, 4, 10 and energy falls 10, 4, 2, 1, 0 hundredths; memory is the same everywhere

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.report.documents import tidy_parts
+from jointopt.report.tables import tidy_parts
 
 
 def test_leakage_below_the_reference_temperature_is_less_static_energy() -> None:

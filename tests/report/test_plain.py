@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.documents import json_text, plain, plan_entries
+from jointopt.report.tables import json_text, plain, plan_entries
 
 
 def test_numpy_becomes_plain_and_nan_becomes_null() -> None:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.report.documents import json_text
 from jointopt.report.results import Polished
+from jointopt.report.tables import json_text
 from jointopt.workflows.polish import polish
 
 

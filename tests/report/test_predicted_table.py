@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.report import table
+from jointopt.report import tables
 from jointopt.report.plans import are_against_first, compared_lines, predicted_table, rank_words, rate_words
 
 PLAN: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_differences_from_another_plan_than_the_first_are_not_shown() -> None:
 
 
 def test_a_plan_without_an_interval_keeps_its_difference_below_the_others() -> None:
-    assert table.plus_minus(["0", "+20.0", "-3.1"], [float("nan"), 8.46, 12.4]) == [
+    assert tables.plus_minus(["0", "+20.0", "-3.1"], [float("nan"), 8.46, 12.4]) == [
         "    0    ",
         "+20.0±8.5",
         " -3.1±12 ",
@@ -76,7 +76,7 @@ def test_a_plan_without_an_interval_keeps_its_difference_below_the_others() -> N
 def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
     monkeypatch: pytest.MonkeyPatch, width: int, end: str
 ) -> None:
-    monkeypatch.setattr(table, "room", lambda: width)
+    monkeypatch.setattr(tables, "room", lambda: width)
     lines = predicted_table(COMPARED, ["A", "B"])
     assert lines[-1].split()[-1] == end
     assert max(map(len, lines)) <= width
@@ -89,6 +89,6 @@ def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
 def test_the_legend_explains_what_the_table_has_room_for(
     monkeypatch: pytest.MonkeyPatch, width: int, words: str
 ) -> None:
-    monkeypatch.setattr(table, "room", lambda: width)
+    monkeypatch.setattr(tables, "room", lambda: width)
     assert re.search(words, " ".join(compared_lines(COMPARED, predicted_table(COMPARED, ["A", "B"]))))
     assert compared_lines([PLAN], []) == []

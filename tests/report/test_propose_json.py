@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from jointopt.core.schema import Columns
-from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
+from jointopt.report.tables import json_text
 
 
 def test_the_document_has_the_keys_that_others_rely_on(make_proposal: Callable[..., Proposal]) -> None:

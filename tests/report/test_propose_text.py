@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import Columns
-from jointopt.report.documents import plan_entries
 from jointopt.report.plans import predicted_table
 from jointopt.report.proposal import ROWS_FOR_PEOPLE, spread_along
 from jointopt.report.results import Proposal
+from jointopt.report.tables import plan_entries
 
 Fronts = Callable[..., Columns]
 Proposals = Callable[..., Proposal]

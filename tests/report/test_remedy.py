@@ -17,8 +17,8 @@ from jointopt.jobs.jobfile import load_job, parse_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.report.remedy import _up
 from jointopt.report.results import Proposal
+from jointopt.report.shortage import _up
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import propose
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from jointopt.jobs.calibration import Calibration, Constants
-from jointopt.report.documents import Result, json_text
 from jointopt.report.results import Calibrated, Evaluation, Explanation, Proposal, Retrained
+from jointopt.report.tables import Result, json_text
 
 ROWS = {"Proposal": 5, "Explanation": 2, "Evaluation": 1, "Retrained": 2, "Calibrated": 1}
 

@@ -9,9 +9,9 @@ import pytest
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.report.documents import json_text
 from jointopt.report.plans import has_site_costs, site_table
 from jointopt.report.results import Explanation, Proposal
+from jointopt.report.tables import json_text
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from jointopt.core.budget import Spent
 from jointopt.jobs.job import Job
-from jointopt.report.gains import Gains, sound
 from jointopt.report.plans import differing, plan_words
-from jointopt.report.real_runs import gain_words
+from jointopt.report.real_runs import Gains, gain_words, sound
 from jointopt.report.results import Tuned, TunedRun
 
 BOTH = ("iteration_time_s", "energy_j")

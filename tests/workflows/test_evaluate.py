@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.report.documents import json_text
+from jointopt.report.tables import json_text
 from jointopt.workflows import evaluate as evaluation
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.predict import predict

@@ -8,7 +8,7 @@ import pytest
 from jointopt.core.errors import PlanError
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.layouts import Rank
+from jointopt.report.layout_table import Rank
 from jointopt.report.results import Proposal
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare

@@ -8,7 +8,7 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, load_jobs, with_changes
-from jointopt.report.open_settings import LINES, OF_ONE
+from jointopt.report.doubts import LINES, OF_ONE
 from jointopt.report.proposal import Proposal
 from jointopt.workflows.explain import explain
 from jointopt.workflows.open_settings import SETTINGS, Setting, open_words

@@ -15,8 +15,8 @@ from jointopt.core.errors import CatalogError, PlanError, UsageError
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options
 from jointopt.physics.cost_model import memory_limit_gib
-from jointopt.report.documents import json_text
 from jointopt.report.results import Proposal
+from jointopt.report.tables import json_text
 from jointopt.search.problem import Problem
 from jointopt.search.studies.saving import FRONT_SHARE, MAX_TRIALS
 from jointopt.surrogate.job_model import JobModel

@@ -14,7 +14,7 @@ from jointopt.core.errors import CatalogError
 from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.jobs.catalog.gpus import load_gpu, response_figures
 from jointopt.jobs.cluster import Gpu
-from jointopt.physics.calibrate.tables import ResponseTable
+from jointopt.physics.calibrate.stage_tables import ResponseTable
 from jointopt.physics.clock_law import Shape, Work, log_power_w, log_time_s, switching_shape
 
 _SHARED = 9  # parameters of the GPU

@@ -14,7 +14,7 @@ from jointopt.core.schema import Bools, Ints
 from jointopt.physics.calibrate import profiles
 from jointopt.physics.calibrate.law_fit import Board
 from jointopt.physics.calibrate.pipeline_fit import RankFit, RankRows, fit_ranks
-from jointopt.physics.calibrate.tables import Key, ResponseTable, keys_of, plan_keys, work_columns
+from jointopt.physics.calibrate.stage_tables import Key, ResponseTable, keys_of, plan_keys, work_columns
 
 _MOST_READINGS = 280  # of one fit, spread evenly over the plans of the pipeline
 _NEEDED = ["forward_time_sum_s", "backward_time_sum_s", "iteration_time_s", "energy_j"]

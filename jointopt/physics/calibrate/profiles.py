@@ -15,7 +15,7 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.calibration import Calibration, Constants
 from jointopt.physics.calibrate.law_fit import CLOCK_COLUMNS, Board, Estimate, StageFit, StageRows, fit_stages
 from jointopt.physics.calibrate.pipeline_fit import RankFit, RankRows
-from jointopt.physics.calibrate.tables import (
+from jointopt.physics.calibrate.stage_tables import (
     Key,
     Kind,
     ResponseTable,

@@ -14,7 +14,7 @@ from jointopt.core.schema import MOST_GPU_POWER_W
 from jointopt.core.units import KILO
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.calibrate.law_fit import CLOCK_COLUMNS, highest_clock_mhz
-from jointopt.physics.calibrate.tables import Named, ResponseTable, cell_at
+from jointopt.physics.calibrate.stage_tables import Named, ResponseTable, cell_at
 
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
 _CLOCKS_MHZ = (10.0, 1e4)  # of any GPU: in GHz they are below, in kHz above

@@ -11,13 +11,12 @@ from typing import Any
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
 from jointopt.jobs.job import Job, words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
-from jointopt.report import table
-from jointopt.report.beside import Beside, under_limits
-from jointopt.report.joint import joint_words
-from jointopt.report.layouts import NEAR, Layout, steps
+from jointopt.report import tables
+from jointopt.report.joint_saving import joint_words
+from jointopt.report.layout_table import NEAR, Layout, steps
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry
-from jointopt.report.page.pictured import Pictured, encoded
+from jointopt.report.page.chosen_plan import Pictured, encoded
 from jointopt.report.plans import (
     are_against_first,
     better_words,
@@ -29,7 +28,8 @@ from jointopt.report.plans import (
     short_clocks,
     shows_site,
 )
-from jointopt.report.reasons import reasons_of, wider_lines
+from jointopt.report.published_plans import Beside, under_limits
+from jointopt.report.tables import reasons_of, wider_lines
 from jointopt.surrogate.memory import FEASIBLE
 
 Cells = Sequence[str]
@@ -113,12 +113,12 @@ def _alert(front: Sequence[Entry]) -> str:
 def _cards(front: Sequence[Entry], document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     first = front[0]
     name = "Fastest plan" if probability_of_fitting(first) >= FEASIBLE else "Would be fastest, but does not fit"
-    cards = [(name, table.result("iteration_time_s", first["iteration_time_s"]), _interval(first))]
+    cards = [(name, tables.result("iteration_time_s", first["iteration_time_s"]), _interval(first))]
     if first.get("mfu") is not None:
         cards.append(("MFU", f"{first['mfu']:.1%}", f"{first['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"))
     if first.get("energy_j") is None:
         return cards
-    cards.append(("Energy of its iteration", table.result("energy_j", first["energy_j"]),
+    cards.append(("Energy of its iteration", tables.result("energy_j", first["energy_j"]),
                   f"{first['avg_power_w']:.0f} W per GPU"))  # fmt: skip
     least = min(front, key=lambda entry: float(entry["energy_j"]))
     less, more = 1.0 - least["energy_j"] / first["energy_j"], least["iteration_time_s"] / first["iteration_time_s"] - 1
@@ -135,7 +135,7 @@ def _interval(entry: Entry) -> str:
     low, high = entry.get("iteration_time_s_low"), entry.get("iteration_time_s_high")
     if not low or not high:
         return ""
-    return f"90 %: {table.result('iteration_time_s', low)} to {table.result('iteration_time_s', high)}"
+    return f"90 %: {tables.result('iteration_time_s', low)} to {tables.result('iteration_time_s', high)}"
 
 
 _PLAN_HEADS = (
@@ -167,12 +167,12 @@ def _plan_table(plans: Sequence[Pictured]) -> Table:
     return Table(_PLAN_CAPTION + _COMPARED * are_against_first(entries), _PLAN_HEADS, rows)
 
 
-_COSTS: dict[str, tuple[str, table.Units]] = {
-    "facility_energy_j": ("site energy", table.ENERGY_UNITS), "carbon_kg": ("CO2", table.CARBON_UNITS),
-    "cost": ("electricity", ()), "gpu_cost": ("GPUs", ()), "run_time_s": ("run: time", table.RUN_TIME_UNITS),
-    "run_gpu_hours": ("run: GPU-hours", table.COUNT_UNITS),
-    "run_facility_energy_j": ("run: site energy", table.RUN_ENERGY_UNITS),
-    "run_carbon_kg": ("run: CO2", table.CARBON_UNITS), "run_cost": ("run: electricity", ()),
+_COSTS: dict[str, tuple[str, tables.Units]] = {
+    "facility_energy_j": ("site energy", tables.ENERGY_UNITS), "carbon_kg": ("CO2", tables.CARBON_UNITS),
+    "cost": ("electricity", ()), "gpu_cost": ("GPUs", ()), "run_time_s": ("run: time", tables.RUN_TIME_UNITS),
+    "run_gpu_hours": ("run: GPU-hours", tables.COUNT_UNITS),
+    "run_facility_energy_j": ("run: site energy", tables.RUN_ENERGY_UNITS),
+    "run_carbon_kg": ("run: CO2", tables.CARBON_UNITS), "run_cost": ("run: electricity", ()),
     "run_gpu_cost": ("run: GPUs", ()),
 }  # fmt: skip
 
@@ -194,8 +194,8 @@ def _cost_table(job: Job, plans: Sequence[Pictured]) -> Table | None:
     return Table(caption, ["", *(_COSTS[name][0] for name in known)], rows)
 
 
-def _cost(value: float, units: table.Units, currency: str) -> str:
-    return table.quantity(value, units) if units else f"{table.figure(value)} {currency}".strip()
+def _cost(value: float, units: tables.Units, currency: str) -> str:
+    return tables.quantity(value, units) if units else f"{tables.figure(value)} {currency}".strip()
 
 
 def _layout_words(entry: Entry, varied: frozenset[str] | set[str]) -> str:
@@ -204,7 +204,7 @@ def _layout_words(entry: Entry, varied: frozenset[str] | set[str]) -> str:
 
 
 def _result(entry: Entry, name: str) -> str:
-    return "-" if entry.get(name) is None else table.result(name, entry[name])
+    return "-" if entry.get(name) is None else tables.result(name, entry[name])
 
 
 def _form(entry: Entry, name: str, form: str) -> str:
@@ -223,7 +223,7 @@ def _percent(value: float, entry: Entry) -> str:
 def _against(entry: Entry, first: Entry, name: str, half_percent: float) -> str:
     if entry.get(name) is None or not first.get(name):
         return "-"
-    return table.plus_minus([f"{100 * (entry[name] / first[name] - 1):+z.1f}"], [half_percent])[0]
+    return tables.plus_minus([f"{100 * (entry[name] / first[name] - 1):+z.1f}"], [half_percent])[0]
 
 
 def _halves(entries: Sequence[Entry], name: str) -> list[float]:
@@ -264,7 +264,7 @@ def _front_layouts(front: Sequence[Entry]) -> Table:
         clocks = [clock for entry in group for clock in entry["stage_clock_mhz"]]
         rows.append([
             _layout_words(group[0], varied), str(len(group)),
-            table.span(f"{min(clocks):.0f}", f"{max(clocks):.0f}", " to "),
+            tables.span(f"{min(clocks):.0f}", f"{max(clocks):.0f}", " to "),
             _between(group, "iteration_time_s"), _between(group, "energy_j"), _result(group[0], "peak_memory_gib"),
             _form(group[0], "fit_probability", "{:.2f}"),
         ])  # fmt: skip
@@ -274,7 +274,7 @@ def _front_layouts(front: Sequence[Entry]) -> Table:
 def _between(group: Sequence[Entry], name: str) -> str:
     """The figure of the fastest plan to the slowest, in order also where other objectives make plans slower."""
     ordered = sorted(group, key=lambda entry: float(entry.get(name) or 0.0), reverse=name == "energy_j")
-    return table.span(_result(ordered[0], name), _result(ordered[-1], name), " to ")
+    return tables.span(_result(ordered[0], name), _result(ordered[-1], name), " to ")
 
 
 def _joint(joint: Mapping[str, Any] | None) -> str:
@@ -364,12 +364,12 @@ def _data(job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cool
     """The figures, by the place where the page draws them; those of one plan by its letter."""
     front, joint = document["front"], document.get("joint") or {}
     powered = all(entry.get("energy_j") is not None for entry in front)
-    shown: dict[str, Any] = {"time": figures.part_figure(plans, "time_s", table.TIME_UNITS)}
+    shown: dict[str, Any] = {"time": figures.part_figure(plans, "time_s", tables.TIME_UNITS)}
     if powered:
         lettered = [(plan.letter, plan.chosen) for plan in plans]
         shown["front"] = figures.front_figure(front, lettered, joint.get("two_step_front") or [])
-        shown["energy"] = figures.part_figure(plans, "energy_by_part_j", table.ENERGY_UNITS)
-    shown["memory"] = figures.part_figure(plans, "memory_gib", table.MEMORY_UNITS)
+        shown["energy"] = figures.part_figure(plans, "energy_by_part_j", tables.ENERGY_UNITS)
+    shown["memory"] = figures.part_figure(plans, "memory_gib", tables.MEMORY_UNITS)
     throttle_c = job.cluster.gpu.throttle_temperature_c or THROTTLE_C
     of_plans = {}
     for plan in plans:

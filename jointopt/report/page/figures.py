@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jointopt.physics.cooling import Cooler
-from jointopt.report import table
+from jointopt.report import tables
 from jointopt.report.page.choice import Chosen, Entry, layout_key
-from jointopt.report.page.pictured import Pictured, mean_power_w
+from jointopt.report.page.chosen_plan import Pictured, mean_power_w
 from jointopt.report.plans import differing, plan_words
 
 Figure = dict[str, Any]
@@ -33,7 +33,7 @@ def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
     lines = [f"<b>{head}</b>"] if head else []
     words = plan_words({**entry, "stage_clock_mhz": entry["stage_clock_mhz"]}, frozenset(varied)).split()
     lines += [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
-    lines += [_predicted(entry, name) for name in table.RESULT_UNITS if entry.get(name) is not None]
+    lines += [_predicted(entry, name) for name in tables.RESULT_UNITS if entry.get(name) is not None]
     if (mfu := entry.get("mfu")) is not None:
         lines.append(f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {mfu:.1%}")
     if (fits := entry.get("fit_probability")) is not None and fits < 1.0:
@@ -43,16 +43,16 @@ def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
 
 def _predicted(entry: Entry, name: str) -> str:
     low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
-    between = f" ({table.result(name, low)} to {table.result(name, high)})" if low and high else ""
-    return f"{table.RESULT_UNITS[name][0]} {table.result(name, entry[name])}{between}"
+    between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
+    return f"{tables.RESULT_UNITS[name][0]} {tables.result(name, entry[name])}{between}"
 
 
 class Axes:
     """Units of time and energy that suit a front."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self.time = table.unit_of(min(e["iteration_time_s"] for e in entries), table.TIME_UNITS)
-        self.energy = table.unit_of(min(e["energy_j"] for e in entries), table.ENERGY_UNITS)
+        self.time = tables.unit_of(min(e["iteration_time_s"] for e in entries), tables.TIME_UNITS)
+        self.energy = tables.unit_of(min(e["energy_j"] for e in entries), tables.ENERGY_UNITS)
 
     def xy(self, entries: Sequence[Entry], side: str = "") -> tuple[list[float | None], list[float | None]]:
         """Times and energies in those units."""
@@ -142,11 +142,11 @@ def _range(values: Sequence[float | None]) -> list[float]:
     return [low - room, high + 1.8 * room]  # letters stand above their plans
 
 
-def part_figure(plans: Sequence[Pictured], breakdown: str, units: table.Units) -> Figure:
+def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) -> Figure:
     """One breakdown of all plans as bars side by side in one line each, the largest parts first."""
     parts = {plan.letter: plan.totals[breakdown] for plan in plans}
     largest = max(sum(each.values()) for each in parts.values())
-    factor, unit = table.unit_of(largest, units)
+    factor, unit = tables.unit_of(largest, units)
     names = dict.fromkeys(name for each in parts.values() for name, value in each.items() if value > 0.0)
     order = sorted(names, key=lambda name: -max(each.get(name, 0.0) for each in parts.values()))
     labels = list(parts)[::-1]
@@ -205,7 +205,7 @@ def _height(stages: int) -> int:
 def power_figure(plan: Pictured) -> Figure:
     """Mean power of a GPU over the iteration."""
     edges, watts = mean_power_w(plan)
-    factor, unit = table.unit_of(plan.timeline.iteration_s, table.TIME_UNITS)
+    factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
     data = [{
         "x": rounded((edges[:-1] / factor).tolist()), "y": rounded(watts.tolist()), "mode": "lines", "fill": "tozeroy",
         "line": {"color": "var(--c1)", "width": 1, "shape": "hv"},

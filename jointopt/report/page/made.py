@@ -18,11 +18,10 @@ from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline
 from jointopt.report.exported import exported
 from jointopt.report.page.choice import Chosen, chosen_plans
+from jointopt.report.page.chosen_plan import Pictured, Started, trace_text
 from jointopt.report.page.content import content
-from jointopt.report.page.pictured import Pictured, Started
 from jointopt.report.page.render import Page
 from jointopt.report.shortage import shortage_of
-from jointopt.report.trace import trace_text
 from jointopt.surrogate.job_model import JobModel
 
 _LETTERS = "ABCDEFGH"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.quote import html_text
-from jointopt.report.documents import plain
+from jointopt.report.tables import plain
 
 
 class Shown(Protocol):

@@ -16,7 +16,7 @@ from jointopt.core.schema import Bools, Ints
 from jointopt.measure.base import Launcher
 from jointopt.report.real_runs import TERMINATED
 from jointopt.report.results import MeasuredRun
-from jointopt.report.table import result
+from jointopt.report.tables import result
 from jointopt.runs.outages import PATIENCE_S
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements

@@ -13,7 +13,7 @@ from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import with_unit
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.results import MeasuredRun
-from jointopt.report.table import figure
+from jointopt.report.tables import figure
 from jointopt.runs.rows import is_bounded
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import ENOUGH_TO_JUDGE, held_to

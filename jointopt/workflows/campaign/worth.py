@@ -11,7 +11,7 @@ from jointopt.core.schema import Bools, Floats
 from jointopt.jobs.job import Job
 from jointopt.physics.site import HOUR_S, bill
 from jointopt.report.real_runs import MeasuredRun
-from jointopt.report.table import figure
+from jointopt.report.tables import figure
 
 ITERATIONS, START_S = 20, 120.0  # of one run, and the seconds that starting it takes before any has been timed
 # A compute-optimal training sees about as many tokens per parameter: Hoffmann et al. 2022, Training Compute-Optimal

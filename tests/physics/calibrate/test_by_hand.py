@@ -30,7 +30,7 @@ from jointopt.physics.calibrate.profiles import (
     spread_evenly,
     tail,
 )
-from jointopt.physics.calibrate.tables import ResponseTable, response_table
+from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 
 CLOCKS = np.array([1000.0, 900.0, 800.0, 700.0, 600.0, 500.0])
 BOARD = Board("x", 1000.0, 10.0, ResponsePrior())

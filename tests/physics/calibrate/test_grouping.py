@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from jointopt.physics.calibrate.tables import (
+from jointopt.physics.calibrate.stage_tables import (
     keys_of,
     plan_keys,
     response_table,

@@ -6,7 +6,7 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.physics.calibrate.readings import check_query, check_readings
-from jointopt.physics.calibrate.tables import ResponseTable, response_table
+from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 
 PROFILE = pd.DataFrame({"stage": 0, "clock_mhz": [1410, 1095, 855], "time_s": 0.05, "energy_j": 15.0})
 RANKS = pd.DataFrame({"rank": [0, 1], "clock_mhz": 1410, "iteration_time_s": 2.0, "energy_j": 600.0,

@@ -22,7 +22,7 @@ from jointopt.physics.calibrate.law_fit import (
 from jointopt.physics.calibrate.pipeline_fit import _prior, _RankLaw
 from jointopt.physics.calibrate.pipelines import _whole_plans, fit_pipelines
 from jointopt.physics.calibrate.profiles import NOT_PREDICTED, Fitted, _keys, _listed, calibration_of, fit_profiles
-from jointopt.physics.calibrate.tables import ResponseTable, response_table
+from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 from tests.physics.calibrate.test_by_hand import BOARD, sweep
 from tests.physics.calibrate.test_pipeline_fit import MICRO_BATCHES, PLANS, hidden, measured
 

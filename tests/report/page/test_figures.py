@@ -13,11 +13,11 @@ import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cooling import Cooler
-from jointopt.report import table
+from jointopt.report import tables
 from jointopt.report.page import figures
 from jointopt.report.page.choice import Chosen
+from jointopt.report.page.chosen_plan import _letter
 from jointopt.report.page.made import Reported, _drift
-from jointopt.report.page.pictured import _letter
 from jointopt.report.results import Proposal
 from jointopt.workflows.propose import propose
 
@@ -40,8 +40,8 @@ def made(proposal: Proposal) -> Reported:
 def test_axes_are_in_units_that_show_the_least_of_a_front() -> None:
     ends = [{"iteration_time_s": time_s, "energy_j": joules} for time_s, joules in ((0.02, 8e5), (50.0, 2e9))]
     axes = figures.Axes(ends)
-    assert axes.time == table.unit_of(0.02, table.TIME_UNITS) != table.unit_of(50.0, table.TIME_UNITS)
-    assert axes.energy == table.unit_of(8e5, table.ENERGY_UNITS) != table.unit_of(2e9, table.ENERGY_UNITS)
+    assert axes.time == tables.unit_of(0.02, tables.TIME_UNITS) != tables.unit_of(50.0, tables.TIME_UNITS)
+    assert axes.energy == tables.unit_of(8e5, tables.ENERGY_UNITS) != tables.unit_of(2e9, tables.ENERGY_UNITS)
     x, y = axes.xy(ends)
     assert x == pytest.approx([0.02 / axes.time[0], 50.0 / axes.time[0]])
     assert y == pytest.approx([8e5 / axes.energy[0], 2e9 / axes.energy[0]])
@@ -74,7 +74,7 @@ def test_clocks_and_powers_of_stages_are_those_of_the_plan(made: Reported) -> No
 def test_the_line_of_power_goes_over_the_iteration_in_its_unit(made: Reported) -> None:
     for plan in made.plans:
         found = figures.power_figure(plan)
-        factor, unit = table.unit_of(plan.timeline.iteration_s, table.TIME_UNITS)
+        factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
         assert found["layout"]["xaxis"]["title"]["text"] == f"time, {unit}"
         step = plan.timeline.iteration_s / factor / len(found["data"][0]["x"])
         assert np.diff(found["data"][0]["x"]) == pytest.approx(step, rel=0.05)

@@ -15,10 +15,10 @@ from jointopt.core.errors import UsageError
 from jointopt.jobs.jobfile import load_job, shipped_job
 from jointopt.physics.explain.timeline import timeline
 from jointopt.report.page.choice import chosen_plans
+from jointopt.report.page.chosen_plan import encoded, mean_power_w
 from jointopt.report.page.made import Reported
-from jointopt.report.page.pictured import encoded, mean_power_w
 from jointopt.report.results import Proposal
-from jointopt.report.table import figure
+from jointopt.report.tables import figure
 from jointopt.workflows.propose import propose
 
 MOST_BYTES = 6_000_000

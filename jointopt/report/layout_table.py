@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
-from jointopt.report import table
+from jointopt.report import tables
 from jointopt.report.plans import predicted_table, rank_words
 
 MOST_PARTS = 3  # that a step names
@@ -77,7 +77,7 @@ def step(before: Layout, after: Layout) -> str:
     largest = sorted((name for name in change if abs(change[name]) >= least), key=lambda name: -abs(change[name]))
     words = [
         f"{'more' if change[name] > 0 else 'less'} {PARTS.get(name, name)}, "
-        f"{table.quantity(abs(change[name]), table.TIME_UNITS)}"
+        f"{tables.quantity(abs(change[name]), tables.TIME_UNITS)}"
         for name in largest[:MOST_PARTS]
     ]
     return "; ".join(words) or "the same parts of time, within 0.2 %"
@@ -106,7 +106,7 @@ def layout_lines(
     out, words = [*head, *rows[: len(reference)]], steps(layouts)
     for layout, text, stop in zip(layouts, words, ends, strict=True):
         out += rows[stop - len(layout.plans) : stop]
-        out += table.paragraphs(_remarks(layout, text), "       ")
+        out += tables.paragraphs(_remarks(layout, text), "       ")
     return out, plans
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointopt.report.table import (
+from jointopt.report.tables import (
     ENERGY_UNITS,
     TIME_UNITS,
     TextColumn,

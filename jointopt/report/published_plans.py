@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.jobs.job import Job
 from jointopt.report.plans import odds, rank_words
-from jointopt.report.table import paragraphs, result
+from jointopt.report.tables import paragraphs, result
 from jointopt.surrogate.memory import SURE
 
 FAR, MOST_REASONS = 0.05, 3  # behind the front's fastest plan, from which on a published plan's differences are named

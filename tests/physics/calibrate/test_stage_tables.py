@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.physics.calibrate.tables import check_results, response_table
+from jointopt.physics.calibrate.stage_tables import check_results, response_table
 
 PROFILE = pd.DataFrame(
     {"stage": 0, "instruction": "forward", "clock_mhz": [1410, 1095, 855], "time_s": [1.0, 1.2, 1.4], "energy_j": 300.0}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +13,8 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.physics.explain.parts import Breakdown
 from jointopt.physics.explain.timeline import KINDS, Timeline
-from jointopt.report.documents import tidy_parts
 from jointopt.report.page.choice import Chosen
+from jointopt.report.tables import tidy_parts
 
 POWER_STEPS = 400  # of the line of power over the iteration
 
@@ -120,3 +122,49 @@ def _waits(start_s: Floats, end_s: Floats, whole_s: float) -> list[list[float]]:
     """[number of the pass, seconds waited before it] of passes that wait longer than rounding."""
     gaps = start_s - np.concatenate([[0.0], end_s[:-1]])
     return [[int(i), float(f"{gaps[i]:.7g}")] for i in np.flatnonzero(gaps > 1e-7 * whole_s)]
+
+
+# The passes of plans as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+
+MICRO = 1e6
+
+
+def trace_text(plans: Sequence[Pictured]) -> str:
+    """One JSON document: a process per plan, a thread per pipeline stage, counters of clock and power."""
+    events = [event for number, plan in enumerate(plans, 1) for event in _events(number, plan)]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def _events(pid: int, plan: Pictured) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"{plan.letter}: {plan.chosen.name}"}}
+    for rank, clock in enumerate(plan.parts.clock_mhz.tolist()):
+        name = f"stage {rank + 1}, {clock:.0f} MHz, {plan.runs_w[rank]:.0f} W"
+        yield {"ph": "M", "pid": pid, "tid": rank, "name": "thread_name", "args": {"name": name}}
+    line = plan.timeline
+    columns = (line.rank, line.kind, line.chunk, line.micro_batch, line.start_s, line.end_s)
+    for rank, kind, chunk, micro_batch, start_s, end_s in zip(*(c.tolist() for c in columns), strict=True):
+        yield {
+            "ph": "X", "pid": pid, "tid": rank, "name": KINDS[kind], "cat": "pass", "ts": start_s * MICRO,
+            "dur": (end_s - start_s) * MICRO, "args": {"micro_batch": micro_batch, "chunk": chunk},
+        }  # fmt: skip
+    yield from _tail(pid, plan)
+    edges, watts = mean_power_w(plan)
+    for start_s, power in zip(edges.tolist(), watts.tolist(), strict=False):
+        yield {"ph": "C", "pid": pid, "name": "mean power of a GPU, W", "ts": start_s * MICRO, "args": {"W": power}}
+
+
+def _tail(pid: int, plan: Pictured) -> Iterator[dict[str, Any]]:
+    """Passes that are left out as a block, then gradients, the optimizer step and the rest, on every stage."""
+    line, at = plan.timeline, plan.timeline.pipeline_s
+    blocks = [("more micro-batches, as before", *line.repeated_s)]
+    for name, seconds in line.tail_s.items():
+        blocks.append((name, at, at + seconds))
+        at += seconds
+    for rank in range(len(plan.runs_w)):
+        for name, start_s, end_s in blocks:
+            if end_s > start_s:
+                yield {
+                    "ph": "X", "pid": pid, "tid": rank, "name": name, "cat": "iteration", "ts": start_s * MICRO,
+                    "dur": (end_s - start_s) * MICRO,
+                }  # fmt: skip

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.schema import Columns
-from jointopt.report.documents import plan_entries
-from jointopt.report.table import paragraphs, result
+from jointopt.report.tables import paragraphs, plan_entries, result
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
 _START = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import OBJECTIVES, words
-from jointopt.report.documents import plan_entries
 from jointopt.report.plans import predicted_table
-from jointopt.report.table import study_lines
+from jointopt.report.tables import plan_entries, study_lines
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,534 @@
+"""Aligned text tables, wrapped sentences, and numbers with units."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import reduce
+from itertools import accumulate, groupby, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from jointopt.core.facts import Assumption
+from jointopt.core.quote import html_text, our_command
+from jointopt.core.schema import Columns
+from jointopt.core.units import KWH
+from jointopt.jobs.plans.text import PLAN_KEYS, plan_records
+from jointopt.surrogate.memory import FEASIBLE
+
+if TYPE_CHECKING:
+    import pandas as pd
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
+from jointopt.jobs.catalog.clusters import cluster_names, load_cluster
+from jointopt.jobs.catalog.frameworks import framework_names, load_framework
+from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
+from jointopt.jobs.catalog.models import load_model, model_names
+from jointopt.jobs.catalog.recipes import recipes_of
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job, shipped_jobs
+from jointopt.surrogate.correction import load_surrogate, surrogate_names
+from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
+
+WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
+_NARROWEST = 60
+_WIDEST = 240  # of tables on a terminal
+
+Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
+TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
+ENERGY_UNITS: Units = ((1.0, "J"), (1e3, "kJ"), (1e6, "MJ"), (1e9, "GJ"))
+MEMORY_UNITS: Units = ((1.0, "GiB"),)
+MESSAGE_UNITS: Units = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
+SITE_POWER_UNITS: Units = ((1e3, "kW"), (1e6, "MW"))
+RUN_TIME_UNITS: Units = ((60.0, "min"), (3600.0, "h"), (86400.0, "days"))
+RUN_ENERGY_UNITS: Units = ((KWH, "kWh"), (1e3 * KWH, "MWh"), (1e6 * KWH, "GWh"))
+CARBON_UNITS: Units = ((1e-6, "mg"), (1e-3, "g"), (1.0, "kg"), (1e3, "t"))
+COUNT_UNITS: Units = ((1.0, ""), (1e3, "thousand"), (1e6, "million"))
+RESULT_UNITS = {  # of the result columns, with the short name of each
+    "iteration_time_s": ("time", TIME_UNITS), "energy_j": ("energy", ENERGY_UNITS),
+    "avg_power_w": ("power", ((1.0, "W/GPU"),)), "peak_memory_gib": ("memory", MEMORY_UNITS),
+}  # fmt: skip
+OBJECTIVE_UNITS = RESULT_UNITS | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """One column: header lines joined by a newline, one cell per row, numbers to the right."""
+
+    header: str
+    cells: Sequence[str]
+    left: bool = False
+    spare: bool = False  # left out where the table would be too wide with it
+    brief: Sequence[str] = ()  # cells that take the place of these where it would be too wide even then
+
+    @property
+    def width(self) -> int:
+        """Characters of the widest line."""
+        return max(map(len, [*self.header.split("\n"), *self.cells]))
+
+
+def known(columns: Iterable[TextColumn]) -> list[TextColumn]:
+    """The columns but those of dashes alone, of which nothing is known."""
+    return [column for column in columns if set(column.cells) != {"-"}]
+
+
+def fitting(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
+    """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for.
+
+    With brief cells where that is not enough and they are.
+    """
+    kept = list(columns)
+    for column in columns:
+        if column.spare and table_width(kept, gap) > width:
+            kept.remove(column)
+    brief = [replace(column, cells=column.brief, brief=()) if column.brief else column for column in kept]
+    return brief if table_width(brief, gap) <= width < table_width(kept, gap) else kept
+
+
+def lay_out(columns: Sequence[TextColumn], gap: str = "  ") -> list[str]:
+    """The lines of the table, header first, without trailing blanks; every column has the same number of cells."""
+    height = max(column.header.count("\n") for column in columns)
+    blocks = []
+    for column in columns:
+        missing = "\n" * (height - column.header.count("\n"))
+        cells = [*f"{column.header}{missing}".split("\n"), *column.cells]
+        blocks.append([f"{cell:{'<' if column.left else '>'}{column.width}}" for cell in cells])
+    return [gap.join(line).rstrip() for line in zip(*blocks, strict=True)]
+
+
+def table_width(columns: Sequence[TextColumn], gap: str = "  ") -> int:
+    """Characters of the widest line that `lay_out` may make."""
+    return sum(column.width + len(gap) for column in columns) - len(gap)
+
+
+def text_width() -> int:
+    """Characters of a line of a sentence: those of a terminal up to 100, and 100 where the text goes elsewhere."""
+    return min(WIDTH, room())
+
+
+def room() -> int:
+    """Characters of a line of a table: those of a terminal, and 100 where the text goes elsewhere."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # no terminal, or no stdout at all
+        return WIDTH
+    return min(_WIDEST, max(columns, _NARROWEST)) if columns else WIDTH
+
+
+def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
+    """The lines of sentences, each from a new line, later ones indented; long words such as URLs stay whole."""
+    wrapper = textwrap.TextWrapper(
+        text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line for text in sentences for line in wrapper.wrap(text)]
+
+
+def blocks_text(*blocks: Sequence[str]) -> str:
+    """Blocks of lines with a blank line between them; empty ones are left out."""
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _decimals_for(scale: float, digits: int = 4) -> int:
+    """Decimals that show ``scale`` with so many significant digits, between 0 and 6."""
+    return min(6, max(0, digits - 1 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
+
+
+def numbers(values: Sequence[float], scale: float) -> list[str]:
+    """As `fixed`, with the decimals that ``scale`` needs, fewer where large values would take over 7 characters."""
+    whole_digits = max((len(f"{abs(value):.0f}") for value in values if math.isfinite(value)), default=1)
+    return fixed(values, f".{max(0, min(_decimals_for(scale), 6 - whole_digits))}f")
+
+
+def fixed(values: Iterable[float | None], form: str) -> list[str]:
+    """The values in a format such as ``+.1f``, none as ``-0.0``; a dash for None and for what is not finite."""
+    form = f"+z{form[1:]}" if form.startswith("+") else f"z{form}"
+    return ["-" if v is None or not math.isfinite(v) else format(v, form) for v in values]
+
+
+def percent_of(values: Iterable[float], reference: float, form: str) -> list[str]:
+    """The percentages by which values lie above a reference, as `fixed`."""
+    return fixed((100 * (value / reference - 1) for value in values), form)
+
+
+def plus_minus(values: Sequence[str], half_widths: Sequence[float]) -> list[str]:
+    """Values with half of an interval behind them, ``+14.2±5.1``, where it is known; the signs below one another."""
+    halves = ["" if half != half else f"±{half:.{0 if half >= 9.95 else 1}f}" for half in half_widths]
+    first, second = (max(map(len, words), default=0) for words in (values, halves))
+    return [f"{value:>{first}}{half:<{second}}" for value, half in zip(values, halves, strict=True)]
+
+
+def figure(value: float) -> str:
+    """One number of a sentence: all of its whole digits, or four digits in all, without an exponent."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    text = f"{value:z.{_decimals_for(abs(value))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def unit_of(largest: float, units: Units) -> tuple[float, str]:
+    """The largest (factor, unit) that keeps ``largest`` at 1 or more; the smallest unit where none does."""
+    return max((unit for unit in units if largest >= unit[0]), default=min(units))
+
+
+def least_of(values: Iterable[float]) -> float:
+    """The least value above 0; NaN where there is none."""
+    return min((value for value in values if 0 < value < math.inf), default=math.nan)
+
+
+def measured(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
+    """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
+    at = least_of(values) if at is None else at
+    factor, unit = unit_of(at, units)
+    cells = numbers([value / factor for value in values], at / factor)
+    return TextColumn(f"{head}\n{unit}" if head else unit, cells)
+
+
+def quantity(value: float, units: Units) -> str:
+    """One number with its unit, such as ``3.554 s``."""
+    column = measured("", [value], units, value)
+    return f"{column.cells[0]} {column.header}"
+
+
+def result(name: str, value: float) -> str:
+    """A figure of a result column with its unit."""
+    return quantity(value, OBJECTIVE_UNITS[name][1])
+
+
+def study_lines(name: str, storage: str, study: str | None = None) -> list[str]:
+    """The name of a study, and the command that opens it, or the newest one of the storage."""
+    return [f"Study: {name}", f"  {our_command('dashboard', storage=storage, study=study)}"]
+
+
+def equal_runs(keys: Iterable[Hashable]) -> list[range]:
+    """The positions of each run of equal neighbours."""
+    ends = accumulate((len(list(run)) for _, run in groupby(keys)), initial=0)
+    return [range(*bounds) for bounds in pairwise(ends)]
+
+
+def span(low: object, high: object, dots: str = "..") -> str:
+    """Two cells as one, ``1200..1410``; equal ones once."""
+    return str(low) if low == high else f"{low}{dots}{high}"
+
+
+# Results as JSON: plain Python values of numpy ones, and what the answers of all verbs share.
+
+
+_NOISE = 1e-9  # of the total: what differences of sums leave
+
+
+class Result(ABC):
+    """The answer of a verb: the same content as a mapping, a table and a text."""
+
+    keys: ClassVar[str] = ""  # of the JSON document, as in `pick`
+    rows: ClassVar[str]  # key of the document under which the rows of the table stand
+
+    def document(self) -> dict[str, Any]:
+        """The keys of the JSON document in their order; values need not be plain."""
+        return pick(self, self.keys)
+
+    @abstractmethod
+    def text(self) -> str:
+        """The answer for people, lines of at most 100 characters."""
+
+    def refusal(self, *, allow_tight: bool = False) -> str:
+        """Why nothing that was asked for is feasible, after which a command ends with 1; blank where something is.
+
+        ``allow_tight``: what is not expected to fit in memory is an answer all the same.
+        """
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``--json``: plain lists, numbers, strings and None."""
+        return plain(self.document())  # type: ignore[no-any-return]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of the answer as a pandas table, as `flat_frame` has them."""
+        return flat_frame(self.to_dict()[self.rows])
+
+    def _repr_html_(self) -> str:
+        """The answer as a notebook shows it."""
+        return f"<pre>{html_text(self.text())}</pre>"
+
+    def markdown(self) -> str:
+        """The rows of the answer as a table in Markdown."""
+        return markdown(self.to_frame())
+
+
+def flat_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows of a document as a table of numbers, text and blanks.
+
+    A part of a cell is a column ``<cell>.<part>``; a list is text with ``;`` between its items, as tables have it, and
+    a list of mappings a column of such text for each of their keys.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([_flat(row) for row in rows])
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of a row by the names of their columns."""
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            parts = [_flat(item) if isinstance(item, Mapping) else {"": item} for item in value]
+            value = {key: [part.get(key) for part in parts] for key in dict.fromkeys(key for p in parts for key in p)}
+        if isinstance(value, Mapping):
+            cells |= {f"{name}.{key}" if key else str(name): cell for key, cell in _flat(value).items()}
+        else:
+            cells[str(name)] = _joined(value) if isinstance(value, list | tuple) else value
+    return cells
+
+
+def _joined(items: Iterable[Any]) -> str | None:
+    """A list as the text of one cell; None for an empty one."""
+    nested = (_joined(item) if isinstance(item, list | tuple) else item for item in items)
+    texts = ["" if item is None else f"{item:.15g}" if isinstance(item, float) else str(item) for item in nested]
+    return ";".join(texts) if texts else None
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A table as Markdown; columns of which nothing is known go, figures have five digits."""
+    known = frame.dropna(axis=1, how="all")
+    rows = [[_cell(value) for value in row] for row in known.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ([*map(str, known.columns)], ["---"] * known.shape[1], *rows))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def pick(item: object, keys: str) -> dict[str, Any]:
+    """Attributes of ``item`` by the words of ``keys``: "key", or "key=path.of.attributes" where the names differ."""
+    pairs = (word.partition("=") for word in keys.split())
+    return {key: reduce(_part, (path or key).split("."), item) for key, _, path in pairs}
+
+
+def _part(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name)
+
+
+def plain(value: Any) -> Any:
+    """The value with arrays as lists, objects as mappings, assumptions as sentences, what is not finite as ``None``."""
+    if value is None or isinstance(value, str | int | float):  # numbers of NumPy among them, but for those of 32 bits
+        value = value.item() if isinstance(value, np.generic) else value
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    if hasattr(value, "document"):
+        return plain(value.document())
+    if isinstance(value, Assumption):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_text(document: Any) -> str:
+    """One JSON document, indented; it holds no NaN, which JSON does not know."""
+    return json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def plan_entries(columns: Columns, index: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Each row (or those of ``index``) as a plain mapping: the plan as in `plan_records`, then every other column.
+
+    Where it is known how probably plans fit in memory, ``feasible`` says whether that is enough.
+    """
+    rows = list(range(len(columns["pp"])) if index is None else index)
+    results = {name: values for name, values in columns.items() if name not in PLAN_KEYS}
+    if (fitting := columns.get("fit_probability")) is not None and "feasible" not in columns:
+        results["feasible"] = ~(np.asarray(fitting, np.float64) < FEASIBLE)
+    plans = plan_records(columns, columns["stage_clock_mhz"], rows) if rows else []
+    return [
+        plan | {name: plain(values[i]) for name, values in results.items()} for i, plan in zip(rows, plans, strict=True)
+    ]
+
+
+def known_figures(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row without its blanks."""
+    return {str(name): value for name, value in row.items() if value == value}
+
+
+def tidy_parts(parts: Mapping[str, float]) -> dict[str, float]:
+    """The parts with rounding noise moved to the largest part, and a negative ``leakage`` counted as ``static``."""
+    tidy = dict(parts)
+    if "static" in tidy and tidy.get("leakage", 0.0) < 0:
+        tidy["static"] += tidy.pop("leakage")
+    total = abs(sum(parts.values()))
+    noise = {name: value for name, value in tidy.items() if 0 < abs(value) < _NOISE * total}
+    if noise:
+        tidy |= dict.fromkeys(noise, 0.0)
+        tidy[max(tidy, key=lambda name: tidy[name])] += sum(noise.values())
+    return tidy
+
+
+# The catalogue as rows: plain mappings, one per name, with the unit in the name of each figure.
+
+
+_LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
+    # names, entry of a name, attributes; "name=attribute" where the column has another name
+    "gpus": (gpu_ids, load_gpu,
+             "bf16_tflops=peak_tflops.bf16 fp16_tflops=peak_tflops.fp16 fp8_tflops=peak_tflops.fp8 memory_gib "
+             "memory_gbytes_per_s intra_node_gbytes_per_s gpus_per_node=usual_gpus_per_node clock_min_mhz "
+             "clock_max_mhz clock_step_mhz tdp_w"),
+    "models": (model_names, load_model,
+               "parameters active_parameters num_layers hidden_size ffn_hidden_size num_attention_heads "
+               "num_query_groups num_experts moe_router_topk vocab_size"),
+    "frameworks": (framework_names, load_framework,
+                   "recipe_class zero_stages recompute=recomputes interleaving context_parallel"),
+    "clusters": (cluster_names, load_cluster,
+                 "gpu=gpu.id nodes gpus_per_node intra_node_gbytes_per_s inter_node_gbytes_per_s"),
+    "jobs": (shipped_jobs, shipped_job,
+             "model=model.name gpu=cluster.gpu.id nodes=cluster.nodes gpus_per_node=cluster.gpus_per_node "
+             "global_batch_size=training.global_batch_size seq_length=training.seq_length "
+             "framework=training.framework.name"),
+}  # fmt: skip
+# Headers of columns whose names are no headers; the others are their own, one line per word.
+_HEADERS = {
+    "bf16_tflops": "bf16\nTFLOP/s", "fp16_tflops": "fp16\nTFLOP/s", "fp8_tflops": "fp8\nTFLOP/s",
+    "memory_gib": "memory\nGiB", "memory_gbytes_per_s": "memory\nGB/s",
+    "intra_node_gbytes_per_s": "in node\nGB/s", "inter_node_gbytes_per_s": "network\nGB/s",
+    "clock_min_mhz": "lowest\nMHz", "clock_max_mhz": "highest\nMHz", "clock_step_mhz": "step\nMHz",
+    "tdp_w": "TDP\nW", "gpus_per_node": "GPUs\n/node", "ffn_hidden_size": "FFN\nsize",
+    "num_attention_heads": "heads", "parameters": "params", "active_parameters": "active\nparams",
+    "num_query_groups": "KV\nheads", "moe_router_topk": "top\nk", "zero_stages": "ZeRO\nstages",
+    "global_batch_size": "batch",
+}  # fmt: skip
+_IN_JSON_ALONE = ("source", "name")
+
+
+def listing(what: str) -> list[dict[str, Any]]:
+    """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
+    names, load, columns = _LISTINGS[what]
+    return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
+
+
+def recipe_rows(model: str) -> list[dict[str, Any]]:
+    """Published plans of a model (blank: of all) as rows; None where no time or MFU is published."""
+    return [asdict(recipe) for recipe in recipes_of(model)]
+
+
+def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as an aligned table, one header line per word of a column's name; sources are left to JSON."""
+    rows = [{name: value for name, value in row.items() if name not in _IN_JSON_ALONE} for row in rows]
+    columns = [
+        TextColumn(_header(name), [_listing_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
+        for name, first in rows[0].items()
+    ]
+    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= text_width() else " "))
+
+
+def _header(name: str) -> str:
+    return _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
+
+
+def _listing_cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, int) and value >= 10**6:
+        return f"{value / 1e6:,.0f} M"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Why intervals are wider, in one form for every table: what holds for all of its plans once, then what is of some.
+
+
+Reasons = Sequence[Collection[str]]  # of each plan, in words; of one that recorded runs support none
+NOT_KNOWN = "outside of what was checked (`jointopt explain` says why)"
+_STANDS_IN = "another precision or attention kernel stands in for the plan's"
+
+
+def beyond(surrogate: str, job: Job | None = None) -> str:
+    """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too.
+
+    Of the ``job``'s GPU, where it is known, it says whether a surrogate in a folder learned from runs there.
+    """
+    known = {"none": "the physics was checked on", "": "predictions were learned from"}
+    gpus = [] if surrogate in known else _gpus_of(surrogate)
+    if not gpus:
+        return f"beyond the runs that {known.get(surrogate, f'{surrogate} was trained on')}"
+    runs, measure = f"beyond the runs on {', '.join(gpus)} that {surrogate} learned from", "with `jointopt validate`"
+    if job is None or job.cluster.gpu.id in gpus:
+        return f"{runs} (measure some plans {measure} and retrain)"
+    here = f"{runs}, and this job has {job.cluster.gpu.id}"
+    return f"{here} (measure a few plans there {measure} and retrain, or leave --surrogate out)"
+
+
+def _gpus_of(surrogate: str) -> list[str]:
+    """The GPUs whose runs a surrogate in a folder remembers; none of one that is shipped or can be read no more."""
+    with suppress(TableError):
+        if surrogate not in surrogate_names() and Path(surrogate).is_dir() and (found := load_surrogate(surrogate)):
+            return sorted({Source.parse(key).gpu for key in np.unique(found.support.source).tolist()})
+    return []
+
+
+def reasons_of(
+    plans: Sequence[Mapping[str, Any]], surrogate: str = "", job: Job | None = None
+) -> list[tuple[str, ...]]:
+    """Why the interval of each plan (records) is wider, by its ``in_domain`` and ``doubts``; none where it is not."""
+    words = {**DOUBTS, UNLIKE: beyond(surrogate, job), NOT_AS_STATED: _STANDS_IN}
+    return [
+        tuple(words[name] for name in str(plan.get("doubts") or "").split() if name in words) or (NOT_KNOWN,)
+        if plan.get("in_domain") is False
+        else ()
+        for plan in plans
+    ]
+
+
+def in_common(reasons: Reasons) -> list[str]:
+    """The reasons that all plans have."""
+    return [why for why in (reasons[0] if reasons else ()) if all(why in own for own in reasons)]
+
+
+def own_reasons(reasons: Reasons) -> list[tuple[str, ...]]:
+    """Of each plan the reasons that not all have: those that its ``?`` stands for."""
+    common = in_common(reasons)
+    return [tuple(why for why in own if why not in common) for own in reasons]
+
+
+def wider_lines(reasons: Reasons, names: Sequence[str] = (), interval: str = "interval (±)") -> list[str]:
+    """Sentences of a legend on why intervals are wider, those of all plans first; none where nothing widens any.
+
+    ``names``: of the plans, where a table has no room for ``?``; those of the same reasons are named together.
+    """
+    common, own = in_common(reasons), own_reasons(reasons)
+    every = " for every plan here" if len(reasons) > 1 else ""
+    lines = [f"The {interval} is wider{every}: {'; '.join(common)}."] if common else []
+    still = " still" if common else ""
+    if not names:
+        return [*lines, f"? the {interval} is wider{still}: {'; '.join(_counted(own))}."] if any(own) else lines
+    for whys in dict.fromkeys(filter(None, own)):
+        of = [name for name, one in zip(names, own, strict=True) if one == whys]
+        lines.append(f"The {interval} of {_listed(of)} is wider{still}: {'; '.join(whys)}.")
+    return lines
+
+
+def _counted(own: Reasons) -> list[str]:
+    """Each reason once, with its number of plans where some marked plan is without it."""
+    marked = [one for one in own if one]
+    counts = {why: sum(why in one for one in marked) for one in marked for why in one}
+    return [
+        why if count == len(marked) else f"{why} ({count} plan{'s' * (count != 1)})" for why, count in counts.items()
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
