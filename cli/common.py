@@ -162,7 +162,7 @@ def _print(
     if as_json or form == "json":
         click.echo(json_text(document()))
     elif form == "csv":
-        from jointopt.runs.csv_text import csv_text
+        from jointopt.runs.table import csv_text
 
         click.echo(csv_text(frame()), nl=False)
     else:

@@ -59,7 +59,7 @@ def import_(
       jointopt import run.log --gpu h100-sxm5-80gb --propose
       jointopt import run.log node0-dcgm.txt node1-dcgm.txt --runs runs.csv
     """
-    from jointopt.runs.csv_text import csv_text
+    from jointopt.runs.table import csv_text
     from jointopt.workflows import import_ as workflow
 
     found = workflow.import_(files, warmup=warmup, **settings.with_network(given))
@@ -67,7 +67,11 @@ def import_(
         _write(out, found.job_text(), "--out")
     if runs:
         _write(runs, csv_text(found.frame()), "--runs")
-    common.answer(workflow.with_proposals(found, **basis) if propose else found, as_json)
+    if propose:
+        from jointopt.workflows.import_gains import with_proposals
+
+        found = with_proposals(found, **basis)
+    common.answer(found, as_json)
 
 
 def _write(path: Path, text: str, option: str) -> None:

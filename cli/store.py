@@ -31,7 +31,7 @@ def check(ctx: click.Context, storage: str) -> None:
 
     The exit code is 1 where something is wrong.
     """
-    from jointopt.runs.care import check as checked
+    from jointopt.runs.store_check import check as checked
 
     found = checked(storage)
     for line in (*found.facts, *(f"Fault: {fault}." for fault in found.faults)):
@@ -47,7 +47,7 @@ def backup(out: Path, storage: str) -> None:
 
     Of an SQLite file all of it, studies included; of PostgreSQL the measurements (pg_dump copies all).
     """
-    from jointopt.runs.care import backup as copied
+    from jointopt.runs.store_check import backup as copied
 
     click.echo(f"{out}: {copied(storage, out):,} bytes.")
 
@@ -56,7 +56,7 @@ def backup(out: Path, storage: str) -> None:
 @_storage
 def repair(storage: str) -> None:
     """Replace a damaged SQLite file by one with all that can be read; the damaged one is kept beside it."""
-    from jointopt.runs.care import repair as repaired
+    from jointopt.runs.store_check import repair as repaired
 
     kept, saved, lost = repaired(storage)
     missing = f", {lost:,} or more could not be read" if lost else ""

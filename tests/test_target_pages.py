@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jointopt.frameworks.targets import TARGETS
-from jointopt.runs.rules import MEASUREMENT_RULES
+from jointopt.runs.checks import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
 from tests.pages import followed, steps
 from tests.places import ROOT

@@ -27,7 +27,7 @@ from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown
 from jointopt.jobs.shape import BLOCK_KEYS, block_name, inline_model, size
 from jointopt.jobs.slurm import SLURM_KEYS, Slurm, read_slurm
-from jointopt.jobs.training import (
+from jointopt.jobs.training_section import (
     TRAINING_KEYS,
     assumed_dtype,
     assumed_recipe,

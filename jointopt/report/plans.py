@@ -28,7 +28,7 @@ from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
 from jointopt.report.tables import TextColumn, beyond, own_reasons, reasons_of
-from jointopt.search.fastest import MOST
+from jointopt.search.exact import MOST
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.memory import FEASIBLE, SURE
 

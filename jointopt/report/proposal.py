@@ -260,8 +260,10 @@ class Proposal(Result):
 
         Beside them ``record.csv.gz`` holds every plan that the search evaluated, where the proposal has them.
         """
-        from jointopt.runs.csv_text import csv_text  # with pandas
-        from jointopt.runs.table import write_table
+        from jointopt.runs.table import (
+            csv_text,  # with pandas
+            write_table,
+        )
 
         folder.mkdir(parents=True, exist_ok=True)
         contents = (json_text(self.document()), csv_text(self.to_frame()), self.text(show_all=True))

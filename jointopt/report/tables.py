@@ -428,7 +428,7 @@ def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as an aligned table, one header line per word of a column's name; sources are left to JSON."""
     rows = [{name: value for name, value in row.items() if name not in _IN_JSON_ALONE} for row in rows]
     columns = [
-        TextColumn(_header(name), [_listing_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
+        TextColumn(_header(name), [_catalog_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
         for name, first in rows[0].items()
     ]
     return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= text_width() else " "))
@@ -438,7 +438,7 @@ def _header(name: str) -> str:
     return _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
 
 
-def _listing_cell(value: Any) -> str:
+def _catalog_cell(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, tuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from jointopt.core.schema import (
     CUDA_GRAPHS,
     DTYPES,
     FP8_RECIPES,
+    LAYOUT_COLUMNS,
     LORA_TARGETS,
     MODEL_BLOCKS,
     ONE_CLOCK,
@@ -26,11 +29,18 @@ from jointopt.core.schema import (
     STATUSES,
     TOKEN_DISPATCHERS,
     Column,
+    Columns,
+    Floats,
     Ints,
     column_of,
 )
-from jointopt.jobs.job import STATE_FIELDS, TF32
+from jointopt.jobs import defaults
+from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, scaled_dtype, scaling_recipe
+from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.defaults import DefaultPlan, default_dtype
+from jointopt.jobs.job import STATE_FIELDS, TF32, Job
 from jointopt.jobs.model import skip_freq_text
+from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.jobs.shape import POSITION_EMBEDDINGS
 from jointopt.jobs.windows import named_skip_freq
 
@@ -381,3 +391,250 @@ def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.Da
     table = pd.DataFrame(list(rows), columns=pd.Index(columns))
     floats = [name for name in columns if column_of(name).dtype == "float" and name in (*COLUMNS, ONE_CLOCK.name)]
     return table.astype(dict.fromkeys(floats, float))
+
+
+# Columns by the names that other programs and people give them, and the units that such names state.
+
+
+TIME = "iteration_time_s"
+# Names in configs of Megatron-LM, Hugging Face, DeepSpeed and torchtitan, and what tables often call these.
+_ELSEWHERE = {
+    name: column for column, names in {
+        "dp": "data_parallel data_parallel_size dp_size", "cp": "context_parallel context_parallel_size cp_size",
+        "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
+        "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
+        "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
+        "etp": "expert_tensor_parallel_size",
+        "vpp": "virtual_pipeline virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size vp_size",
+        "micro_batch_size": "mbs micro_batch microbatch_size per_device_train_batch_size",
+        "global_batch_size": "gbs global_batch batch_size train_batch_size",
+        "zero_stage": "zero zero_level", "recompute": "recompute_granularity activation_checkpointing rc",
+        "sequence_parallel": "sp", "num_gpus": "gpus n_gpus world_size", "gpus_per_node": "ngpus_per_node",
+        "num_layers": "layers n_layers n_layer num_hidden_layers", "hidden_size": "hidden d_model n_embd",
+        "num_attention_heads": "heads n_heads n_head num_heads",
+        "num_query_groups": "kv_heads num_kv_heads num_key_value_heads n_kv_heads",
+        "ffn_hidden_size": "ffn intermediate_size ffn_size", "vocab_size": "vocab vocabulary",
+        "seq_length": "seq_len sequence_length max_seq_length max_position_embeddings",
+        "moe_router_topk": "experts_per_token num_experts_per_tok top_k topk",
+        "num_experts": "experts n_experts num_local_experts n_routed_experts",
+        "moe_ffn_hidden_size": "moe_intermediate_size",
+        "iteration_time_s": "step_time step_time_s iteration_time iter_time time_s elapsed_time_per_iteration "
+        "time_per_iteration time_per_step time_per_iter seconds_per_iteration seconds_per_step sec_per_iter "
+        "sec_per_step s_per_it s_per_step s_per_iter iteration_latency step_latency",
+        "avg_power_w": "power power_w average_power_w", "peak_memory_gib": "memory_gib max_memory_gib",
+        "energy_j": "energy",
+        "lora_dim": "lora_rank lora_r peft_dim",
+        "lora_target_modules": "lora_targets lora_target target_modules lora_modules",
+        "attention": "attn attention_kernel attention_backend attn_implementation attention_impl",
+        "dtype": "mixed_precision compute_dtype data_type", "framework": "software library",
+        "token_dispatcher": "moe_token_dispatcher_type moe_token_dispatcher",
+        "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
+    }.items() for name in names.split()
+}  # fmt: skip
+ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
+# What to do to a column in the unit that ends its name, by that of the column meant.
+_UNITS = {
+    "s": {"ms": "divide it by 1,000", "us": "divide it by 1,000,000", "min": "multiply it by 60",
+          "h": "multiply it by 3,600"},
+    "j": {"kj": "multiply it by 1,000", "mj": "multiply it by 1,000,000", "wh": "multiply it by 3,600",
+          "kwh": "multiply it by 3,600,000"},
+    "w": {"kw": "multiply it by 1,000", "mw": "divide it by 1,000"},
+    "gib": {"gb": "multiply it by 0.9313", "mib": "divide it by 1,024", "mb": "divide it by 1,074",
+            "bytes": "divide it by 1,073,741,824"},
+    "mhz": {"ghz": "multiply it by 1,000"},
+}  # fmt: skip
+_SPELLED = {"msec": "ms", "millis": "ms", "milliseconds": "ms", "usec": "us", "microseconds": "us", "minutes": "min",
+            "hours": "h", "sec": "s", "secs": "s", "seconds": "s"}  # fmt: skip
+
+
+def meant(name: str, lacking: Iterable[str]) -> str:
+    """The column of those ``lacking`` that a name nearly is, or that other programs call so; empty for none."""
+    words, lacking = _words(name), set(lacking)
+    bare = "_".join(words[:-1]) if _unit(words) else ""
+    for spelled in ("_".join(words), bare):
+        if spelled in _ELSEWHERE:
+            return _ELSEWHERE[spelled] if _ELSEWHERE[spelled] in lacking else ""
+    if within_node(name):
+        return ""
+    close = difflib.get_close_matches("_".join(words), sorted(lacking), n=1, cutoff=ALIKE)
+    return close[0] if close else ""
+
+
+def within_node(name: str) -> bool:
+    """Whether a name is one of the links within a node, of which tables have no column."""
+    words = _words(name)
+    return bool({"intra", "intranode", "nvlink", "nvswitch"} & {*words})
+
+
+def converted(name: str, column: str) -> str:
+    """The change that makes cells of a column called ``name`` those of ``column``; blank where no other unit shows."""
+    unit, wanted = _unit(_words(name)), column.rsplit("_", 1)[-1]
+    return _UNITS.get(wanted, {}).get(unit, "")
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name in lower case, its unit spelled shortly: ``Step Time (msec)`` is step, time, ms."""
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    return [*words[:-1], _SPELLED.get(words[-1], words[-1])] if words else []
+
+
+def _unit(words: list[str]) -> str:
+    """The unit that ends a name, empty for none."""
+    known = {*_UNITS, *(unit for units in _UNITS.values() for unit in units)}
+    return words[-1] if len(words) > 1 and words[-1] in known else ""
+
+
+# The precision of products in the words of tables: its format, and the recipe that scales fp8 and fp4.
+
+
+# In this order, letters and digits alone: what Megatron-Bridge's tables and recipes call a recipe, and what it means.
+_RECIPE_FRAGMENTS = {
+    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8mx": "mxfp8", "fp8cs": "tensorwise", "currentscaling": "tensorwise",
+    "tensorwise": "tensorwise", "fp8ds": "delayed", "delayed": "delayed", "fp8sc": "blockwise",
+    "subchannel": "blockwise", "blockwise": "blockwise",
+}  # fmt: skip
+_LIGHTNING = {"16": "fp16", "32": "fp32"}  # 16-mixed, 32-true
+_NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
+
+
+def named_recipe(text: str) -> str | None:
+    """The recipe of `jointopt.core.schema.FP8_RECIPES` that a cell means (``fp8_cs``, ``MXFP8``), or None."""
+    word = re.sub(r"[^a-z0-9]", "", text.lower())
+    return next((recipe for fragment, recipe in _RECIPE_FRAGMENTS.items() if fragment in word), None)
+
+
+def named_precision(text: str) -> str | None:
+    """The dtype that a cell of the column ``precision`` means, tf32 as such, or None."""
+    if "tf32" in text.lower():
+        return TF32
+    return named_dtype(text) or _LIGHTNING.get(text.strip().partition("-")[0])
+
+
+def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
+    """The table with blank cells of ``dtype`` and ``fp8_recipe`` from what its other columns state of the precision.
+
+    A precision names both (``fp8_mx``), and a recipe has a dtype of its own.
+    Without any of that the table itself.
+    """
+    columns = {name: runs[name] for name in ("dtype", "fp8_recipe", "precision") if name in runs}
+    meant = [
+        ("dtype", "precision", named_precision), ("fp8_recipe", "precision", named_recipe),
+        ("fp8_recipe", "dtype", named_recipe),
+        ("dtype", "fp8_recipe", lambda name: scaled_dtype(name) if name in FP8_RECIPES else None),
+    ]  # fmt: skip
+    for name, source, of in meant:
+        if source in columns and (found := _meanings(columns[source], of)).notna().any():
+            columns[name] = columns[name].astype(object).fillna(found) if name in columns else found
+    return runs.assign(**columns)
+
+
+def _meanings(cells: pd.Series, of: Callable[[str], str | None]) -> pd.Series:
+    """The meaning of each cell, blank where it is blank or means nothing; each distinct cell is read once."""
+    words = {cell: of(str(cell)) for cell in cells.dropna().unique()}
+    return cells.map(words).astype(object).where(cells.notna())
+
+
+def contradicts(first: str, second: str) -> Callable[[pd.DataFrame], pd.Series]:
+    """Whether two columns name different precisions, or different recipes where both name one."""
+
+    def broken(runs: pd.DataFrame) -> pd.Series:
+        wrong = pd.Series(False, index=runs.index)
+        if not (runs[first].notna() & runs[second].notna()).any():
+            return wrong
+        for of in (_dtype_of, named_recipe):
+            one, other = (_meanings(runs[name], of) for name in (first, second))
+            wrong |= one.notna() & other.notna() & (one != other)
+        return wrong
+
+    return broken
+
+
+def _dtype_of(text: str) -> str | None:
+    """The dtype that a cell of any of the three columns means."""
+    recipe = named_recipe(text)
+    found = scaled_dtype(recipe) if recipe else named_precision(text)
+    return "fp32" if found == TF32 else found
+
+
+def runnable_dtype(text: str, gpu: Gpu, assumed: list[str]) -> str:
+    """The precision that a cell means, or the next wider one that the GPU has a rate for, which is then ``assumed``."""
+    named = named_dtype(text)
+    dtype = named or default_dtype(gpu)
+    while dtype not in gpu.peak_tflops and dtype in _NEXT_WIDER:
+        dtype = _NEXT_WIDER[dtype]
+    if dtype != named or (named_precision(text) == TF32 and not gpu.has_tf32):
+        assumed.append("dtype")
+    return dtype
+
+
+def runnable_recipe(row: Mapping[str, Any], dtype: str, gpu: Gpu, assumed: list[str]) -> ScalingRecipe | None:
+    """The recipe that a row states, else its precision's only one; one that the GPU does not run is left out.
+
+    What is not as stated is then ``assumed``.
+    """
+    if "fp8_recipe" not in row:
+        if only := only_recipe(dtype, gpu):
+            assumed.append("fp8_recipe")
+        return only
+    if (name := str(row["fp8_recipe"])) in recipes_of(dtype, gpu):
+        return scaling_recipe(name, gpu)
+    assumed.append("fp8_recipe")
+    return None
+
+
+# Layouts that rows of one job state, each once with its blanks filled, and their clocks.
+
+
+def number_cells(rows: pd.DataFrame, name: str) -> Floats:
+    """A column of numbers, (n,), NaN where blank; all of it where the table has no such column."""
+    return rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
+
+
+def plan_cells(runs: pd.DataFrame) -> Columns:
+    """The cells of plans of all jobs, (n,): layouts as numbers, NaN where blank, and clocks and what was assumed.
+
+    ``layout``: the number of each layout.
+    """
+    cells: Columns = {
+        name: _codes(runs[name], name) if COLUMNS[name].codes else number_cells(runs, name)
+        for name in LAYOUT_COLUMNS
+        if name in runs
+    }
+    cells |= {"layout": row_codes(cells.values()), "assumed_plan": runs["assumed_plan"].to_numpy(np.int64)}
+    return cells | {name: runs[name].to_numpy() for name in ("clock_mhz", "stage_clock_mhz") if name in runs}
+
+
+def stated_layouts(plans: Columns, rows: Ints, job: Job) -> tuple[DefaultPlan, Ints]:
+    """The layouts that ``rows`` of `plan_cells` of a job state, each once, blanks filled; and which each has, (n,)."""
+    of_row = row_codes([plans["layout"][rows]])
+    first = rows[first_rows(of_row)]
+    default = defaults.default_plan(job, {name: plans[name][first] for name in LAYOUT_COLUMNS if name in plans})
+    # a ZeRO stage without effect stays as the row has it: the shipped surrogate was trained on those
+    kept = {"zero_stage": default.layouts["zero_stage"]}
+    return replace(default, layouts=defaults.canonical(job, default.layouts) | kept), of_row
+
+
+def _codes(cells: pd.Series, name: str) -> Floats:
+    """A plan's column of text as numbers, (n,), NaN where blank."""
+    codes, distinct = pd.factorize(cells)
+    return np.append([float(COLUMNS[name].inside(text)) for text in distinct], np.nan)[codes]
+
+
+def stated_clocks(plans: Columns, rows: Ints, pp: Ints, gpu: Gpu) -> Floats:
+    """Clocks as `Workload`'s, from ``stage_clock_mhz``, else ``clock_mhz``, else the GPU's maximum (1.0 if unknown)."""
+    one = np.full(len(rows), gpu.clock_max_mhz or 1.0)
+    if "clock_mhz" in plans:
+        clocks = plans["clock_mhz"][rows].astype(float)
+        one = np.where(np.isnan(clocks), one, clocks)
+    out = one[:, None]
+    given = pd.Series(plans["stage_clock_mhz"][rows] if "stage_clock_mhz" in plans else None, dtype=object)
+    if given.notna().any():
+        beyond = np.arange(int(pp.max())) >= pp[:, None]
+        out = np.where(beyond, np.nan, out)
+        counts = given.map(len, na_action="ignore").fillna(0).to_numpy(np.int64)
+        for count in np.unique(counts[counts > 0]).tolist():
+            at = np.flatnonzero(counts == count)
+            clocks = np.array(given.iloc[at].tolist(), np.float64)
+            width = out.shape[1] if count == 1 else count  # one clock is that of all stages
+            out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
+    return out

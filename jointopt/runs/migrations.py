@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from jointopt.runs.database import MEASUREMENTS, VERSION, make_table
 from jointopt.runs.database import SCHEMA as SCHEMA_NAME
-from jointopt.runs.kinds import Kind, kind_of, plan_key
+from jointopt.runs.relevance import Kind, kind_of, plan_key
 
 _log = logging.getLogger(__name__)
 _BATCH = 10_000

@@ -7,9 +7,15 @@ changed or deleted. A second table, append-only too, has those that were retract
 from __future__ import annotations
 
 import datetime
+import fcntl
+import glob
 import hashlib
+import itertools
 import json
 import logging
+import os
+import secrets
+import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +28,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
+from jointopt.core.state import state_home
 from jointopt.runs.cells import as_table, json_rows
 from jointopt.runs.database import (
     TABLES,
@@ -33,11 +40,9 @@ from jointopt.runs.database import (
     without_password,
     write_ahead,
 )
-from jointopt.runs.kinds import Wanted, kind_of, plan_key
-from jointopt.runs.migrations import MEASURED, RETRACTED, kind_ids, migrate, version
-from jointopt.runs.nearest import nearest_rows
+from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, kind_ids, migrate, version
 from jointopt.runs.outages import patient
-from jointopt.runs.spill import waiting
+from jointopt.runs.relevance import Kind, Wanted, kind_of, plan_key
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
@@ -131,7 +136,7 @@ class Store:
                 return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def take_in(self) -> int:
-        """Add what processes have left in files (`jointopt.runs.spill`); how many rows the store did not have."""
+        """Add what processes have left in files (`jointopt.runs.store`); how many rows the store did not have."""
         taken = 0
         for _, rows in waiting(self.url):
             for origin in dict.fromkeys(origin for origin, _ in rows):
@@ -265,3 +270,210 @@ def _of_version_1(parts: Iterable[Sequence[Any]], wanted: Wanted) -> Iterator[li
 def content_hash(record: Mapping[str, Any]) -> str:
     """The hash by which a row is known: of its content, whatever the order of its cells."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+# Which rows of a store matter most, by its indexes alone: a bounded number of them, however many there are.
+
+
+_MOST_KINDS = 20_000  # that are looked at, the newest
+_OF_PLANS = 4  # a share of the rows, as a divisor
+
+
+def nearest_rows(connection: sa.Connection, wanted: Wanted, kept: sa.ColumnElement[bool]) -> tuple[list[int], bool]:
+    """(ids, ascending, of the rows that are wanted, whether these are all related ones); ``kept``: of which at all."""
+    ids = sa.select(MEASURED.c.id).where(kept).order_by(MEASURED.c.id.desc())
+    kinds, few = _enough(connection, wanted)
+    most = None if few else wanted.most or wanted.whole
+    found: dict[Kind, list[int]] = {}
+    first: list[int] = []
+    for number, kind in kinds:
+        # one by one, each along the index: together SQLite would read all of them to find the newest
+        rows = ids.where(MEASURED.c.kind_id == number)
+        for plan in wanted.plans if kind.plain == next(iter(found), kind.plain) else ():
+            of_plan = rows.where(MEASURED.c.plan_key == plan)
+            first += connection.scalars(of_plan.limit((wanted.most or wanted.whole or 0) // _OF_PLANS))
+        found.setdefault(kind.plain, []).extend(connection.scalars(rows.limit(most)))
+    groups = [sorted(group, reverse=True)[:most] for group in found.values() if group]
+    return shared(first, groups, most or sum(map(len, groups)), wanted.kinds), few
+
+
+def _enough(connection: sa.Connection, wanted: Wanted) -> tuple[list[tuple[int, Kind]], bool]:
+    """(the related kinds to read, the nearest first, whether all of their rows are): counted in the index alone."""
+    kinds, total = _kinds(connection, wanted), 0
+    if wanted.whole is None:
+        return kinds, True
+    for place, (number, _) in enumerate(kinds, 1):
+        of_kind = sa.select(MEASURED.c.id).where(MEASURED.c.kind_id == number).limit(wanted.whole + 1).subquery()
+        total += connection.scalar(sa.select(sa.func.count()).select_from(of_kind)) or 0
+        if total > wanted.whole and len({kind.plain for _, kind in kinds[:place]}) > wanted.kinds:
+            return kinds[:place], False
+    return kinds, total <= wanted.whole
+
+
+def shared(first: Sequence[int], groups: Sequence[Sequence[int]], most: int, kinds: int) -> list[int]:
+    """At most ``most`` ids, ascending, of ``groups`` (the nearest first, each newest first), with ``first`` before all.
+
+    Where not all have room, half is of the nearest group and the rest in equal parts of ``kinds`` - 1 others; what
+    these leave goes to the nearest that have more.
+    """
+    if sum(map(len, groups)) <= most:
+        return sorted(itertools.chain.from_iterable(groups))
+    groups = groups[:kinds]
+    part = most // 2 // max(len(groups) - 1, 1)
+    order = [*first, *groups[0][: most // 2], *itertools.chain.from_iterable(group[:part] for group in groups[1:])]
+    return sorted(list(dict.fromkeys([*order, *itertools.chain.from_iterable(groups)]))[:most])
+
+
+def _kinds(connection: sa.Connection, wanted: Wanted) -> list[tuple[int, Kind]]:
+    """Numbers and fields of the related kinds, the nearest first, of those the newest."""
+    fields = (KINDS.c[name] for name in Kind._fields)
+    rows = connection.execute(sa.select(KINDS.c.id, *fields).order_by(KINDS.c.id.desc()).limit(_MOST_KINDS))
+    related = ((row[0], kind) for row in rows if wanted.related(kind := Kind(*row[1:])))
+    return sorted(related, key=lambda one: wanted.distance(one[1]))
+
+
+# Rows that a database may not have yet: in a file beside it before anything else is done with them.
+
+
+SPILL = "spill"
+
+
+class Spill:
+    """The rows of this process that the database of ``url`` may lack; ``origin`` is where they come from.
+
+    ``kind``: a word for rows that the store is not to take in.
+    """
+
+    def __init__(self, url: str, origin: str, kind: str = SPILL) -> None:
+        self._url, self._origin, self._kind = url, origin, kind
+        self._token = secrets.token_hex(4)
+        self._open: dict[Path, int] = {}  # files with rows, and their handles
+
+    def keep(self, row: Mapping[str, Any]) -> Path | None:
+        """Write a row (JSON values) to the disk, in the first file that takes it, which is returned; None: none does.
+
+        File and folder are synchronised with the disk before this returns.
+        """
+        line = (json.dumps({"origin": self._origin, "row": dict(row)}) + "\n").encode()
+        for file in _places(self._url, f".{self._token}", self._kind):
+            with suppress(OSError):
+                _append(self._handle(file), line)
+                return file
+        return None
+
+    def clear(self) -> None:
+        """Forget all rows, which the database has now."""
+        for file, handle in self._open.items():
+            with suppress(OSError):  # what stays is taken in again, and stored once
+                file.unlink(missing_ok=True)
+            os.close(handle)
+        self._open = {}
+
+    def close(self) -> None:
+        """Leave the rows to the next start."""
+        for file, handle in self._open.items():
+            with suppress(OSError):
+                if not os.fstat(handle).st_size:
+                    file.unlink(missing_ok=True)
+            os.close(handle)
+        self._open = {}
+
+    @property
+    def files(self) -> list[Path]:
+        """Files that hold rows now."""
+        return [file for file, handle in self._open.items() if os.fstat(handle).st_size]
+
+    def _handle(self, file: Path) -> int:
+        """The file, open and locked; made anew where somebody has removed it."""
+        handle = self._open.get(file)
+        if handle is not None and os.fstat(handle).st_nlink:
+            return handle
+        if handle is not None:
+            os.close(self._open.pop(file))
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(10):
+            handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)  # one that takes files in may look at an empty one, and remove it
+                if os.fstat(handle).st_nlink:
+                    _sync_folder(file.parent)
+                    self._open[file] = handle
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+        raise OSError(f"{file} is removed again and again")
+
+
+def spill_files(url: str, kind: str = SPILL) -> list[Path]:
+    """The files in which rows of a database wait: beside it, with this user's state, or with temporary files."""
+    found: dict[Path, None] = {}
+    for place in _places(url, "", kind):
+        stem = glob.escape(str(place.with_suffix("")))
+        for pattern in (f"{stem}{place.suffix}", f"{stem}.*{place.suffix}"):
+            found |= dict.fromkeys(Path(name) for name in sorted(glob.glob(pattern)))
+    return list(found)
+
+
+def rows_in(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(origin, row) of each line of a file but torn ones."""
+    return list(_rows(file.read_text(encoding="utf-8", errors="replace")))
+
+
+def waiting(url: str, kind: str = SPILL) -> Iterator[tuple[Path, list[tuple[str, dict[str, Any]]]]]:
+    """Each file of this user that no living process writes, with (origin, row) of its lines but torn ones; locked.
+
+    The file is removed when the next one is requested, as its rows are in the store by then.
+    """
+    for file in spill_files(url, kind):
+        with suppress(OSError):
+            handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+            with os.fdopen(handle, encoding="utf-8", errors="replace") as stream:
+                if os.fstat(handle).st_uid != os.geteuid():
+                    continue
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = list(_rows(stream.read()))
+                yield file, found
+                file.unlink(missing_ok=True)
+
+
+def _places(url: str, token: str, kind: str) -> list[Path]:
+    """Files with a ``token`` in their names, the best first."""
+    key, file = hashlib.sha256(os.fsencode(url)).hexdigest()[:16], file_of(url)
+    files = [] if file is None else [file.absolute().with_name(f"{file.name}.{kind}{token}.jsonl")]
+    named = f"{key}{'' if kind == SPILL else f'-{kind}'}{token}.jsonl"
+    with suppress(OSError):
+        files.append(state_home() / "jointopt" / "spill" / named)
+    with suppress(OSError):  # no folder takes temporary files
+        files.append(Path(tempfile.gettempdir(), f"jointopt-spill-{os.geteuid()}-{named}"))
+    return files
+
+
+def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in text.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            held = json.loads(line)
+            yield str(held["origin"]), dict(held["row"])
+
+
+def _append(handle: int, line: bytes) -> None:
+    """Append a whole line, or nothing: a full disk may take a part of it."""
+    size = os.fstat(handle).st_size
+    try:
+        if os.write(handle, line) != len(line):
+            raise OSError
+        os.fsync(handle)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk know of a new file in a folder; some file systems cannot, and need not."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

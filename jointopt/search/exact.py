@@ -3,20 +3,21 @@
 Branch and bound that cannot change the answer: plans are left out only when a point of the running front is at most
 equal to a lower bound of all of them in both objectives, or when such a bound breaks a constraint. Bounds come from two
 optional promises of the problem: lower bounds per layout, and how time and energy move with the clock
-(`jointopt.search.boxes`).
+(`jointopt.search.exact`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.boxes import may_be_feasible, may_improve, open_clocks, worth_evaluating
-from jointopt.search.pareto import concat, front_order, merge
-from jointopt.search.problem import LowerBound, Problem, Progress
+from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.search.breeding import Seen
+from jointopt.search.genome import SLACK_LEVELS
+from jointopt.search.pareto import concat, front_of, front_order, is_beaten, is_covered, merge, objectives, stacked
+from jointopt.search.problem import LowerBound, Problem, Progress, StageClocks
 
 SEED_LAYOUTS = 64
 SEED_CLOCKS = 8
@@ -178,3 +179,358 @@ def _bisect(sweep: _Sweep, layouts: Ints, fastest_s: Floats) -> None:
 def _settle(sweep: _Sweep, plans: Ints) -> None:
     """Visit (layouts, clocks); of clocks that a power limit makes the same the highest comes first, and stays."""
     sweep.visit(*plans[:, np.argsort(-plans[1], kind="stable")])
+
+
+# The exact Pareto front where stages may use their slack: every layout, bottleneck clock and share of slack.
+
+
+MOST_AT_ONCE = 512  # layouts at one clock, whose shares of slack are evaluated before the front rules others out
+LITTLE = 0.3  # share of slack
+SLACKS = np.linspace(0.0, 1.0, SLACK_LEVELS)[1:]
+
+
+@dataclass
+class ProfileSweep:
+    """The running front, which rules plans out, and how many were evaluated or bounded one by one."""
+
+    problem: Problem
+    stage_clocks: StageClocks
+    front: Columns
+    evaluated: int = 0
+
+    def add(self, batch: Columns) -> None:
+        """Takes evaluated plans into the front."""
+        self.front = merge(self.front, batch)
+
+    def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+        """Indices of plans to evaluate, as `worth_evaluating` has them."""
+        return worth_evaluating(self.problem, self.front, layouts, clocks, bounds)
+
+    def settle(self, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats) -> None:
+        """Settles layouts of any depth, (n,), whose plans' times and energies are not below these."""
+        left = may_improve(self.front, time_lb_s, energy_lb_j)
+        depth_of = self.problem.layouts["pp"][layouts[left]]
+        for depth in np.unique(depth_of).tolist():
+            some = left[depth_of == depth]
+            step = max(1, STAGE_CELLS_PER_CHUNK // (depth * self.problem.num_clocks))
+            for start in range(0, len(some), step):
+                rows = some[start : start + step]
+                rows = rows[may_improve(self.front, time_lb_s[rows], energy_lb_j[rows])]
+                self._settle_depth(layouts[rows], time_lb_s[rows])
+
+    def _settle_depth(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Settles layouts of one depth."""
+        if not len(layouts):
+            return
+        clocks, depth = self.problem.num_clocks, int(self.problem.layouts["pp"][layouts[0]])
+        every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
+        relaxed = self.stage_clocks(*every, np.ones(len(layouts) * clocks))[:, :depth].reshape(-1, clocks, depth)
+        place, least = _of_halves(relaxed)
+
+        def slowest(row: Ints, low: Ints, high: Ints) -> Floats:
+            return np.asarray(least[place[low, high], row])
+
+        found = list(open_clocks(self.problem, lambda: self.front, layouts, fastest_s, slowest))
+        layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
+        for start in range(0, len(layout), MOST_AT_ONCE):
+            some = slice(start, start + MOST_AT_ONCE)
+            self._evaluate(layout[some], clock[some])
+
+    def _evaluate(self, layouts: Ints, clocks: Ints) -> None:
+        """All shares of slack of layouts at a bottleneck clock each, merged into the front.
+
+        In lots: the best by their bounds, then little slack, then what these leave, as more slack is never faster.
+        """
+        of = np.repeat(np.arange(len(layouts)), len(SLACKS))
+        layout, clock, slack = layouts[of], clocks[of], np.tile(SLACKS, len(layouts))
+        clocks_mhz = self.problem.decode_clocks(layout, clock, slack)
+        left = Seen().add(layout, clocks_mhz)  # several shares may decode to the same clocks
+        bounds, least_s = np.empty((2, len(of))), np.zeros(len(layouts))
+        bounds[:, left] = self.problem.bounds(layout[left], clocks_mhz[left])
+        self.evaluated += len(left)
+        for lot in range(3):
+            left = left[self.worth(layout[left], clocks_mhz[left], bounds[:, left])]
+            rows = [front_order(*bounds[:, left]), np.flatnonzero(slack[left] <= LITTLE), np.arange(len(left))][lot]
+            some, left = left[rows], np.delete(left, rows)
+            batch = self.problem.evaluated(layout[some], clock[some], slack[some], clocks_mhz[some])
+            self.add(batch)
+            little = slack[some] <= LITTLE
+            np.maximum.at(least_s, of[some[little]], batch["iteration_time_s"][little])
+            known_s = np.where(slack[left] > LITTLE, least_s[of[left]], 0.0)
+            bounds[:, left] = self.problem.raised(layout[left], bounds[0, left], bounds[1, left], known_s)
+
+
+def _of_halves(clocks: Floats) -> tuple[Ints, Floats]:
+    """(place[low, high], least[place] (n, S)): the least of clocks (n, C, S) in every range that halving C leads to.
+
+    Halved as `open_clocks` does.
+    """
+    count = clocks.shape[1]
+    place, least = np.zeros((count, count), np.int64), np.empty((2 * count - 1, len(clocks), clocks.shape[2]))
+    ranges = [(0, count - 1)]
+    for low, high in ranges:  # which grows
+        middle = (low + high) // 2
+        ranges += [(low, middle), (middle + 1, high)] * (low < high)
+    for at, (low, high) in reversed(list(enumerate(ranges))):
+        place[low, high], middle = at, (low + high) // 2
+        if low == high:
+            least[at] = clocks[:, low]
+        else:
+            np.minimum(least[place[low, middle]], least[place[middle + 1, high]], out=least[at])
+    return place, least
+
+
+def exact_front_of_profiles(problem: Problem, *, progress: Progress | None = None) -> ExactFront:
+    """The front over all layouts, bottleneck clocks and shares of slack (multiples of 0.1); memory is bounded.
+
+    ``covered`` counts the plans of that space. Without ``stage_clocks`` or ``energy_slope_w`` it is the front of the
+    uniform clocks. ``progress`` is as for `exact_front`.
+    """
+    uniform = exact_front(problem, progress=progress)
+    if problem.stage_clocks is None or not problem.has_slope or not problem.num_layouts:
+        return uniform
+    sweep = ProfileSweep(problem, problem.stage_clocks, uniform.front)
+    pipelines = np.flatnonzero(problem.layouts["pp"] > 1).astype(np.int64)
+    sweep.settle(*promising(problem, sweep.front, pipelines))
+    covered = uniform.covered + len(pipelines) * problem.num_clocks * len(SLACKS)
+    evaluated = uniform.evaluated + sweep.evaluated
+    return ExactFront(sweep.front, covered, evaluated, uniform.sample)
+
+
+# The exact Pareto front of time, energy and a third goal that the layout alone decides, such as memory.
+
+
+SMALLEST_LEVEL = 64  # layouts; of fewer the calls cost more than the front of earlier levels spares
+LEVELS = 256  # at most so many of about equal size
+
+
+@dataclass
+class _Level(ProfileSweep):
+    """Plans of layouts of about the same third goal that the front of earlier levels leaves."""
+
+    found: Columns | None = None
+
+    def add(self, batch: Columns) -> None:
+        """Keeps evaluated plans; the front stays that of earlier levels."""
+        self.found = front_of(batch if self.found is None else concat([self.found, batch]), self.problem.goals)
+
+    def worth(self, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+        """Indices of plans that neither the front nor what this level found rules out by their bounds."""
+        left = super().worth(layouts, clocks, bounds)
+        if self.found is None:
+            return left
+        third = np.asarray(self.problem.third_goal)[layouts[left]]
+        least = np.stack([*bounds[:, left] * (1.0 - ROUNDING), third], axis=1)
+        return left[~is_beaten(stacked(self.found, self.problem.goals), least)]
+
+    def uniform(self, layouts: Ints, fastest_s: Floats) -> None:
+        """Settles one clock on all stages of layouts, whose times are not below these; the highest clock first."""
+        problem = self.problem
+
+        def slowest(_: Ints, low: Ints, __: Ints) -> Floats:
+            return problem.clocks_mhz[low, None]
+
+        found = open_clocks(problem, lambda: self.front, layouts, fastest_s, slowest)
+        layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
+        order = np.argsort(-clock, kind="stable")
+        layout, clock = layout[order], clock[order]
+        clocks_mhz = problem.clocks_mhz[clock, None]
+        left = self.worth(layout, clocks_mhz, np.stack(problem.bounds(layout, clocks_mhz)))
+        self.add(problem.plans(layout[left], clock[left], np.zeros(len(left))))
+        self.evaluated += len(layout)
+
+
+def exact_front_of_levels(problem: Problem, *, progress: Progress | None = None) -> tuple[Columns, int]:
+    """(front by all three goals over layouts, clocks and shares of slack, plans evaluated or bounded one by one).
+
+    ``problem.has_levels`` must hold. ``progress`` is as for `exact_front`.
+    """
+    none = np.zeros(0, np.int64)
+    parts, evaluated = [problem.plans(none, none, np.zeros(0))], 0
+    front, done = parts[0], 0
+    for layouts in _levels(problem):
+        level = _settled(problem, front, layouts)
+        evaluated, done = evaluated + level.evaluated, done + len(layouts)
+        if level.found is not None:
+            parts.append(level.found)
+            front = merge(front, parts[-1])
+        if progress is not None:
+            progress(done * problem.num_clocks, problem.num_layouts * problem.num_clocks, len(front["slack"]))
+    return front_of(concat(parts), problem.goals), evaluated
+
+
+def _levels(problem: Problem) -> Iterator[Ints]:
+    """Yield layouts by their third goal, the least first."""
+    order = np.argsort(np.asarray(problem.third_goal), kind="stable").astype(np.int64)
+    size = max(SMALLEST_LEVEL, -(-len(order) // LEVELS))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _settled(problem: Problem, front: Columns, layouts: Ints) -> _Level:
+    """The level of these layouts, of which the ``front`` of earlier ones leaves what may improve it."""
+    level = _Level(problem, problem.stage_clocks or problem.decode_clocks, front)
+    layouts, *bounds = promising(problem, front, layouts)
+    left = may_improve(front, *bounds)
+    if len(left):
+        level.uniform(layouts[left], bounds[0][left])
+    if len(left) and problem.stage_clocks is not None:
+        left = left[problem.layouts["pp"][layouts[left]] > 1]
+        level.settle(layouts[left], *(values[left] for values in bounds))
+    return level
+
+
+# Branch and bound over boxes: a layout and a range of clocks, halved until the front covers it or one clock is left.
+
+
+ROUNDING = 1e-9  # relative; a bound computed in another order may exceed the truth by rounding
+
+Slowest = Callable[[Ints, Ints, Ints], Floats]
+
+
+def may_improve(front: Columns | None, time_lb_s: Floats, energy_lb_j: Floats) -> Ints:
+    """Indices of the bounds that the front does not cover, by more than rounding."""
+    if front is None:
+        return np.arange(len(time_lb_s))
+    low = 1.0 - ROUNDING
+    return np.flatnonzero(~is_covered(*objectives(front), time_lb_s * low, energy_lb_j * low))
+
+
+def may_be_feasible(
+    problem: Problem, layouts: Ints, time_lb_s: Floats, energy_lb_j: Floats, power_lb_w: Floats | float = 0.0
+) -> Bools:
+    """Whether plans of layouts whose time, energy and power are not below these may keep the constraints, (n,)."""
+    if problem.least_violation is None:
+        return np.ones(len(layouts), np.bool_)
+    power_w = np.broadcast_to(power_lb_w, len(layouts))
+    return np.asarray(~(problem.least_violation(layouts, time_lb_s, energy_lb_j, power_w) > ROUNDING))
+
+
+def worth_evaluating(problem: Problem, front: Columns | None, layouts: Ints, clocks: Floats, bounds: Floats) -> Ints:
+    """Indices of plans of explicit stage clocks (n, S) that may be feasible and improve the front.
+
+    ``bounds`` (2, n): time and energy that they are not below.
+    """
+    left = may_improve(front, *bounds)
+    power_w = 0.0 if problem.least_power_w is None else problem.least_power_w(layouts[left], clocks[left])
+    time_s, energy_j = bounds[:, left]
+    return left[may_be_feasible(problem, layouts[left], time_s, energy_j, power_w)]
+
+
+def open_clocks(
+    problem: Problem, front: Callable[[], Columns | None], layouts: Ints, fastest_s: Floats, slowest: Slowest
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield (layouts, clock indices) of single clocks that may hold a plan that the ``front``, as it then is, lacks.
+
+    ``fastest_s``: a time that no plan of each layout is below. ``slowest(rows, low, high)``: clocks (n, S) of layouts
+    in those rows that no stage goes below in plans of the clocks ``low`` to ``high``. The problem has a slope.
+    """
+
+    def bounds(row: Ints, low: Ints, high: Ints) -> Floats:
+        """Work and power, (2, n), that plans of these clocks are not below."""
+        clocks = slowest(row, low, high)
+        power = np.zeros(len(row)) if problem.least_power_w is None else problem.least_power_w(layouts[row], clocks)
+        return np.stack([problem.work(layouts[row], clocks), power])
+
+    rows = np.arange(len(layouts))
+    boxes = np.stack([rows, np.zeros_like(rows), np.full_like(rows, problem.num_clocks - 1)])
+    time_s, least = fastest_s, bounds(*boxes)
+    while True:
+        energy_j = least[0] + problem.slope_w(layouts[boxes[0]]) * time_s
+        left = may_improve(front(), time_s, energy_j)
+        left = left[may_be_feasible(problem, layouts[boxes[0, left]], time_s[left], energy_j[left], least[1, left])]
+        single = boxes[1, left] == boxes[2, left]
+        yield layouts[boxes[0, left[single]]], boxes[1, left[single]]
+        left = left[~single]
+        if not len(left):
+            return
+        row, low, high = boxes[:, left]
+        middle = (low + high) // 2
+        middle_s = problem.least_time(layouts[row], problem.clocks_mhz[middle, None])
+        boxes = np.concatenate([[row, low, middle], [row, middle + 1, high]], axis=1)
+        time_s = np.concatenate([middle_s, time_s[left]])
+        least = np.concatenate([least[:, left], bounds(row, middle + 1, high)], axis=1)
+
+
+# The fastest layouts by the lower bounds of their times: only those are worked out that the quick bound leaves.
+
+
+TimeOf = Callable[[Ints], Floats]  # layouts (n,) -> times (n,) that are not below the problem's bounds
+FEW = 64  # layouts whose bounds are worked out first
+MOST = 1000  # layouts that a plan is ranked among; those behind are as good as last
+
+
+def fastest(problem: Problem, layouts: Ints, time_of: TimeOf | None = None) -> int:
+    """The one of ``layouts`` with the least time by ``time_of``, else with the least lower bound; the first of several.
+
+    The problem has bounds. Times, which are not below them, are worked out where a bound is not above a known time.
+    """
+    bound, quick_bound = _bounds(problem)
+    of = time_of or (lambda some: bound(some)[0])
+    quick_s, _ = quick_bound(layouts)
+    few = layouts[np.argsort(quick_s, kind="stable")[:FEW]]
+    known_s = of(few[bound(few)[0].argmin()][None])[0]
+    left = layouts[quick_s * (1.0 - ROUNDING) <= known_s]
+    left = left[bound(left)[0] * (1.0 - ROUNDING) <= known_s]
+    return int(left[of(left).argmin()])
+
+
+def ranked(problem: Problem, most: int) -> tuple[Ints, Floats]:
+    """The layouts with the lowest lower bounds on time, at most ``most``, and these bounds.
+
+    The problem has bounds. They are worked out in the order of the quick ones, twice as many each time, until no
+    other can be among them.
+    """
+    bound, quick_bound = _bounds(problem)
+    quick_s, _ = quick_bound(np.arange(problem.num_layouts))
+    order = np.argsort(quick_s, kind="stable")
+    left, least_s, count = order, np.empty(0), most
+    while len(left):
+        least_s = np.concatenate([least_s, bound(left[:count])[0]])
+        left, count = left[count:], 2 * count
+        if len(least_s) >= most:
+            left = left[quick_s[left] * (1.0 - ROUNDING) <= np.partition(least_s, most - 1)[most - 1]]
+    known = order[: len(least_s)]
+    best = np.lexsort([known, least_s])[:most]
+    return known[best], least_s[best]
+
+
+def count_faster(
+    problem: Problem, time_s: float, most: int = MOST, time_of: TimeOf | None = None, at_most: TimeOf | None = None
+) -> int | None:
+    """Number of layouts whose time by ``time_of``, else its lower bound, is below ``time_s``; None: more than ``most``.
+
+    The problem has bounds. They are worked out in the order of the quick ones, where the faster layouts come first. A
+    layout counts once, under its highest power limit: none is faster under a lower one. ``at_most``: times that those
+    of ``time_of`` do not exceed, for less than these.
+    """
+    bound, quick_bound = _bounds(problem)
+    layouts = np.arange(problem.num_distinct)
+    quick_s, _ = quick_bound(layouts)
+    left = np.flatnonzero(quick_s * (1.0 - ROUNDING) < time_s)
+    left = left[np.argsort(quick_s[left], kind="stable")]
+    found = 0
+    for start in range(0, len(left), most):
+        some = layouts[left[start : start + most]]
+        some = some[bound(some)[0] < time_s]
+        surely = np.full(len(some), time_of is None) if at_most is None else at_most(some) < time_s
+        found += int(np.count_nonzero(surely))
+        if time_of is not None and found <= most and not surely.all():
+            found += int(np.count_nonzero(time_of(some[~surely]) < time_s))
+        if found > most:
+            return None
+    return found
+
+
+def rank(problem: Problem, time_s: float, time_of: TimeOf | None = None, at_most: TimeOf | None = None) -> int | None:
+    """The rank of a layout by its time ``time_s``: 1 is the first, None is beyond `MOST`; as in `count_faster`."""
+    sooner_s = time_s * (1.0 - 1e-9)  # none is faster than itself
+    faster = count_faster(problem, sooner_s, time_of=time_of, at_most=at_most)
+    return None if faster is None else 1 + faster
+
+
+def _bounds(problem: Problem) -> tuple[LowerBound, LowerBound]:
+    bound = problem.lower_bound
+    if bound is None:
+        raise ValueError("a problem without lower bounds")
+    return bound, problem.quick_bound or bound

@@ -5,12 +5,13 @@ NSGA-II finds the regions; what is left are small moves, and those are cheap to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.search.breeding import Seen, best_of_combinations
+from jointopt.search.exact import ExactFront, exact_front_of_profiles
 from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
 from jointopt.search.problem import Problem
@@ -222,3 +223,22 @@ def explicit(problem: Problem, layout: Ints, clocks: Floats) -> Columns:
     highest = np.fmax.reduce(clocks, axis=1, initial=problem.clocks_mhz[0])
     index = np.searchsorted(problem.clocks_mhz, highest).clip(0, problem.num_clocks - 1).astype(np.int64)
     return problem.evaluated(layout, index, np.full(len(layout), np.nan), clocks)
+
+
+# Plans within constraints that only clocks of single stages keep, from the front without constraints.
+
+
+def front_within_limits(
+    problem: Problem, exact: ExactFront, free: Problem, evaluations: int
+) -> tuple[ExactFront, Columns]:
+    """(the ``exact`` front with what else keeps the constraints of ``problem``, the front of ``free``).
+
+    For where one clock, and slack, keep few constraints or none: ``free`` is the problem without them. They bound time,
+    energy and their ratio, so that what keeps them lies on its front, or behind a plan of it that draws more power.
+    ``evaluations``: of plans with clocks of single stages moved, at most.
+    """
+    swept = exact_front_of_profiles(free)
+    moved, spent = move_stages(free, swept.front, evaluations)
+    plans = problem.again(moved)
+    front = merge(exact.front, take(plans, np.flatnonzero(plans["violation"] <= 0.0)))
+    return replace(exact, front=front, evaluated=exact.evaluated + swept.evaluated + spent), moved

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import front_order, objectives
 from jointopt.search.problem import Problem

@@ -71,7 +71,7 @@ class JobModel:
         """The model that a command's options stand for; a model is returned as it is.
 
         ``surrogate``: a shipped one's name, a folder, or none. ``measured``: runs at hand. ``storage``: the URL of a
-        database, whose measurements count too, of many those of ``plans`` first (`jointopt.runs.kinds.plan_key`).
+        database, whose measurements count too, of many those of ``plans`` first (`jointopt.runs.relevance.plan_key`).
         ``machine``: figures that stand in for what the job does not state.
         UsageError for an unknown surrogate, or a calibration or machine of another GPU,
         TableError for measured times that are in another unit, and runs at hand of which none can be learned from.

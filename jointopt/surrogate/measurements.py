@@ -15,15 +15,13 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
-from jointopt.runs.classes import states_class
+from jointopt.runs.checks import contradicting_lines, states_class
 from jointopt.runs.database import without_password
-from jointopt.runs.heads import lacks_heads, model_as_kin
-from jointopt.runs.kinds import kind_of, related_to
-from jointopt.runs.open_plans import runs_with_plans
-from jointopt.runs.repeated import contradicting_lines
+from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
+from jointopt.runs.relevance import kind_of, related_to
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
-from jointopt.runs.unused import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
-from jointopt.runs.workloads import Workload
+from jointopt.runs.unknown_plans import runs_with_plans
+from jointopt.runs.workloads import Workload, lacks_heads, model_as_kin
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (
     Evidence,
@@ -99,7 +97,7 @@ class Measurements:
         """
         import pandas as pd
 
-        from jointopt.runs.kinds import kin_of, wanted_by
+        from jointopt.runs.relevance import kin_of, wanted_by
         from jointopt.runs.store import Store
 
         store = Store(url)
@@ -112,7 +110,7 @@ class Measurements:
     @classmethod
     def stored_for(cls, url: str, table: pd.DataFrame) -> Measurements:
         """Measurements of the database of that URL on the GPUs or by the frameworks of a table, of many the nearest."""
-        from jointopt.runs.kinds import wanted_by_table
+        from jointopt.runs.relevance import wanted_by_table
         from jointopt.runs.store import Store
 
         found = Store(url).read(wanted_by_table(table, MOST_FOR_TABLE))

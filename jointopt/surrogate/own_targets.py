@@ -12,7 +12,7 @@ import numpy as np
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.runs.row_names import row_names
+from jointopt.runs.table import row_names
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.own_folds import crossed

@@ -17,8 +17,8 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.physics.sensitivities import CATEGORY
-from jointopt.runs.row_names import row_names
-from jointopt.runs.unused import without_time
+from jointopt.runs.ignored_columns import without_time
+from jointopt.runs.table import row_names
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
 from jointopt.surrogate.evidence import as_it_is
 from jointopt.surrogate.held_out import FOLDS, HeldOut, group_folds, joined, measured_split, predict_pairs, predict_rows

@@ -7,12 +7,12 @@ import pandas as pd
 
 from jointopt.core.errors import TableError
 from jointopt.physics.calibrate.law_fit import board_of
-from jointopt.physics.calibrate.pipelines import fit_pipelines
+from jointopt.physics.calibrate.measured_pipelines import fit_pipelines
 from jointopt.physics.calibrate.profiles import NOT_PREDICTED, calibration_of, fit_profiles
-from jointopt.physics.calibrate.readings import check_query, check_readings
+from jointopt.physics.calibrate.stage_readings import check_query, check_readings
 from jointopt.physics.calibrate.stage_tables import ResponseTable, check_results, gpu_id, response_table
 from jointopt.report.results import Calibrated
-from jointopt.runs.row_names import row_names
+from jointopt.runs.table import row_names
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:

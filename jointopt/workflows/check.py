@@ -5,9 +5,8 @@ from __future__ import annotations
 from jointopt.jobs.job import Job
 from jointopt.report.proposal import Checked
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import assumptions
-from jointopt.workflows.given import from_files
-from jointopt.workflows.problem import feasible_layouts
+from jointopt.workflows.answers import assumptions, from_files
+from jointopt.workflows.feasible_layouts import feasible_layouts
 from jointopt.workflows.search_steps import Stopwatch
 
 

@@ -17,10 +17,9 @@ from jointopt.report.explanation import Explanation
 from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.against import with_limits
+from jointopt.workflows.answers import from_files, listed, with_limits
 from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.explain import explain
-from jointopt.workflows.given import from_files, listed
 
 if TYPE_CHECKING:
     import pandas as pd

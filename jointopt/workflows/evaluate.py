@@ -18,9 +18,8 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.machine import Machine
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
-from jointopt.runs.row_names import row_names
-from jointopt.runs.table import doubtful_precision
-from jointopt.runs.unused import without_time
+from jointopt.runs.ignored_columns import without_time
+from jointopt.runs.table import doubtful_precision, row_names
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.known_rows import Fingerprints, fingerprints
@@ -29,7 +28,7 @@ from jointopt.surrogate.power_unit import MeasuredWatts, static_power_w
 from jointopt.surrogate.precision_doubt import precision_lines
 from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
-from jointopt.workflows.given import from_files
+from jointopt.workflows.answers import from_files
 from jointopt.workflows.predict import predict
 
 _log = logging.getLogger(__name__)

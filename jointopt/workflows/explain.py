@@ -32,11 +32,10 @@ from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.layout_table import Rank
 from jointopt.report.shortage import shortage_of
-from jointopt.runs.kinds import plan_keys
+from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.answers import answered, assumptions, check_priceable
-from jointopt.workflows.given import from_files
+from jointopt.workflows.answers import answered, assumptions, check_priceable, from_files
 from jointopt.workflows.open_settings import of_plan
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def _warming(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> d
 
 
 def _rank(model: JobModel, layout: Columns) -> Rank | None:
-    from jointopt.workflows.ranking import rank_of  # imports the search
+    from jointopt.workflows.feasible_layouts import rank_of  # imports the search
 
     try:
         return rank_of(model, layout)

@@ -18,7 +18,7 @@ from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.report.exported import Exported, exported, plan_alone
 from jointopt.report.shortage import Shortage, shortage_of
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.given import from_files
+from jointopt.workflows.answers import from_files
 
 if TYPE_CHECKING:
     import pandas as pd

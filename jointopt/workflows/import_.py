@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jointopt.core.facts import joined_notes
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS
@@ -20,12 +19,9 @@ from jointopt.frameworks.options import Taken
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import LATENT
 from jointopt.jobs.plans.text import format_plan, parse_plan, plan_assumptions, plan_records
-from jointopt.report.imported import Comparison, Imported
+from jointopt.report.imported import Imported
 from jointopt.runs.rows import failed_row, is_blank, result_row
-from jointopt.workflows.given import from_files, paths
-
-if TYPE_CHECKING:
-    import pandas as pd
+from jointopt.workflows.answers import from_files, paths
 
 WARM_UP = 5  # iterations
 
@@ -62,29 +58,6 @@ def import_(
         without_effect=sum(one.without_effect for one in taken), remarks=(*run.remarks, *remarks),
         assumed=plan_assumptions(parsed),
     )  # fmt: skip
-
-
-def with_proposals(imported: Imported, **options: Any) -> Imported:
-    """The import with the plans that `propose` finds beside the one that runs, and what each is expected to gain.
-
-    ``options`` as those of `propose`; the measured rows move its predictions.
-    """
-    from jointopt.workflows.explain import explain
-    from jointopt.workflows.propose import propose
-
-    if imported.runs:
-        options["measured"] = _with(options.get("measured"), imported.frame())
-    proposal = propose(imported.job, **options)
-    basis = ("surrogate", "measured", "calibration", "storage", "machine")
-    own = {key: value for key, value in options.items() if key in basis}
-    today = explain(imported.job, imported.plan, **own)
-    return dataclasses.replace(imported, comparison=Comparison.of(proposal, today, imported.runs))
-
-
-def _with(earlier: Any, rows: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
-    return rows if earlier is None else pd.concat([earlier.table, rows], ignore_index=True)
 
 
 def _name(files: Sequence[Path]) -> str:

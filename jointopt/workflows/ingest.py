@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from jointopt.core.errors import TableError, of_table
-from jointopt.runs.repeated import contradicting_lines
-from jointopt.runs.rules import MEASUREMENT_RULES
+from jointopt.runs.checks import MEASUREMENT_RULES, contradicting_lines
+from jointopt.runs.ignored_columns import unused_lines
 from jointopt.runs.store import Store
 from jointopt.runs.table import doubtful_lines, problem_lines, read_measurements, readable_runs, refused_rows
-from jointopt.runs.unused import unused_lines
 from jointopt.surrogate.dataset import with_results
 from jointopt.surrogate.evidence import log_time_ratio
 from jointopt.surrogate.measurements import Measurements

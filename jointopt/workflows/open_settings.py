@@ -20,11 +20,11 @@ from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
-from jointopt.search.fastest import fastest
+from jointopt.search.exact import fastest
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
 from jointopt.surrogate.network_doubt import network_assumed
-from jointopt.workflows.problem import at_top, search_problem, top_times, worth_starting
+from jointopt.workflows.feasible_layouts import at_top, search_problem, top_times, worth_starting
 
 if TYPE_CHECKING:
     from jointopt.report.proposal import Proposal

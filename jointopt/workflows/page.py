@@ -17,8 +17,8 @@ from jointopt.physics.site import with_site
 from jointopt.report.page.made import Reported, report_of
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.given import from_files
-from jointopt.workflows.stored_proposals import PROPOSAL, stored_proposal
+from jointopt.workflows.answers import from_files
+from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:
     import pandas as pd

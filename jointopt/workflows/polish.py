@@ -35,7 +35,7 @@ from jointopt.report.results import Polished, PolishedPoint
 from jointopt.report.shortage import shortage_of
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.given import from_files
+from jointopt.workflows.answers import from_files
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,10 +25,9 @@ from jointopt.jobs.plans.rules import violations
 from jointopt.physics.cost_model import heat, memory_limit_gib
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
-from jointopt.runs.classes import class_conflicts, states_class, taken_lines
-from jointopt.runs.heads import lacks_heads
-from jointopt.runs.unused import by_reason, left_out_lines, unread_lines
-from jointopt.runs.workloads import Workload, workloads
+from jointopt.runs.checks import class_conflicts, states_class, taken_lines
+from jointopt.runs.ignored_columns import by_reason, left_out_lines, unread_lines
+from jointopt.runs.workloads import Workload, lacks_heads, workloads
 from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin

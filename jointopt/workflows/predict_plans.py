@@ -20,9 +20,7 @@ from jointopt.search.pareto import concat
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.against import with_limits
-from jointopt.workflows.answers import answered, check_priceable
-from jointopt.workflows.given import from_files, listed
+from jointopt.workflows.answers import answered, check_priceable, from_files, listed, with_limits
 from jointopt.workflows.predict import as_predicted
 from jointopt.workflows.predict import predict as predict_table
 

@@ -24,21 +24,16 @@ from jointopt.report.proposal import Proposal
 from jointopt.report.shortage import remedy, shortage_of
 from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
-from jointopt.search.exact import ExactFront
-from jointopt.search.fastest import fastest
+from jointopt.search.exact import ExactFront, fastest
+from jointopt.search.local_search import front_within_limits
 from jointopt.search.pareto import concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
-from jointopt.search.tight_limits import front_within_limits
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.against import Against
-from jointopt.workflows.answers import answered, assumptions, check_priceable
+from jointopt.workflows.answers import Against, answered, assumptions, check_priceable, from_files
 from jointopt.workflows.baseline import baseline_plan
-from jointopt.workflows.beside import beside
-from jointopt.workflows.given import from_files
+from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, prepared, top_times
 from jointopt.workflows.joint import joint_saving, two_steps
-from jointopt.workflows.layouts import best_layouts
 from jointopt.workflows.open_settings import of_first
-from jointopt.workflows.problem import Prepared, at_top, need_power, prepared, top_times
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
 
 if TYPE_CHECKING:
@@ -46,6 +41,25 @@ if TYPE_CHECKING:
 
     from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
+from collections.abc import Callable, Iterator, Mapping
+
+from jointopt.core.errors import UsageError
+from jointopt.core.schema import Bools
+from jointopt.core.units import Z_90
+from jointopt.jobs.catalog.recipes import Recipe, recipes_for
+from jointopt.jobs.plans.text import format_plan
+from jointopt.physics.explain.parts import time_parts
+from jointopt.physics.makespan import least_makespan_s
+from jointopt.physics.throughput import with_rates
+from jointopt.report.layout_table import NEAR
+from jointopt.report.plans import odds
+from jointopt.report.published_plans import Beside
+from jointopt.report.tables import plan_entries
+from jointopt.search.exact import ranked
+from jointopt.search.pareto import below_chord
+from jointopt.surrogate.intervals import RESULTS
+from jointopt.surrogate.memory import SURE
+from jointopt.workflows.feasible_layouts import place_of
 
 _log = logging.getLogger(__name__)
 CONSTRAINED = "breaks a constraint at every clock"
@@ -210,7 +224,7 @@ def _reference(physics: CostModel, layout: int) -> Columns:
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
     """The proposal with the study of its described ``plans`` written to ``storage``."""
-    from jointopt.search.studies.saving import save_study
+    from jointopt.search.studies.trials import save_study
 
     job_text = dump_job(proposal.job)
     with watch.phase("store", "storing the study"):
@@ -229,3 +243,253 @@ def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | N
     if study not in (None, name):
         _log.warning("The name %r belongs to another study; this one is stored as %r.", study, name)
     return replace(proposal, study_name=name, storage=without_password(storage.url), seconds=watch.seconds)
+
+
+# Plans that a proposal shows beside its front: what others published for the job, and a conventional neighbour.
+
+
+# What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
+FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
+DEEPEST_PLAIN = 16  # stages of a pipeline without interleaving; MT-NLG's 35 are the exception
+MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism
+
+
+def beside(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
+) -> tuple[Beside, ...]:
+    """Published plans of the job, and layouts that may be taken instead of the front's fastest plan (row 0).
+
+    Where that is outside of what people run the fastest one inside; where it may not fit in memory the fastest one that
+    surely does. ``answer``: the front by time; ``fitting`` (L,): the probability that each layout of ``physics`` fits.
+    """
+    found = [*_published(model, problem, physics, answer)]
+    for instead in (_conventional, _fitting):
+        found += instead(model, problem, physics, answer, fitting)
+    return tuple(found)
+
+
+def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
+    """By what it is, where layouts (n,) lie outside of what published runs keep to."""
+    cp, pp, vpp, dp, tp = (layouts[name] for name in ("cp", "pp", "vpp", "dp", "tp"))
+    tokens = job.training.seq_length // cp
+    return {
+        f"cp leaves fewer than {FEWEST_RANK_TOKENS:,} tokens of a sequence": (cp > 1) & (tokens < FEWEST_RANK_TOKENS),
+        f"more than {DEEPEST_PLAIN} stages without interleaving": (pp > DEEPEST_PLAIN) & (vpp == 1),
+        "no data parallelism on so many GPUs": (dp == 1) & (job.cluster.num_gpus >= MOST_WITHOUT_DATA),
+        "tensor parallelism across nodes": tp > job.cluster.scale_up_gpus,
+    }
+
+
+def _published(model: JobModel, problem: Problem, physics: CostModel, answer: Columns) -> Iterator[Beside]:
+    found: dict[str, Beside] = {}
+    for recipe in recipes_for(model.job):
+        try:
+            one = _of_recipe(model, problem, physics, answer, recipe)
+        except UsageError:  # of a recipe that this framework cannot even lay out
+            continue
+        found.setdefault(one.text, one)
+    yield from found.values()
+
+
+def _of_recipe(model: JobModel, problem: Problem, physics: CostModel, answer: Columns, recipe: Recipe) -> Beside:
+    job = model.job
+    parsed = parse_plan(recipe.plan, job)
+    priced = model.cost_model(parsed.layouts)
+    values = priced.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    time_s, memory_gib = float(values["iteration_time_s"][0]), float(values["peak_memory_gib"][0])
+    fits = float(model.fit_probability(priced)[0])
+    same = recipe.dtype == job.training.dtype
+    first = plan_records({name: answer[name] for name in priced.layouts}, answer["stage_clock_mhz"], [0])[0]
+    return Beside(
+        source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
+        text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
+        energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
+        rank=place_of(problem, physics, priced), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
+        violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
+        reasons=tuple(f"{name} {record[name]}, not {first[name]}" for name in _TELLING if record[name] != first[name]),
+    )  # fmt: skip
+
+
+# what explains most of a distance in time, the strongest first
+_TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
+
+
+def _conventional(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
+) -> Iterator[Beside]:
+    """The fastest layout inside, where the front's first plan lies outside."""
+    job = model.job
+    first = {name: answer[name][:1] for name in physics.layouts}
+    reasons = tuple(reason for reason, where in outside(job, first).items() if where[0])
+    inside = np.flatnonzero(~np.logical_or.reduce(list(outside(job, physics.layouts).values())))
+    if not reasons or not len(inside):
+        return
+    best = fastest(problem, inside, top_times(problem, physics))
+    found = _at_top(model, problem, physics, answer, best, float(fitting[best]))
+    yield replace(found, behind_low=_lower(found.behind, answer), reasons=reasons)
+
+
+def _fitting(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
+) -> Iterator[Beside]:
+    """The fastest layout that is not tight, where the front's first plan is."""
+    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= SURE)
+    if odds_of_first >= SURE or not len(sure):
+        return
+    best = fastest(problem, sure, top_times(problem, physics))
+    found = _at_top(model, problem, physics, answer, best, float(fitting[best]))
+    yield replace(found, fitting=True, reasons=(f"probability {odds(odds_of_first)}",))
+
+
+def _at_top(model: JobModel, problem: Problem, physics: CostModel, answer: Columns, index: int, fits: float) -> Beside:
+    """A layout of the space with every clock at its highest, beside the front's fastest plan."""
+    layout = {name: values[[index]] for name, values in physics.layouts.items()}
+    values, clocks = at_top(physics, index)
+    time_s = float(values["iteration_time_s"][0])
+    return Beside(
+        source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
+        iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
+        peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
+        rank=place_of(problem, physics, model.cost_model(layout)),
+        behind=time_s / float(answer["iteration_time_s"][0]) - 1.0, violations=physics.broken_limits(values),
+    )  # fmt: skip
+
+
+def _lower(behind: float, answer: Columns) -> float:
+    """``behind`` less what the interval of the front's first plan leaves open, 90 % one-sided.
+
+    A judgement: half of the interval's width (of log time) is common to all plans of a job, half is of the plan.
+    """
+    low, high = (float(answer[f"iteration_time_s_{end}"][0]) for end in ("low", "high"))
+    own_sd = 0.5 * np.log(high / low) / (2.0 * Z_90)
+    return float((1.0 + behind) * np.exp(-Z_90 * own_sd) - 1.0)
+
+
+# The best splits of a job's GPUs, on the front and behind it, each with its clocks condensed.
+
+
+SHOWN = 8  # splits that a proposal keeps, and those of its front
+RANKED = 96  # layouts whose splits are distinguished
+CLOCKS = 16  # of the grid, that the curve of a layout beyond the front is looked for at
+SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that state how the GPUs are split
+
+
+def best_layouts(
+    job: Job, problem: Problem, physics: CostModel, fitting: Floats, answer: Columns, layout_index: Ints,
+    known: Callable[[Columns], Columns],
+) -> tuple[Layout, ...]:  # fmt: skip
+    """The `SHOWN` fastest splits, and those of the front, by the time of their fastest plan.
+
+    ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
+    ``layout_index`` (n,) their layouts; ``known`` gives of others what is known beside their results. Of a split
+    its best layout stands, on the front if one is; its plans are those of the front, or of one clock on every stage,
+    with or without slack used.
+    """
+    order, time_s = ranked(problem, RANKED)
+    order = np.concatenate([order, np.setdiff1d(layout_index, order)])
+    cells = np.stack([physics.layouts[name][order] for name in SPLIT], axis=1)
+    _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+    group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
+    of_front = _places(order, layout_index, group)
+    ranks, layout = group[: len(time_s)], order[: len(time_s)] % problem.num_distinct  # whatever its power limit
+    kept = np.union1d(np.arange(min(SHOWN, int(group.max()) + 1)), of_front)
+    best = [_best(order, group, number, layout_index) for number in kept.tolist()]
+    families = [problem.under_all_limits(layout) for layout in best]
+    sweeps = _priced(problem, physics, fitting, np.concatenate(families))
+    curves = _curves(job, sweeps, families, answer, layout_index, known)
+    found = [
+        Layout(
+            rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
+            on_front=int((of_front == number).sum()), near=_near(time_s, ranks == number, layout),
+        )
+        for row, number in enumerate(kept.tolist())
+        if curves[row]
+    ]  # fmt: skip
+    # what the fastest plans really take differs a little from the bounds that splits are ranked by
+    found.sort(key=lambda layout: float(layout.plans[0]["iteration_time_s"]))
+    places = np.maximum.accumulate([place if place <= SHOWN else one.rank for place, one in enumerate(found, 1)])
+    return tuple(replace(one, rank=int(place)) for place, one in zip(places, found, strict=True))
+
+
+def _places(order: Ints, layouts: Ints, group: Ints) -> Ints:
+    """The group of each of the layouts."""
+    sorter = np.argsort(order)
+    return group[sorter[np.searchsorted(order, layouts, sorter=sorter)]]
+
+
+def _best(order: Ints, group: Ints, number: int, on_front: Ints) -> int:
+    """The fastest layout of a split that is on the front, else its fastest."""
+    own = order[group == number]
+    return int(next((layout for layout in on_front.tolist() if layout in own), own[0]))
+
+
+def _near(time_s: Floats, own: Bools, layout: Ints) -> int:
+    """Number of layouts of the ``own`` rows (n,) within `NEAR` of the fastest, which is not counted itself."""
+    times = time_s[own]
+    return len(np.unique(layout[own][times <= (1.0 + NEAR) * times.min()])) - 1 if len(times) else 0
+
+
+def _curves(
+    job: Job, sweeps: tuple[Columns, Ints], families: list[Ints], answer: Columns, layout_index: Ints,
+    known: Callable[[Columns], Columns],
+) -> list[tuple[Mapping[str, Any], ...]]:  # fmt: skip
+    """Of each layout under all its limits: the fastest plan, the knee, the least energy, if any is feasible."""
+    priced, of = sweeps
+    on_front, beyond, ends = [], [], []
+    for family in families:
+        own = take(answer, np.flatnonzero(np.isin(layout_index, family)))
+        swept = np.flatnonzero(np.isin(of, family))
+        count, rows = len(own["pp"]), _condensed(concat([own, take(priced, swept)]))
+        on_front.append(_entries(job, take(own, rows[rows < count])))
+        beyond.append(swept[rows[rows >= count] - count])
+        ends.append(len(beyond[-1]))
+    others = _entries(job, known(take(priced, np.concatenate(beyond))))
+    parts = np.split(np.arange(len(others)), np.cumsum(ends)[:-1])
+    return [
+        tuple(sorted((*found, *(others[row] for row in part)), key=lambda one: one["iteration_time_s"]))
+        for found, part in zip(on_front, parts, strict=True)
+    ]
+
+
+def _entries(job: Job, plans: Columns) -> list[dict[str, Any]]:
+    return plan_entries(with_rates(job, plans)) if len(plans["pp"]) else []
+
+
+def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints) -> tuple[Columns, Ints]:
+    """(plans of layouts at `CLOCKS` clocks with and without slack, their layouts)."""
+    clocks = np.unique(np.linspace(0, problem.num_clocks - 1, CLOCKS).round().astype(np.int64))
+    shares = (0.0, 1.0) if problem.stage_clocks is not None else (0.0,)
+    layout, clock, slack = (axis.reshape(-1) for axis in np.meshgrid(layouts, clocks, shares, indexing="ij"))
+    stage_clocks = problem.decode_clocks(layout, clock, slack)
+    values = physics.evaluate(layout, stage_clocks)
+    feasible = np.flatnonzero(values["violation"] <= 0.0)
+    plans: Columns = {name: values[layout] for name, values in physics.layouts.items()}
+    plans |= {name: values[name] for name in RESULTS} | {
+        "stage_clock_mhz": stage_clocks,
+        "fit_probability": fitting[layout],
+    }
+    return take(plans, feasible), layout[feasible]
+
+
+def _condensed(plans: Columns) -> Ints:
+    """Of plans the fastest, the knee and the one of least energy, by time; the fastest where energy is not known."""
+    time_s, energy_j = plans["iteration_time_s"], plans["energy_j"]
+    if not np.isfinite(energy_j).all():
+        return np.argsort(time_s, kind="stable")[:1]
+    front = front_order(time_s, energy_j)
+    if not len(front):
+        return front
+    knee = int(below_chord(time_s[front], energy_j[front]).argmax())
+    return np.asarray(front[np.unique([0, knee, len(front) - 1])])
+
+
+def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a plan by part, which add up to its time."""
+    g, rows = int(physics.group_of[layout]), physics.row_of[[layout]]
+    stretch = float(physics.time_factor[layout])
+    # the schedule need not be walked through again: its length is what the rest of the known time leaves
+    t = physics.times(g, rows, np.asarray(plan["stage_clock_mhz"])[None], least_makespan_s)
+    total_s = np.array([float(plan["iteration_time_s"]) / stretch])
+    t = replace(t, makespan_s=t.makespan_s + total_s - t.total_s, total_s=total_s)
+    return {name: stretch * float(seconds[0]) for name, seconds in time_parts(physics.groups[g], rows, t).items()}

@@ -22,18 +22,17 @@ from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, Bools
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
+from jointopt.runs.checks import contradicting_lines
 from jointopt.runs.database import without_password
-from jointopt.runs.repeated import contradicting_lines
-from jointopt.runs.row_names import together, without
-from jointopt.runs.table import checked_results, read_table, readable_runs
-from jointopt.runs.unused import unfinished_lines, unread_lines, untimed_lines
+from jointopt.runs.ignored_columns import unfinished_lines, unread_lines, untimed_lines
+from jointopt.runs.table import checked_results, read_table, readable_runs, together, without
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.timed_rows import Use
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
-from jointopt.workflows.given import from_files, paths
+from jointopt.workflows.answers import from_files, paths
 
 _log = logging.getLogger(__name__)
 HELD_OUT = "held_out.npz"

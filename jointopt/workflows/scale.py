@@ -22,11 +22,10 @@ from jointopt.report.tables import figure, plan_entries
 from jointopt.search.pareto import below_chord, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.against import Against
-from jointopt.workflows.given import from_files
-from jointopt.workflows.layouts import time_parts_of
+from jointopt.workflows.answers import Against, from_files
+from jointopt.workflows.feasible_layouts import need_power, prepared
 from jointopt.workflows.open_settings import open_words
-from jointopt.workflows.problem import need_power, prepared
+from jointopt.workflows.propose import time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ import numpy as np
 from jointopt.core import progress
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
-from jointopt.search.exact import ExactFront
-from jointopt.search.exact_levels import exact_front_of_levels
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import ExactFront, exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.local_search import move_stages
 from jointopt.search.pareto import concat, front_of, is_beaten, merge, spread, stacked, take, volume
 from jointopt.search.problem import Problem
@@ -118,7 +116,7 @@ def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, wat
         steps = _with_levels(wide, steps, watch)
     if not trials:
         return steps
-    from jointopt.search.many_goals import EVALUATIONS, search_goals
+    from jointopt.search.many_objectives import EVALUATIONS, search_goals
 
     with watch.phase("nsga2", f"NSGA-II over {trials:,} plans by {len(wide.goals)} goals"):
         start, moves = steps[-1].front, 0 if wide.has_levels else EVALUATIONS

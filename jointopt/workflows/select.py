@@ -17,8 +17,7 @@ from jointopt.report.tables import figure
 from jointopt.search.pareto import below_chord, take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.workflows.against import Against
-from jointopt.workflows.given import from_files
+from jointopt.workflows.answers import Against, from_files
 from jointopt.workflows.stored_plans import StoredPlans, predicted_by, stored_plans
 
 OBJECTIVES = ("time", "energy", "edp", "knee")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,21 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import InfeasibleError, JobError, JointOptError, TableError, UsageError
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, Columns, inside, num_gpus
+from jointopt.core.input_files import regular_bytes
+from jointopt.core.schema import (
+    COLUMNS,
+    DEGREES,
+    LAYOUT_COLUMNS,
+    NEUTRAL,
+    POWER_LIMIT,
+    POWER_PROFILE,
+    Columns,
+    inside,
+    num_gpus,
+)
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.jobs.reading import parse_json, parse_yaml
 from jointopt.physics.site import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
@@ -24,8 +37,7 @@ from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, of_surrogate
 from jointopt.surrogate.kin import in_part
-from jointopt.workflows.against import with_limits
-from jointopt.workflows.stored_proposals import STORAGE
+from jointopt.workflows.answers import with_limits
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too
 KNOWN = (*RESULTS, "power_limit_w", "peak_power_w", "temperature_c", *SITE_COLUMNS, *THROUGHPUT)
@@ -132,7 +144,7 @@ def _of_document(read: Callable[[], str], source: str) -> StoredPlans:
 
 def _of_study(name: str, storage: str) -> StoredPlans:
     from jointopt.search.studies.measured import KIND
-    from jointopt.search.studies.reading import read_study
+    from jointopt.search.studies.study_plans import read_study
 
     rows, attributes = read_study(storage, name)
     source = f"study {name} in {without_password(storage)}"
@@ -254,3 +266,86 @@ def _check_size(found: StoredPlans, job: Job) -> None:
             f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {job.name!r} has "
             f"{job.cluster.num_gpus:,}; give the job that they were proposed for."
         )
+
+
+# The whole document of a proposal, read back from a file of ``propose --out``, from a pipe, or from its study.
+
+
+STORAGE = "sqlite:///jointopt.db"
+PROPOSAL = "proposal.json"  # in a folder of `propose --out`
+_DOCUMENT_KEYS = ("job", "job_file", "front", "surrogate")
+_DOCUMENT = "expected a folder of `jointopt propose --out`, its proposal.json, or the name of a stored study"
+
+
+def stored_proposal(source: str, storage: str | None = None) -> dict[str, Any]:
+    """The document that `propose --json` prints: of a folder, a file, - for standard input, or a study's name.
+
+    A given ``storage`` means that ``source`` is a study. UsageError where there is none, or it is incomplete.
+    """
+    path = Path(source) / PROPOSAL if Path(source).is_dir() else Path(source)
+    if source == "-":
+        return _checked(sys.stdin.read(), "standard input")
+    if storage is None and (path.is_file() or path.suffix.lower() == ".json" or path.name != source):
+        try:
+            return _checked(path.read_text(encoding="utf-8-sig"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}; {_DOCUMENT}.") from error
+    from jointopt.runs.database import without_password
+    from jointopt.search.studies.study_plans import read_document
+
+    url = storage or STORAGE
+    study = {"name": source, "storage": without_password(url)}
+    return _checked(read_document(url, source), f"study {source}") | {"study": study}
+
+
+def _checked(text: str, source: str) -> dict[str, Any]:
+    try:
+        document = parse_json(text)
+    except (JobError, ValueError) as error:
+        raise UsageError(f"{source} cannot be read as JSON: {str(error).rstrip('.')}; {_DOCUMENT}.") from error
+    missing = (
+        [key for key in _DOCUMENT_KEYS if not document.get(key)] if isinstance(document, dict) else list(_DOCUMENT_KEYS)
+    )
+    if missing:
+        raise UsageError(f"{source} holds no proposal, for it has no {' and no '.join(missing)}; {_DOCUMENT}.")
+    return dict(document)
+
+
+# Plans in JSON files: of ``propose``, ``select`` and ``explain``, or bare.
+
+
+_MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
+
+
+def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
+    """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
+
+    Raises UsageError for another file, or a proposal of several plans without ``row``.
+    """
+    try:
+        document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}.") from error
+    found = _plan_in(document, path, row)
+    plan = {name: value for name, value in found.items() if name in (*PLAN_KEYS, POWER_PROFILE)}
+    if not set(DEGREES) & plan.keys():
+        raise UsageError(
+            f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
+            "or an object with dp, tp, pp and stage_clock_mhz."
+        )
+    return dict.fromkeys(DEGREES, 1) | plan
+
+
+def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
+    rows = document.get("front") if isinstance(document, dict) else document
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        return dict(document["plan"])
+    if not isinstance(rows, list):
+        return document if isinstance(document, dict) else {}
+    every = f"{path.name}:1 to {path.name}:{len(rows)}"
+    if row is None and len(rows) != 1:
+        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
+    if not 1 <= (row or 1) <= len(rows):
+        raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
+    chosen = rows[(row or 1) - 1]
+    return chosen if isinstance(chosen, dict) else {}

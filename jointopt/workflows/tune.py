@@ -29,18 +29,20 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.out_of_memory import OUT
 from jointopt.surrogate.within_job import ROUGH, Spread
-from jointopt.workflows.campaign.behind import set_bounds
-from jointopt.workflows.campaign.campaign import Campaign, count
-from jointopt.workflows.campaign.candidates import Candidates, listed, searched
-from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
-from jointopt.workflows.campaign.growing import Growing
-from jointopt.workflows.campaign.outlook import Expected, Outlook, of_candidate
-from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
+from jointopt.workflows.answers import from_files
+from jointopt.workflows.campaign.campaign import (
+    UNLIKELY_LEFT,
+    Campaign,
+    count,
+    is_curable,
+    known_before,
+    unmeasured,
+    why_none,
+)
+from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, check_profiles, listed, searched
+from jointopt.workflows.campaign.expectation import Earlier, Expected, Growing, Outlook, beside_surrogate, of_candidate
 from jointopt.workflows.campaign.record import Queued, plan_keys
-from jointopt.workflows.campaign.verdict import UNLIKELY_LEFT, is_curable, known_before, unmeasured, why_none
-from jointopt.workflows.campaign.volumes import front, volumes
-from jointopt.workflows.campaign.worth import Balance, run_s, stakes
-from jointopt.workflows.given import from_files
+from jointopt.workflows.campaign.stopping import Balance, front, run_s, set_bounds, stakes, volumes
 
 _log = logging.getLogger(__name__)
 _BAR = "spent of the budget"

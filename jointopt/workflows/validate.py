@@ -27,13 +27,18 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import FEASIBLE, cost_of_failing
 from jointopt.surrogate.out_of_memory import OUT, holding_as_much
-from jointopt.workflows.campaign.campaign import Campaign
-from jointopt.workflows.campaign.candidates import Candidates, listed, measurement_columns, peeled, searched
-from jointopt.workflows.campaign.earlier import Earlier
-from jointopt.workflows.campaign.profiles import at_highest_clock
+from jointopt.workflows.answers import from_files
+from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely, why_none
+from jointopt.workflows.campaign.candidates import (
+    Candidates,
+    at_highest_clock,
+    listed,
+    measurement_columns,
+    peeled,
+    searched,
+)
+from jointopt.workflows.campaign.expectation import Earlier
 from jointopt.workflows.campaign.record import Queued
-from jointopt.workflows.campaign.verdict import OUT_ALREADY, unlikely, why_none
-from jointopt.workflows.given import from_files
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 

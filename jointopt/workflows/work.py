@@ -25,15 +25,14 @@ from jointopt.physics.site import bill
 from jointopt.report.results import Shared
 from jointopt.runs.rows import is_blank
 from jointopt.search.breeding import POPULATION
-from jointopt.search.exact_levels import exact_front_of_levels
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.out_of_memory import OUT, surely_out
-from jointopt.workflows.campaign.verdict import OUT_ALREADY
+from jointopt.workflows.campaign.campaign import OUT_ALREADY
+from jointopt.workflows.feasible_layouts import problem_of_one_run
 from jointopt.workflows.functions import Answer, load_function
-from jointopt.workflows.problem import problem_of_one_run
 from jointopt.workflows.propose import CONSTRAINED
 from jointopt.workflows.search_steps import Stopwatch
 
@@ -64,7 +63,7 @@ def work(
     loses its plans to others. UsageError for a storage that cannot be shared, a function that is none, or both ways to
     evaluate; LauncherError for an objective that is not returned; InfeasibleError as `propose` does.
     """
-    from jointopt.search.studies.sharing import share, space_hash
+    from jointopt.search.studies.workers import share, space_hash
 
     if launcher is None and options:
         raise UsageError(f"{', '.join(options)} belong to a launcher, and none is given; name one with --launcher.")
@@ -149,7 +148,7 @@ def _to_run(job: Job | JobModel, launcher: Launcher, evaluate: str | None) -> Jo
 @contextmanager
 def _kept_runs(launcher: Launcher, goals: tuple[str, ...], storage: str, study: str) -> Iterator[_Runs]:
     """Runs whose results are in a file until the study has all of them; those that a killed worker left are known."""
-    from jointopt.runs.spill import Spill, waiting
+    from jointopt.runs.store import Spill, waiting
 
     kind = f"work-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
     kept = Spill(storage, study, kind)

@@ -16,11 +16,11 @@ import numpy as np
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.jobfile import shipped_job, shipped_jobs
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import hypervolume, is_covered, nadir, objectives
 from jointopt.search.problem import Problem
-from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.feasible_layouts import priced_problem
 from tests.fake_problem import recall
 
 SEEDS = range(5)

@@ -34,12 +34,12 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import OBJECTIVES
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.search.breeding import TRIALS
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.genome import Genome
 from jointopt.search.pareto import non_dominated, spread, stacked
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.problem import prepared
+from jointopt.workflows.feasible_layouts import prepared
 from jointopt.workflows.search_steps import Step, Stopwatch, with_all_goals
 
 JOBS = ("opt-350m-2x4-a100", "llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")

@@ -4,8 +4,8 @@
 
 Reads ../shared/data beside the repository, through bench_replay.py: of every recorded group, of which all other groups
 of its source are known, 8 and then 16 runs are known too. Prints the median error of the time of the others by what
-was known before and by a model that learns from both (`jointopt.workflows.campaign.growing`), what was chosen by the
-likelihood of runs left out, and seconds of CPU that learning took.
+was known before and by a model that learns from both (`jointopt.workflows.campaign.expectation`), what was chosen by
+the likelihood of runs left out, and seconds of CPU that learning took.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.earlier import earlier_runs
-from jointopt.workflows.campaign.growing import Growing
-from jointopt.workflows.campaign.outlook import Outlook
+from jointopt.workflows.campaign.expectation import Growing, Outlook, earlier_runs
 
 KNOWN, SEEDS = (8, 16), (1, 2)
 

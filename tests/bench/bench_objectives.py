@@ -33,7 +33,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.genome import Genome
 from jointopt.search.problem import Problem
-from jointopt.workflows.problem import priced_problem, search_problem
+from jointopt.workflows.feasible_layouts import priced_problem, search_problem
 
 JOBS = ("llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")
 LIMITS = np.linspace(0.5, 1.0, 6)  # shares of the board's power

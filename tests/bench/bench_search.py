@@ -21,12 +21,12 @@ import optuna
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.genome import Genome
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, hypervolume, nadir, objectives
 from jointopt.search.problem import Problem
-from jointopt.workflows.problem import priced_problem
+from jointopt.workflows.feasible_layouts import priced_problem
 
 SEEDS = range(5)
 EVALUATIONS = 520  # whole generations of 40

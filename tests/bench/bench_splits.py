@@ -3,9 +3,9 @@
     .venv/bin/python tests/bench/bench_splits.py [JOB ...]
 
 `propose` lists few splits of a pipeline (`jointopt.jobs.plans.stages.offered_splits`) and searches others
-(`jointopt.workflows.free_splits`): the ends of its front without and with these. From the fastest plan of each of the
-first four combinations of degrees on the front with them one layer after the other moves to another chunk, as long as
-that helps: the time at the top clock, or the least energy within 5 % more than the least time of all, each plan at
+(`jointopt.workflows.feasible_layouts`): the ends of its front without and with these. From the fastest plan of each of
+the first four combinations of degrees on the front with them one layer after the other moves to another chunk, as long
+as that helps: the time at the top clock, or the least energy within 5 % more than the least time of all, each plan at
 every clock without and with its slack used. By the physics alone; of more than `MOST` moves so many are tried.
 """
 
@@ -24,7 +24,7 @@ from jointopt.jobs.plans.stages import buildable, own_split
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.search.pareto import concat
-from jointopt.workflows import problem
+from jointopt.workflows import feasible_layouts
 from jointopt.workflows.propose import propose
 
 JOBS = ("gpt3-175b-128x8-a100", "llama-3-405b-2048x8-h100", "llama-3-70b-4x8-h200", "mixtral-8x22b-8x8-h100")
@@ -78,12 +78,12 @@ def climbed(score: Callable[[list[Split]], Floats], job: Job, split: Split) -> t
 
 def front(job: Job, *, free: bool = True) -> list[dict[str, Any]]:
     """The plans of a job's front, with or without searched splits."""
-    kept = problem.free_splits
-    problem.free_splits = kept if free else lambda *_: []
+    kept = feasible_layouts.free_splits
+    feasible_layouts.free_splits = kept if free else lambda *_: []
     try:
         rows: list[dict[str, Any]] = propose(job, surrogate="none").to_dict()["front"]
     finally:
-        problem.free_splits = kept
+        feasible_layouts.free_splits = kept
     return rows
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import jointopt
-from jointopt.search.studies.saving import save_study
 from jointopt.search.studies.storage import prepare_storage
+from jointopt.search.studies.trials import save_study
 from jointopt.workflows.propose import propose
 from tests.fake_problem import fake_problem
 

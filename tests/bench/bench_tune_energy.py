@@ -30,8 +30,7 @@ from jointopt.search.pareto import non_dominated, volume
 from jointopt.studies.learning.truths import FOLLOWING, Drawn, jobs, physics_with_steps, simulated
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.candidates import Candidates, searched
-from jointopt.workflows.campaign.earlier import Earlier
-from jointopt.workflows.campaign.outlook import Outlook
+from jointopt.workflows.campaign.expectation import Earlier, Outlook
 from jointopt.workflows.tune import tune
 
 AFTER = (4, 8, 16)

@@ -22,7 +22,7 @@ WORKER = """
 import sys, time
 from dataclasses import replace
 from tests.fake_problem import fake_problem
-from jointopt.search.studies.sharing import share
+from jointopt.search.studies.workers import share
 problem = fake_problem(1, 64, 110)
 def slow(layout, clocks):
     time.sleep(0.05 * len(layout))

@@ -29,8 +29,7 @@ from typing import Any
 
 import optuna
 
-from jointopt.runs.spill import rows_in, spill_files
-from jointopt.runs.store import Store
+from jointopt.runs.store import Store, rows_in, spill_files
 from tests.campaign.together import FIELDS, JOB
 
 # the program writes its result, and then on a ledger that it has
@@ -58,7 +57,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([
     "jointopt.cli.main", *(f"jointopt.workflows.{name}" for name in COMMANDS), "jointopt.measure.local",
-    "jointopt.runs.reservations", "jointopt.search.studies.measured", "jointopt.search.studies.sharing",
+    "jointopt.runs.reservations", "jointopt.search.studies.measured", "jointopt.search.studies.workers",
     "sqlalchemy.dialects.postgresql.psycopg", "tests.campaign.outages",
 ])  # fmt: skip
 

@@ -95,7 +95,7 @@ def _import_all() -> None:
         package = importlib.import_module(f"jointopt.{name}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"jointopt.{name}.{module.name}")
-    for name in ("pandas", "optuna", "yaml", "jointopt.search.studies.saving", "jointopt.surrogate.training"):
+    for name in ("pandas", "optuna", "yaml", "jointopt.search.studies.trials", "jointopt.surrogate.training"):
         importlib.import_module(name)
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from jointopt.cli.main import jointopt
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import front_rows
-from jointopt.search.studies.saving import save_study
+from jointopt.search.studies.trials import save_study
 from tests.fake_problem import fake_problem
 
 CHROMIUM = next((p for p in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(p).exists()), None)

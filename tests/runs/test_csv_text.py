@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.runs import csv_text
-from jointopt.runs.csv_text import csv_texts
+from jointopt.runs import table
+from jointopt.runs.table import csv_texts
 
 
 def test_rounded_figures_have_seven_digits_and_others_all() -> None:
@@ -31,7 +31,7 @@ def test_pieces_and_repeated_values_change_nothing(monkeypatch: pytest.MonkeyPat
         "flag": [True, False] * 8,
     }
     frame = pd.DataFrame(repeated | {"whole": np.arange(16), "mixed": [1, True, "1", None] * 4})
-    monkeypatch.setattr(csv_text, "_ROWS", rows)
+    monkeypatch.setattr(table, "_ROWS", rows)
     assert "".join(csv_texts(frame)) == frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from jointopt.core.schema import MOST_GPU_POWER_W
 from jointopt.runs.cells import STRICT_READERS, json_rows, read_columns
-from jointopt.runs.reached import least_time_s
-from jointopt.runs.rules import MEASUREMENT_RULES
+from jointopt.runs.checks import MEASUREMENT_RULES
+from jointopt.runs.peak_share import least_time_s
 from jointopt.runs.table import check_measurements
 
 RUN: dict[str, Any] = {

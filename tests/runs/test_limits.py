@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.runs.reached import HELD, TIMED, again_flop, attention_flop, flop, least_memory_gib
-from jointopt.runs.rules import MEASUREMENT_RULES, RESULT_RULES
+from jointopt.runs.checks import MEASUREMENT_RULES, RESULT_RULES
+from jointopt.runs.peak_share import HELD, TIMED, again_flop, attention_flop, flop, least_memory_gib
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
 from tests.places import DATA
 

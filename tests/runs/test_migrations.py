@@ -21,10 +21,10 @@ from click.testing import CliRunner
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import UsageError
 from jointopt.runs import migrations
-from jointopt.runs.care import check, repair
 from jointopt.runs.database import VERSION
 from jointopt.runs.reservations import Reservations
 from jointopt.runs.store import Store
+from jointopt.runs.store_check import check, repair
 from jointopt.search.studies.storage import prepare_storage
 
 ROW = pd.DataFrame({"tp": [1], "gpu": ["h100"], "iteration_time_s": [2.0]})

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from jointopt.jobs.model import Model
-from jointopt.runs.named_size import with_stated_head
-from jointopt.runs.workloads import workloads
+from jointopt.runs.workloads import with_stated_head, workloads
 
 # layers of 4 * 2048^2 + 3 * 2048 * 8192 parameters and two norms of 2048, one more norm, a table of 131,072 * 2048
 LAYERS, TABLE = 16 * (4 * 2048**2 + 3 * 2048 * 8192 + 2 * 2048) + 2048, 131_072 * 2048

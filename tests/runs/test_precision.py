@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.runs.precision import named_precision, named_recipe, with_precision
-from jointopt.runs.rules import MEASUREMENT_RULES
+from jointopt.runs.cells import named_precision, named_recipe, with_precision
+from jointopt.runs.checks import MEASUREMENT_RULES
+from jointopt.runs.ignored_columns import unused_lines
 from jointopt.runs.table import check_measurements
-from jointopt.runs.unused import unused_lines
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.dataset import price
 from jointopt.workflows.campaign.candidates import measurement_columns

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jointopt.runs.repeated import contradicting_lines
+from jointopt.runs.checks import contradicting_lines
 from jointopt.runs.table import readable_runs
 
 RUN: dict[str, Any] = {

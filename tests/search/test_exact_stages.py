@@ -10,10 +10,9 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import with_clock_shares
-from jointopt.search.exact import exact_front
-from jointopt.search.exact_stages import SLACKS, _of_halves, exact_front_of_profiles
+from jointopt.search.exact import SLACKS, _of_halves, exact_front, exact_front_of_profiles
 from jointopt.search.pareto import front_of, is_covered, objectives
-from jointopt.workflows.problem import priced_problem, search_problem
+from jointopt.workflows.feasible_layouts import priced_problem, search_problem
 from tests.fake_problem import fake_problem, loosely
 
 

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.exact import exact_front
-from jointopt.search.fastest import count_faster, fastest, ranked
+from jointopt.search.exact import count_faster, exact_front, fastest, ranked
 from tests.fake_problem import fake_problem
 
 

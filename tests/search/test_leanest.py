@@ -11,7 +11,7 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.search.leanest import leanest
+from jointopt.search.problem import leanest
 
 JOB = job_from_options(
     model="llama-2-7b", gpu="a100-sxm4-80gb", gpus=8, global_batch_size=64, seq_length=4096, framework="megatron-lm"

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.search.exact_stages import exact_front_of_profiles
-from jointopt.search.fastest import fastest
+from jointopt.search.exact import exact_front_of_profiles, fastest
 from jointopt.search.pareto import is_covered, objectives
 from jointopt.search.two_step import energy_saving, time_saving, two_step_front
 from jointopt.workflows.propose import propose

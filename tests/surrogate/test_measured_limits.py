@@ -17,7 +17,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
-from jointopt.search.exact_stages import exact_front_of_profiles
+from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.pareto import is_covered, objectives
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
@@ -25,8 +25,8 @@ from jointopt.surrogate.measured_limits import at_limit, drawn_by
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.workflows.explain import explain
+from jointopt.workflows.feasible_layouts import search_problem
 from jointopt.workflows.predict import predict
-from jointopt.workflows.problem import search_problem
 from tests.search.test_exact_stages import everything
 
 LIMITS_W = (400.0, 380.0, 350.0, 300.0, 250.0, 200.0, 150.0)  # an A100 is sold with 400 W

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.runs.row_names import row_names, together
-from jointopt.runs.table import checked_results
+from jointopt.runs.table import checked_results, row_names, together
 from jointopt.studies.learning import truths
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.measurements import Measurements

@@ -7,9 +7,8 @@ import pytest
 
 from jointopt.jobs.jobfile import job_from_options, shipped_job
 from jointopt.report.published_plans import Beside, beside_lines
-from jointopt.workflows.beside import outside
 from jointopt.workflows.explain import explain
-from jointopt.workflows.propose import propose
+from jointopt.workflows.propose import outside, propose
 
 
 @pytest.fixture(scope="module")

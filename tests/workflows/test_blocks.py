@@ -16,7 +16,7 @@ from jointopt.jobs.jobfile import parse_job, with_changes
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.measure.torchrun import check_model
-from jointopt.runs.reached import least_time_s
+from jointopt.runs.peak_share import least_time_s
 from jointopt.workflows.campaign.candidates import measurement_columns
 
 BLOCKS = ("layer", "attention", "feed_forward")

@@ -13,7 +13,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.stages import buildable, offered_splits, shifted_splits
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.problem import feasible_layouts
+from jointopt.workflows.feasible_layouts import feasible_layouts
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Stopwatch
 

@@ -16,9 +16,10 @@ from jointopt.core.errors import JobError
 from jointopt.frameworks.import_files import read_text
 from jointopt.jobs.jobfile import load_job
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.runs.rules import MEASUREMENT_RULES
+from jointopt.runs.checks import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
-from jointopt.workflows.import_ import import_, with_proposals
+from jointopt.workflows.import_ import import_
+from jointopt.workflows.import_gains import with_proposals
 from tests.frameworks.logs.trace_texts import dmon
 from tests.megatron import megatron_arguments
 

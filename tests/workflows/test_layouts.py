@@ -13,9 +13,8 @@ from jointopt.report.results import Proposal
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
-from jointopt.workflows.layouts import NEAR, _best, _near
-from jointopt.workflows.problem import prepared, top_times
-from jointopt.workflows.propose import propose
+from jointopt.workflows.feasible_layouts import prepared, top_times
+from jointopt.workflows.propose import NEAR, _best, _near, propose
 from jointopt.workflows.search_steps import Stopwatch
 
 JOB = "llama-3-70b-4x8-h200"

@@ -26,7 +26,7 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.workflows.campaign.candidates import listed, measurement_columns
-from jointopt.workflows.campaign.earlier import earlier_runs
+from jointopt.workflows.campaign.expectation import earlier_runs
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict

@@ -17,13 +17,13 @@ from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job
 from jointopt.jobs.reading import parse_yaml
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal
-from jointopt.search.exact_levels import exact_front_of_levels
-from jointopt.search.many_goals import search_goals
+from jointopt.search.exact import exact_front_of_levels
+from jointopt.search.many_objectives import search_goals
 from jointopt.search.pareto import concat, front_of, is_beaten, non_dominated, stacked
 from jointopt.search.problem import Problem
-from jointopt.search.studies.reading import read_study
+from jointopt.search.studies.study_plans import read_study
 from jointopt.surrogate.job_model import JobModel
-from jointopt.workflows.problem import prepared
+from jointopt.workflows.feasible_layouts import prepared
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Step, Stopwatch, contributions
 

@@ -19,7 +19,7 @@ from jointopt.runs.workloads import workloads
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import searched
-from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
+from jointopt.workflows.campaign.expectation import Earlier, beside_surrogate
 from tests.surrogate.test_job_model import measured_runs
 
 GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb", "v100-sxm2-16gb", "gh200-96gb")

@@ -25,7 +25,7 @@ from jointopt.runs.store import Store
 from jointopt.search.pareto import take
 from jointopt.surrogate.out_of_memory import surely_out
 from jointopt.workflows.campaign.candidates import searched
-from jointopt.workflows.problem import RAN_OUT
+from jointopt.workflows.feasible_layouts import RAN_OUT
 from jointopt.workflows.propose import propose
 from jointopt.workflows.tune import tune
 from jointopt.workflows.validate import validate

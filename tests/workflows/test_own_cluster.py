@@ -33,8 +33,7 @@ from jointopt.surrogate.own_targets import OwnTarget
 from jointopt.surrogate.power_scale import PowerScale
 from jointopt.surrogate.within_job import Spread
 from jointopt.workflows.campaign.candidates import listed, searched
-from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate, earlier_runs
-from jointopt.workflows.campaign.outlook import Outlook
+from jointopt.workflows.campaign.expectation import Earlier, Outlook, beside_surrogate, earlier_runs
 from jointopt.workflows.explain import explain
 from jointopt.workflows.page import surrogate_plot
 from jointopt.workflows.predict import predict

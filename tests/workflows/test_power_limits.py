@@ -13,9 +13,9 @@ from jointopt.search.pareto import front_rows, objectives, take
 from jointopt.surrogate import job_model
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.campaign.candidates import listed, searched
-from jointopt.workflows.campaign.earlier import earlier_runs
+from jointopt.workflows.campaign.expectation import earlier_runs
 from jointopt.workflows.explain import explain
-from jointopt.workflows.problem import priced_problem, searched_limits
+from jointopt.workflows.feasible_layouts import priced_problem, searched_limits
 from jointopt.workflows.propose import propose
 
 LIMITS = (400.0, 250.0, 200.0, 150.0)

@@ -18,11 +18,11 @@ from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.report.results import Proposal
 from jointopt.report.tables import json_text
 from jointopt.search.problem import Problem
-from jointopt.search.studies.saving import FRONT_SHARE, MAX_TRIALS
+from jointopt.search.studies.trials import FRONT_SHARE, MAX_TRIALS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import cost_of_failing
 from jointopt.workflows.explain import explain
-from jointopt.workflows.problem import NEEDLESS, NO_MEMORY, RISKY, TIGHT, prepared, top_times
+from jointopt.workflows.feasible_layouts import NEEDLESS, NO_MEMORY, RISKY, TIGHT, prepared, top_times
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Stopwatch
 from tests.places import DATA

@@ -14,7 +14,7 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.campaign.candidates import listed, peeled, searched
-from jointopt.workflows.campaign.volumes import front, volumes
+from jointopt.workflows.campaign.stopping import front, volumes
 from jointopt.workflows.explain import explain
 from jointopt.workflows.tune import tune
 

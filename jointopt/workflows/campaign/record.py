@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.runs.reservations import Reservation, Reservations
-    from jointopt.runs.spill import Spill
-    from jointopt.runs.store import Store
+    from jointopt.runs.store import Spill, Store
     from jointopt.search.studies.measured import MeasuredStudy
 
 
@@ -96,8 +95,7 @@ class Record:
         self._hash = hashlib.sha256(self._text.encode()).hexdigest()
         if storage is not None:
             from jointopt.runs.reservations import Reservations
-            from jointopt.runs.spill import Spill
-            from jointopt.runs.store import Store
+            from jointopt.runs.store import Spill, Store
 
             self._spill = Spill(storage, origin)
             self._reservations = Reservations(storage, self._hash)  # before the store is read
@@ -134,7 +132,7 @@ class Record:
         """Stored measurements on the GPUs of these rows, of many those of the job first."""
         if self.store is None:
             return candidates.iloc[:0]
-        from jointopt.runs.kinds import Wanted, distance_from, related_to
+        from jointopt.runs.relevance import Wanted, distance_from, related_to
 
         names = candidates["gpu"].unique() if "gpu" in candidates else ()
         related = related_to({gpu_id(str(name)) for name in names})

@@ -19,7 +19,7 @@ from jointopt.physics.calibrate.law_fit import (
     _prior,
     board_of,
 )
-from jointopt.physics.calibrate.pipelines import _rank_rows
+from jointopt.physics.calibrate.measured_pipelines import _rank_rows
 from jointopt.physics.calibrate.profiles import (
     Fitted,
     _weighed,

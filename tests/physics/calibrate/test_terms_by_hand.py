@@ -19,8 +19,8 @@ from jointopt.physics.calibrate.law_fit import (
     _covariance,
     board_of,
 )
+from jointopt.physics.calibrate.measured_pipelines import _whole_plans, fit_pipelines
 from jointopt.physics.calibrate.pipeline_fit import _prior, _RankLaw
-from jointopt.physics.calibrate.pipelines import _whole_plans, fit_pipelines
 from jointopt.physics.calibrate.profiles import NOT_PREDICTED, Fitted, _keys, _listed, calibration_of, fit_profiles
 from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 from tests.physics.calibrate.test_by_hand import BOARD, sweep

@@ -12,10 +12,9 @@ from optuna.trial import TrialState, create_trial
 import jointopt
 from jointopt.cli.main import jointopt as command
 from jointopt.core.errors import UsageError
-from jointopt.search.studies.queue import Queue
-from jointopt.search.studies.reading import read_study
-from jointopt.search.studies.sharing import _Worker, share
+from jointopt.search.studies.study_plans import read_study
 from jointopt.search.studies.trials import WORKER, is_evaluated
+from jointopt.search.studies.workers import Queue, _Worker, share
 from jointopt.workflows.work import work
 from tests.fake_problem import fake_problem
 from tests.search.studies.test_measured import OK, PLAN, PREDICTED, opened

@@ -9,8 +9,7 @@ from wsgiref.simple_server import make_server
 
 import pytest
 
-from jointopt.search.studies.dashboard import HOST, _Quiet, _Server
-from jointopt.search.studies.gate import Gate
+from jointopt.search.studies.dashboard import HOST, Gate, _Quiet, _Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

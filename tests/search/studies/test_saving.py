@@ -14,9 +14,9 @@ from jointopt.jobs.plans.text import plan_records, stage_clocks_to_text
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import OBJECTIVES, concat, front_of, is_covered, objectives, stacked, take
 from jointopt.search.studies.display import front_figure
-from jointopt.search.studies.reading import read_study
-from jointopt.search.studies.saving import FRONT_SHARE, choose, save_study
 from jointopt.search.studies.storage import prepare_storage
+from jointopt.search.studies.study_plans import read_study
+from jointopt.search.studies.trials import FRONT_SHARE, choose, save_study
 from tests.fake_problem import fake_problem
 
 

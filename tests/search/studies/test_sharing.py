@@ -12,8 +12,7 @@ import pytest
 
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.search.pareto import front_of, objectives, stacked
-from jointopt.search.studies.queue import LEASE, Queue
-from jointopt.search.studies.sharing import _Worker, share
+from jointopt.search.studies.workers import LEASE, Queue, _Worker, share
 from tests.fake_problem import fake_problem
 
 IDENTITY = {"job": "fake"}
@@ -21,7 +20,7 @@ WORKER = """
 import sys, time
 from dataclasses import replace
 from tests.fake_problem import fake_problem
-from jointopt.search.studies.sharing import share
+from jointopt.search.studies.workers import share
 problem, begun = fake_problem(1, 32, 24), []
 def slow(layout, clocks):
     begun.append(layout)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.workflows.campaign.earlier import earlier_runs
+from jointopt.workflows.campaign.expectation import earlier_runs
 
 DEFAULT = load_surrogate("default")
 

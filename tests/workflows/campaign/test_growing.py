@@ -13,11 +13,9 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate import other_jobs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.within_job import Spread
-from jointopt.workflows.campaign import outlook as outlook_module
+from jointopt.workflows.campaign import expectation as outlook_module
 from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.earlier import Earlier
-from jointopt.workflows.campaign.growing import Growing
-from jointopt.workflows.campaign.outlook import Outlook
+from jointopt.workflows.campaign.expectation import Earlier, Growing, Outlook
 from tests.surrogate.test_own_runs import KERNEL, runs, timed
 
 UNUSED: Any = None

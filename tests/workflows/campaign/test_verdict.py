@@ -10,8 +10,8 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.measure.local import CommandLauncher
 from jointopt.report.results import MeasuredRun
-from jointopt.workflows.campaign.outlook import broken_constraints
-from jointopt.workflows.campaign.verdict import same_cause, why_none
+from jointopt.workflows.campaign.campaign import same_cause, why_none
+from jointopt.workflows.campaign.expectation import broken_constraints
 
 PLAN = {"dp": 8, "tp": 1, "pp": 1, "micro_batch_size": 1, "recompute": "none", "zero_stage": 1}
 

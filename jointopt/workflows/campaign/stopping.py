@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Floats
-from jointopt.jobs.job import Job
+from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.jobs.job import OBJECTIVES, Job
+from jointopt.measure.base import EndsDominated, EndsEarly
 from jointopt.physics.site import HOUR_S, bill
 from jointopt.report.real_runs import MeasuredRun
 from jointopt.report.tables import figure
+from jointopt.search.pareto import front_order, hypervolume, non_dominated
 
 ITERATIONS, START_S = 20, 120.0  # of one run, and the seconds that starting it takes before any has been timed
 # A compute-optimal training sees about as many tokens per parameter: Hoffmann et al. 2022, Training Compute-Optimal
@@ -113,3 +115,69 @@ def run_s(time_s: Floats, timed: Sequence[tuple[float, float]]) -> Floats:
 def _rounded(value: float) -> str:
     """A figure of three digits: none is known better."""
     return figure(float(f"{value:.3g}"))
+
+
+# Bounds beyond which a run adds nothing to what was measured: its launcher may end it after a few iterations.
+
+
+CLEARLY = 1.5  # times a measured value: first iterations may be slower than later ones, by less than that
+_TIME, _ENERGY = OBJECTIVES
+
+
+def set_bounds(launcher: EndsEarly, job: Job, measured: Columns) -> None:
+    """Have ``launcher`` end runs that are clearly behind one of the ``measured`` (m,) in every objective, or none.
+
+    A slow plan may need little energy. So where energy counts, a run is behind where one that was measured is faster
+    and needs less, both by `CLEARLY`: then it neither enters the front nor adds to the volume under it. By the power
+    that the launcher meters while it runs; a launcher that does not is given the time at which GPUs that draw no
+    more than when they idle would be as far behind. Nothing is ended by other objectives.
+    """
+    values = list(measured.values())
+    known = bool(values) and set(measured) <= set(OBJECTIVES) and len(values[0]) > 0
+    only_time = known and set(measured) == {_TIME}
+    launcher.behind_s = CLEARLY * float(measured[_TIME].min()) if only_time else 0.0
+    both = _bounds(measured) if known and not only_time else ()
+    if isinstance(launcher, EndsDominated):
+        launcher.behind_both = both
+    elif both and job.cluster.gpu.power is not None:
+        idle_w = job.cluster.num_gpus * job.cluster.gpu.power.static_w
+        launcher.behind_s = min(max(time_s, energy_j / idle_w) for time_s, energy_j in both)
+
+
+def _bounds(measured: Columns) -> tuple[tuple[float, float], ...]:
+    """Time in s and energy in J of the measured front, `CLEARLY` times each; any time where it does not count."""
+    energy = measured[_ENERGY]
+    time = measured.get(_TIME, np.zeros(len(energy)))
+    front = front_order(time, energy)
+    return tuple(zip((CLEARLY * time[front]).tolist(), (CLEARLY * energy[front]).tolist(), strict=True))
+
+
+# The front of the runs of a tune, and how much of the space of objectives it covers as they come in.
+
+
+_DRAWN = 10_000
+
+
+def front(values: Floats) -> Ints:
+    """Rows of (n, k) that no other beats, by the first column; those with a NaN are never among them."""
+    return non_dominated(values)
+
+
+def volumes(values: Floats) -> list[float]:
+    """Hypervolume after each run, as a share of the box between zero and the reference: 0 to 1, never falling.
+
+    ``values`` (n, k) are measured objectives, NaN where a run failed. The reference lies 10 % beyond the worst
+    value measured in the whole tune; with one objective the volume is the length from the best run to it, with three or
+    more it is counted in drawn points.
+    """
+    if not np.isfinite(values).all(axis=1).any():
+        return [0.0] * len(values)
+    reference = 1.1 * np.nanmax(values, axis=0)
+    scaled = values / reference
+    if values.shape[1] > 2:
+        drawn = np.random.default_rng(0).random((_DRAWN, values.shape[1]))
+        covers = np.logical_and.reduce([own[:, None] <= place for own, place in zip(scaled.T, drawn.T, strict=True)])
+        return [float(share) for share in np.maximum.accumulate(covers, axis=0).mean(axis=1)]
+    # one objective: the second one is zero everywhere, so that areas are lengths
+    second = scaled[:, 1] if values.shape[1] > 1 else np.where(np.isfinite(scaled[:, 0]), 0.0, np.nan)
+    return [hypervolume(scaled[:n, 0], second[:n], (1.0, 1.0)) for n in range(1, len(values) + 1)]

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.physics.calibrate.readings import check_query, check_readings
+from jointopt.physics.calibrate.stage_readings import check_query, check_readings
 from jointopt.physics.calibrate.stage_tables import ResponseTable, response_table
 
 PROFILE = pd.DataFrame({"stage": 0, "clock_mhz": [1410, 1095, 855], "time_s": 0.05, "energy_j": 15.0})

@@ -12,7 +12,7 @@ import pytest
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import MeasuredRun
-from jointopt.workflows.campaign.worth import planned, price_of_gpu_hour, run_s, stakes
+from jointopt.workflows.campaign.stopping import planned, price_of_gpu_hour, run_s, stakes
 
 BEST = MeasuredRun(plan={}, row={"status": "ok", "iteration_time_s": 9.0, "energy_j": 50_400.0}, predicted={})
 

@@ -18,8 +18,7 @@ from jointopt.core.errors import UsageError
 from jointopt.core.quote import sh_command
 from jointopt.runs.database import VERSION, database_errors, file_of, open_database, without_password
 from jointopt.runs.migrations import MEASURED, RETRACTED, migrate, version
-from jointopt.runs.spill import spill_files
-from jointopt.runs.store import content_hash
+from jointopt.runs.store import content_hash, spill_files
 
 _BATCH = 10_000
 _WHAT = "measurement store"

@@ -15,9 +15,21 @@ from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.jobs.job import TF32
-from jointopt.runs.cells import floats, named_attention, named_dtype, shown
-from jointopt.runs.other_names import ALIKE, TIME, converted, meant, within_node
-from jointopt.runs.precision import named_precision, named_recipe, runnable_dtype, with_precision
+from jointopt.runs.cells import (
+    ALIKE,
+    TIME,
+    converted,
+    floats,
+    meant,
+    named_attention,
+    named_dtype,
+    named_precision,
+    named_recipe,
+    runnable_dtype,
+    shown,
+    with_precision,
+    within_node,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

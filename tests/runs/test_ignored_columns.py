@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.runs.unused import (
+from jointopt.runs.ignored_columns import (
     misspelt_lines,
     unfinished_lines,
     unread_lines,

@@ -10,7 +10,7 @@ import pytest
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.runs.kinds import Kind, distance_from, kin_of, kind_of, related_to, wanted_by, wanted_by_table
+from jointopt.runs.relevance import Kind, distance_from, kin_of, kind_of, related_to, wanted_by, wanted_by_table
 
 H100 = Kind("NVIDIA H100 80GB HBM3", 8, "Megatron-LM", "llama-3-8b", 8, 8192, 128)
 

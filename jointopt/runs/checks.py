@@ -6,16 +6,19 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from jointopt.core.schema import DEGREES, MOST_GPU_POWER_W, Floats
+from jointopt.core.errors import CatalogError, TableError
+from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, Floats
 from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
+from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
-from jointopt.runs import reasons
-from jointopt.runs.precision import contradicts, with_precision
-from jointopt.runs.reached import (
+from jointopt.runs import peak_share
+from jointopt.runs.cells import contradicts, with_precision
+from jointopt.runs.peak_share import (
     HELD,
     LEAST_REACHED,
     MOST_REACHED,
@@ -29,7 +32,15 @@ from jointopt.runs.reached import (
     reached,
     stated_flops,
 )
-from jointopt.runs.rule import Rule, above
+from jointopt.runs.rule import Rule, above, broken_rules
+from jointopt.runs.shapes import SHAPE, whole_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+import pandas as pd
+
+from jointopt.core.schema import RECIPE_CLASSES
+from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently
@@ -199,7 +210,7 @@ def _slow_words(run: pd.Series) -> str:
 
 def _slowest_words(run: pd.Series) -> str:
     row = run.reindex(TIMED).to_frame().T
-    reason = reasons.of_time(with_precision(row).iloc[0], float(flop(row)[0] / run["iteration_time_s"]))
+    reason = peak_share.of_time(with_precision(row).iloc[0], float(flop(row)[0] / run["iteration_time_s"]))
     return (
         f"iteration_time_s to be at least {float(least_time_s(row)[0]):.3g}, what 6 flop for each parameter and token "
         f"take at the full rate of these GPUs ({reason})"
@@ -215,7 +226,7 @@ def _peak_words(run: pd.Series) -> str:
     if again and once / time_s <= MOST_REACHED * rate:
         reason = "was nothing recomputed, or a part?"
     else:
-        reason = reasons.of_time(with_precision(row).iloc[0], share * rate)
+        reason = peak_share.of_time(with_precision(row).iloc[0], share * rate)
     return (
         f"iteration_time_s to be at least {(once + again) / rate / MOST_REACHED:.3g}, what {passes} pass take at "
         f"{MOST_REACHED:g} of the full rate of these GPUs: it is {share:.2f} of that rate ({reason})"
@@ -241,7 +252,7 @@ def _above_limit(runs: pd.DataFrame) -> pd.Series:
 def _limit_words(run: pd.Series) -> str:
     row = run.reindex([*_DRAWN, "power_limit_w"]).to_frame().T
     drawn, limit = float(_drawn_w(row).iloc[0]), float(_limits_w(row)[0])
-    return f"at most {limit:g} W of a GPU, its limit, not {drawn:.0f} ({reasons.of_power(run)})"
+    return f"at most {limit:g} W of a GPU, its limit, not {drawn:.0f} ({peak_share.of_power(run)})"
 
 
 def _peak_above_limit(runs: pd.DataFrame) -> pd.Series:
@@ -250,7 +261,7 @@ def _peak_above_limit(runs: pd.DataFrame) -> pd.Series:
 
 def _peak_power_words(run: pd.Series) -> str:
     limit = float(_limits_w(run.reindex(["power_limit_w", "gpu"]).to_frame().T)[0])
-    reason = reasons.of_power(pd.Series({"gpu": run["gpu"], "avg_power_w": run["peak_power_w"]}))
+    reason = peak_share.of_power(pd.Series({"gpu": run["gpu"], "avg_power_w": run["peak_power_w"]}))
     return f"at most {_PEAK_OF_LIMIT * limit:.0f} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({reason})"
 
 
@@ -262,7 +273,9 @@ def _above_memory(runs: pd.DataFrame) -> pd.Series:
 
 def _memory_words(run: pd.Series) -> str:
     gpu = load_gpu(str(run["gpu"]))
-    return f"peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({reasons.of_memory(run)})"
+    return (
+        f"peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({peak_share.of_memory(run)})"
+    )
 
 
 def _below_weights(runs: pd.DataFrame) -> pd.Series:
@@ -285,14 +298,14 @@ def _energy_beyond(runs: pd.DataFrame) -> pd.Series:
 
 def _energy_words(run: pd.Series) -> str:
     run = run.drop("avg_power_w", errors="ignore")  # the reason is one of the energy
-    words = _bound(reasons.drawn_w(run), *_span("mean_power_span_w", str(run["gpu"])))
-    return f"energy_j over iteration_time_s and num_gpus to be {words} W on this GPU ({reasons.of_power(run)})"
+    words = _bound(peak_share.drawn_w(run), *_span("mean_power_span_w", str(run["gpu"])))
+    return f"energy_j over iteration_time_s and num_gpus to be {words} W on this GPU ({peak_share.of_power(run)})"
 
 
 # the first column is what was measured, and cannot be
 RESULT_RULES = (
-    _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=reasons.of_memory),
-    _on_gpu("avg_power_w", "mean_power_span_w", "W", result=reasons.of_power),
+    _on_gpu("peak_memory_gib", "memory_span_gib", "GiB", result=peak_share.of_memory),
+    _on_gpu("avg_power_w", "mean_power_span_w", "W", result=peak_share.of_power),
     Rule(("energy_j", "iteration_time_s", "num_gpus", "gpu"), _energy_words, _energy_beyond),
     Rule(TIMED, _slowest_words, _too_fast),
 )
@@ -311,3 +324,191 @@ MEASUREMENT_RULES = (
     *RULES, *GPU_RULES, *RESULT_RULES,
     Rule(("num_gpus", "gpus_per_node"), "num_gpus to be a multiple of gpus_per_node, or below it", _nodes_are_broken),
 )  # fmt: skip
+
+
+# Rows of tables that no physics can price, and why.
+
+
+_REQUIRED = ("num_layers", "hidden_size", "seq_length", "global_batch_size", "gpu", "num_gpus")
+# nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
+_ENOUGH_LAYERS = Rule(("pp", "num_layers"), "pp to be at most num_layers", above("pp", "num_layers"))
+
+
+def check_required(runs: pd.DataFrame) -> None:
+    """Raises TableError for a table that lacks a column without which no run can be predicted."""
+    missing = [name for name in _REQUIRED if name not in runs]
+    if missing:
+        hint = _shape_hint(runs) if missing[0] in SHAPE else ""
+        raise TableError(f"The table lacks the column {missing[0]!r}{hint}, without which no run can be predicted.")
+
+
+def _shape_hint(runs: pd.DataFrame) -> str:
+    """A hint at the catalogue names that stand for a column of the model's shape."""
+    names = [str(name) for name in runs["model"].dropna().unique()] if "model" in runs else []
+    if not names:
+        return " (a catalogue name in the column model stands for it)"
+    return f" ({names[0]!r} in the column model is not listed by `jointopt catalog models`{near_models(names[0])})"
+
+
+def impossible(runs: pd.DataFrame) -> dict[int, str]:
+    """Rows by position that no physics can price, and the first reason of each."""
+    checks = _unknown_models(runs)
+    shape = "; a catalogue name in the column model stands for it"
+    checks |= {f"{name} is blank{shape * (name in SHAPE)}.": runs[name].isna() for name in _REQUIRED}
+    checks |= {message: runs["gpu"] == name for name, message in _unknown_gpus(runs["gpu"]).items()}
+    if POWER_PROFILE in runs:
+        checks["it ran under a power_profile, whose effect is measured and never predicted."] = runs[
+            POWER_PROFILE
+        ].notna()
+    reasons: dict[int, str] = {}
+    for reason, rows in checks.items():
+        reasons = {int(row): reason for row in runs.index[rows]} | reasons
+    for rule, broken in broken_rules(runs, (*RUN_RULES, _ENOUGH_LAYERS, KNOWN_POWER, *GPU_RULES)):
+        reasons = {int(row): f"{rule.complaint(runs.loc[row])}." for row in runs.index[broken]} | reasons
+    return reasons
+
+
+def _unknown_models(runs: pd.DataFrame) -> dict[str, pd.Series]:
+    """Rows that leave their shape to a model that the catalogue does not know, by a sentence on each model."""
+    if "model" not in runs:
+        return {}
+    blank = runs[["num_layers", "hidden_size"]].isna()
+    open_shape = blank.any(axis=1) & runs["model"].notna()
+    cells = runs.reindex(columns=["model", "block"]).assign(**blank)[open_shape].drop_duplicates()
+    found = {}
+    for name, block, layers, hidden in cells.itertuples(index=False):
+        if known_model(whole_name(name, block)) is None:
+            rows = open_shape & (runs["model"] == name) & (blank["num_layers"] == layers)
+            found[_unknown_model(str(name), layers, hidden)] = rows & (blank["hidden_size"] == hidden)
+    return found
+
+
+def _unknown_model(name: str, layers: bool, hidden: bool) -> str:
+    blank = "num_layers and hidden_size are" if layers and hidden else f"{'num_layers' if layers else 'hidden_size'} is"
+    return (
+        f"{blank} blank, and the model {name[:80]!r} is not in the catalogue{near_models(name)}; "
+        "`jointopt catalog models` lists the known ones."
+    )
+
+
+def _unknown_gpus(names: pd.Series) -> dict[object, str]:
+    messages: dict[object, str] = {}
+    for name in names.dropna().unique():
+        try:
+            load_gpu(str(name))
+        except CatalogError as error:
+            messages[name] = str(error)
+    return messages
+
+
+# Runs of one plan of one job that a table has more than once: how far their times are apart.
+
+
+# slowest over fastest: repeated runs of published tables differ by a few per cent, allocator retries aside
+_APART = 1.5
+_OTHERWISE = ("framework_version", "framework_flags", "fabric")  # kept beside results, and reasons for another time
+
+
+def contradicting_lines(runs: pd.DataFrame, clean: pd.DataFrame) -> list[str]:
+    """One sentence where rows (as `with_results` leaves them) that state one plan of one job took very unlike times.
+
+    ``clean``: their cells as `readable_runs` reads them.
+    """
+    timed = runs["iteration_time_s"].where((runs["status"] == "ok") & (runs["iteration_time_s"] > 0))
+    stated = ["clock_mhz", *(c.name for c in COLUMNS.values() if c.role != "result"), *_OTHERWISE]
+    cells = clean[[name for name in stated if name in clean and name != "group"]].astype(object)
+    if cells.columns.empty:
+        return []
+    group = cells.fillna("").groupby(list(cells), sort=False).ngroup()
+    slowest, fastest = (timed.groupby(group.to_numpy()).transform(of) for of in ("max", "min"))
+    apart = ((slowest > _APART * fastest) & timed.notna()).to_numpy(bool)
+    if not apart.any():
+        return []
+    plans, first = group[apart].nunique(), int(np.flatnonzero(apart)[0])
+    same = np.flatnonzero(apart & (group == group[first]).to_numpy(bool))
+    times = timed.to_numpy(float)[same]
+    low, high = same[times.argmin()], same[times.argmax()]
+    many = f"{plans:,} plans were" if plans > 1 else "1 plan was"
+    return [
+        f"{many} run more than once with times that are more than {_APART:g} times apart (row {low + 1}: "
+        f"{times.min():.4g} s, row {high + 1}: {times.max():.4g} s): did something differ that no column states?"
+    ]
+
+
+# Recipe classes of rows that state none, from rows of the same source and framework.
+
+
+_SOURCE = ["source", "framework"]
+
+
+def states_class(table: pd.DataFrame) -> bool:
+    """Whether a row of the table states a recipe class, or names one in the framework's text."""
+    texts = table["framework"].dropna().unique() if "framework" in table else ()
+    stated = "recipe_class" in table and bool(table["recipe_class"].notna().any())
+    return stated or any(named_class(str(text)) for text in texts)
+
+
+def with_classes_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Blank recipe classes filled with that of the same source and framework, where its rows state one efficiency.
+
+    Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
+    by different classes, and what the runs show of theirs counted a second time.
+    """
+    if not (states_class(runs) or (others is not None and states_class(others))):
+        return runs
+    one = {key: names[0] for key, names in _stated(runs, others).items() if same_efficiency(names)}
+    ours = _classes(runs)
+    keys = zip(*(ours[name] for name in (*_SOURCE, "recipe_class")), strict=True)
+    found = np.array([name or one.get((source, framework), "") for source, framework, name in keys], dtype=object)
+    return runs.assign(recipe_class=pd.Series(found, runs.index).where(found != ""))
+
+
+def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
+    """A sentence on each recipe class that `with_classes_of_kin` gives rows which state none."""
+    if not (states_class(runs) or (others is not None and states_class(others))):
+        return []
+    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_kin(runs, others)))
+    counts = taken[(stated == "") & (taken != "")].value_counts()
+    return [
+        f"{count:,} row{'s' * (count > 1)} without a recipe class predicted as a {name} recipe, as other rows of the "
+        "same source and framework state (column recipe_class)."
+        for name, count in counts.items()
+    ]
+
+
+def class_conflicts(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
+    """A sentence on each source of both tables whose rows state classes of different efficiency."""
+    if not (states_class(measured) or states_class(queried)):
+        return []
+    both = [set(zip(*(_classes(table)[name] for name in _SOURCE), strict=True)) for table in (measured, queried)]
+    stated = {key: names for key, names in _stated(measured, queried).items() if key in both[0] & both[1]}
+    return [
+        conflict(", ".join(filter(None, key)), names) for key, names in stated.items() if not same_efficiency(names)
+    ]
+
+
+def _stated(*tables: pd.DataFrame | None) -> dict[tuple[str, str], list[str]]:
+    """The classes that rows of each source and framework state."""
+    rows = pd.concat([_classes(table) for table in tables if table is not None]).drop_duplicates()
+    found: dict[tuple[str, str], list[str]] = {}
+    for source, framework, name in rows[rows["recipe_class"] != ""].sort_values("recipe_class").itertuples(index=False):
+        found.setdefault((source, framework), []).append(name)
+    return found
+
+
+def _classes(table: pd.DataFrame) -> pd.DataFrame:
+    """Source, framework profile (or text) and class of every row; a blank source is a source, a blank class none."""
+    cells = table.reindex(columns=[*_SOURCE, "recipe_class"]).astype(object).fillna("").astype(str)
+    texts = {text: _framework(text) for text in cells["framework"].unique()}
+    words = {word: word.strip().lower() for word in cells["recipe_class"].unique()}
+    classes = cells["recipe_class"].map(words)
+    named = cells["framework"].map({text: named_class(text) for text in texts})
+    return pd.DataFrame({
+        "source": cells["source"], "framework": cells["framework"].map(texts),
+        "recipe_class": classes.where(classes.isin(RECIPE_CLASSES), named),
+    })  # fmt: skip
+
+
+def _framework(text: str) -> str:
+    profile, known = recognise_framework(text)
+    return profile.name if known else text.strip().lower()

@@ -14,12 +14,11 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import UsageError
-from jointopt.runs.care import backup, check, repair
 from jointopt.runs.cells import json_rows
-from jointopt.runs.kinds import Wanted, plan_key, plan_keys, related_to
 from jointopt.runs.migrations import VERSION
-from jointopt.runs.spill import Spill, rows_in, spill_files, waiting
-from jointopt.runs.store import Added, Store, content_hash
+from jointopt.runs.relevance import Wanted, plan_key, plan_keys, related_to
+from jointopt.runs.store import Added, Spill, Store, content_hash, rows_in, spill_files, waiting
+from jointopt.runs.store_check import backup, check, repair
 
 
 def runs(count: int, gpu: str = "h100-sxm5-80gb", first: int = 0) -> pd.DataFrame:

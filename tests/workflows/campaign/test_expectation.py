@@ -17,8 +17,8 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.within_job import Adapted, Spread
 from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.earlier import Earlier
-from jointopt.workflows.campaign.outlook import (
+from jointopt.workflows.campaign.expectation import (
+    Earlier,
     Outlook,
     _Found,
     _probability_below,

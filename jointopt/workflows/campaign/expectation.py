@@ -1,0 +1,531 @@
+"""Expectations of every candidate of a tune after all runs so far, and how far they are to be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import POWER_LIMIT, STATUSES, Bools, Columns, Floats, Ints
+from jointopt.jobs.catalog.gpus import gpu_id
+from jointopt.jobs.job import OBJECTIVES, Job
+from jointopt.jobs.machine import Machine
+from jointopt.physics.cost_model import judged_by, stated
+from jointopt.runs.rows import is_bounded
+from jointopt.search.acquire import SAMPLES
+from jointopt.surrogate.correction import Correction
+from jointopt.surrogate.dataset import Priced, price, with_results
+from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
+from jointopt.surrogate.feasibility import MemoryEvidence
+from jointopt.surrogate.heat_names import PEAK
+from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior
+from jointopt.surrogate.out_of_memory import OUT, surely_out_of
+from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns
+from jointopt.surrogate.within_job import (
+    INFORMED,
+    OF_POWER,
+    Adapted,
+    Spread,
+    adapted,
+    left_out,
+    mean_loss,
+    plan_features,
+    unmoved_scatter,
+)
+from jointopt.workflows.campaign.candidates import Candidates
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from jointopt.surrogate.job_model import JobModel
+    from jointopt.surrogate.model import Surrogate
+    from jointopt.surrogate.other_jobs import OtherJobs
+    from jointopt.surrogate.residual_gp import Runs
+    from jointopt.workflows.campaign.candidates import Candidates
+import logging
+
+from jointopt.surrogate.residual_gp import Kernel, Runs
+from jointopt.workflows.campaign.candidates import Candidates
+
+ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
+_HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
+_LEARNED, _OWN_RUNS, _PHYSICS = "earlier runs of the cluster", "the runs of this job", "the physics alone"
+_TOGETHER = "a model of the cluster's runs, those of this job among them,"
+# Of the mean log of the likelihood of a run: by less, recorded groups were predicted worse as often as better
+# (bench_growing.py; where it helped it was ahead by 0.09 to 0.5)
+AHEAD = 0.05
+_PARTS = ("iteration_time_s", "avg_power_w")  # of energy
+
+
+@dataclass(frozen=True)
+class Expected:
+    """``columns`` (n): objectives with ``_low`` and ``_high`` (90 %), ``probability_fits`` in memory and constraints.
+
+    ``draws``: the same as joint draws, and ``fits``. ``apart`` (n): standard deviations of the objectives' logarithms
+    without what all candidates err by. ``basis`` says what the predicted time rests on. ``likely`` (n): to fit in
+    memory, by the one gate of all verbs; a run decides, and plans that are not come after those that are.
+    """
+
+    columns: Columns
+    draws: Columns
+    apart: Columns
+    basis: str
+    likely: Bools
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A result of every candidate, what it rests on, and by how much runs (m,) were missed from the others.
+
+    ``off`` and its standard deviation ``deviation`` are of logarithms, NaN of what was not measured or not judged.
+    """
+
+    adapted: Adapted
+    source: str
+    off: Floats
+    deviation: Floats
+
+
+class Outlook:
+    """Predictions for candidates, moved by earlier runs of other jobs, by those of this one, or ``growing`` by both."""
+
+    def __init__(
+        self, job: Job, candidates: Candidates, earlier: Earlier, spread: Spread, rng: np.random.Generator,
+        growing: Growing | None = None,
+    ) -> None:  # fmt: skip
+        self._candidates, self._earlier, self._spread, self._rng = candidates, earlier, spread, rng
+        self._growing = growing
+        self._features = plan_features(candidates.plans)
+        self._framework = job.training.framework.name
+        self._job = job
+
+    def after(self, objectives: tuple[str, ...], index: Ints, rows: Sequence[Mapping[str, Any]]) -> Expected:
+        """The posterior after measurements ``rows`` of candidates ``index`` (m,)."""
+        probability, fits = self._fits(index, rows)
+        columns: Columns = {"probability_fits": probability}
+        draws: Columns = {"fits": fits}
+        basis = _PHYSICS
+        found_by_name: dict[str, Adapted] = {}
+        memo: dict[str, _Found] = {}
+        for name in dict.fromkeys([*objectives, *judged_by(self._job)]):
+            found = self._found(name, index, rows, memo)
+            found_by_name[name] = found.adapted
+            basis = found.source if name == "iteration_time_s" else basis
+            if name in objectives:
+                mean, deviation = found.adapted.mean, found.adapted.deviation
+                columns[name] = np.exp(mean)
+                columns[f"{name}_low"] = np.exp(mean - _HALF_INTERVAL * deviation)
+                columns[f"{name}_high"] = np.exp(mean + _HALF_INTERVAL * deviation)
+                draws[name] = np.exp(found.adapted.draws(SAMPLES, self._rng))
+        for kept in kept_probabilities(self._job, found_by_name):
+            columns["probability_fits"] = columns["probability_fits"] * kept
+            draws["fits"] = draws["fits"] & (self._rng.random(draws["fits"].shape) < kept[:, None])
+        apart = {name: found_by_name[name].apart for name in objectives}
+        return Expected(columns, draws, apart, basis, probability >= FEASIBLE)
+
+    def _found(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]], memo: dict[str, _Found]) -> _Found:
+        """A result of every candidate after runs ``rows`` of candidates ``index`` (m,); ``memo``: those worked out."""
+        if name not in memo:
+            direct = memo[name] = self._adapted(name, index, rows)
+            if name == "energy_j" and np.isfinite(direct.off).sum() >= ENOUGH_TO_JUDGE:
+                parts = [self._found(part, index, rows, memo) for part in _PARTS]
+                memo[name] = self._of_parts(direct, *parts)
+        return memo[name]
+
+    def _of_parts(self, direct: _Found, time: _Found, power: _Found) -> _Found:
+        """Energy from time and power where that says more of runs left out than what was learned of energy alone."""
+        off, deviation = time.off + power.off, np.hypot(time.deviation, power.deviation)
+        known = np.isfinite(off) & np.isfinite(direct.off)
+        if known.sum() < ENOUGH_TO_JUDGE:
+            return direct
+        if mean_loss(off[known], deviation[known]) >= mean_loss(direct.off[known], direct.deviation[known]):
+            return direct
+        gpus = np.log(self._candidates.predicted["energy_j"])
+        for name in _PARTS:
+            gpus = gpus - np.log(self._candidates.predicted[name])
+        loadings = np.hstack([time.adapted.loadings, power.adapted.loadings])
+        noise = float(np.hypot(time.adapted.noise, power.adapted.noise))
+        width = np.hypot(time.adapted.deviation, power.adapted.deviation)
+        both = Adapted(time.adapted.mean + power.adapted.mean + gpus, width, loadings, noise)
+        return _Found(both, time.source, off, deviation)
+
+    def _adapted(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> _Found:
+        """The log of a result of every candidate, and what it rests on."""
+        values = np.array([result(row, name) for row in rows], float)
+        bounds = np.array([lower_bound(row, name) for row in rows], float)
+        held = bounds > 0
+        good = np.flatnonzero((values > 0) | held)
+        at, seen, held = index[good], np.log(np.where(held, bounds, values)[good]), held[good]
+        physics, best = np.log(self._candidates.predicted[name]), 0
+        own = OF_POWER if name == "avg_power_w" else self._spread
+        # the physics comes first until runs show otherwise, unless other jobs are known to order plans better
+        choices = [(physics, own, _OWN_RUNS)]
+        if (log_factor := self._earlier.log_factor_on(name)) is not None:
+            learned = (physics + log_factor, INFORMED, _LEARNED)
+            choices.insert(0 if self._earlier.first else 1, learned)
+        off = np.full((2, len(rows)), np.nan)
+        if (~held).sum() >= ENOUGH_TO_JUDGE:
+            if (grown := self._grown(name, index, rows)) is not None:
+                choices.append((physics + grown, INFORMED, _TOGETHER))
+            without = [left_out(self._features, prior, at, seen, spread, held) for prior, spread, _ in choices]
+            losses = [
+                mean_loss(*errors) + AHEAD * (source == _TOGETHER)
+                for errors, (_, _, source) in zip(without, choices, strict=True)
+            ]
+            if choices[-1][2] == _TOGETHER and losses[-1] >= mean_loss(
+                *left_out(self._features, physics, at, seen, INFORMED, held)
+            ):  # ahead by its narrower spread alone: so is the physics (vTrain's 175B, 1.4 to 2.4 and 1.8 to 4.6 %)
+                losses[-1] = np.inf
+            best, far = int(np.argmin(losses)), np.where(held, np.nan, seen - physics[at])
+            unmoved = far, unmoved_scatter(far, own.noise)
+            if mean_loss(*unmoved) < losses[best]:
+                off[:, good] = unmoved
+                scatter = max(float(np.sqrt(np.nanmean(far**2))), own.noise)
+                fixed = adapted(self._features, physics, at[:0], seen[:0], Spread(1e-6, 1e-6, scatter))
+                return _Found(fixed, _PHYSICS, *off)
+            off[:, good] = without[best]
+        prior, spread, source = choices[best]
+        return _Found(adapted(self._features, prior, at, seen, spread, held), source, *off)
+
+    def _grown(self, name: str, index: Ints, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
+        """Logarithm of the factor (n,) on a result by runs of the cluster and of this job; None: nothing is known.
+
+        That on the time, and on energy too, beside what is known of power.
+        """
+        if self._growing is None or name not in OBJECTIVES:
+            return None
+        log_time = np.log([result(row, "iteration_time_s") for row in rows])
+        ran = np.flatnonzero(np.isfinite(log_time))
+        residual = (log_time - np.log(self._candidates.predicted["iteration_time_s"])[index])[ran]
+        found = self._growing.log_factor(index[ran], residual)
+        power = self._earlier.log_factors.get("avg_power_w", 0.0) if name == "energy_j" else 0.0
+        return None if found is None else found + power
+
+    def _fits(self, index: Ints, rows: Sequence[Mapping[str, Any]]) -> tuple[Floats, Any]:
+        """Probability and draws of fitting, by runs that trained or ran out of memory alone."""
+        load, room = self._candidates.log_load, self._candidates.log_room
+        status = np.array([row["status"] for row in rows], str)
+        fitted = (status == "ok") | np.array([is_bounded(row) for row in rows], bool)
+        own = MemoryEvidence(ok_load=load[index[fitted]], oom_load=load[index[status == "oom"]])
+        posterior = MemoryPosterior(self._earlier.memory + own, self._framework)
+        return posterior.fit_probability(load - room), posterior.fit_draws(load - room, SAMPLES, self._rng)
+
+
+def of_candidate(columns: Columns, index: int) -> dict[str, float]:
+    """Results expected of one candidate, its fit in memory aside."""
+    return {name: float(values[index]) for name, values in columns.items() if name != "probability_fits"}
+
+
+def kept_probabilities(job: Job, found: Mapping[str, Adapted]) -> Iterator[Floats]:
+    """For each bound that the job states, memory's aside, how probably every candidate keeps it, (n,).
+
+    What is worked out from several results counts as log-normal, as wide as if all of them erred the same way.
+    """
+    middle, high = (
+        {name: np.exp(each.mean + step * each.deviation) for name, each in found.items()} for step in (0.0, 1.0)
+    )
+    above = stated(job, high)  # by one standard deviation
+    for name, (values, bound) in stated(job, middle).items():
+        yield _probability_below(np.log(values), np.log(above[name][0] / values), bound)
+
+
+def _probability_below(mean: Floats, deviation: Floats, bound: float) -> Floats:
+    """Of log-normals; 1 where nothing is predicted, since then the run itself must show it."""
+    chance = ndtr((np.log(bound) - mean) / deviation)
+    return np.asarray(np.where(np.isfinite(mean), chance, 1.0))
+
+
+def result(row: Mapping[str, Any], name: str) -> float:
+    """A measured result, NaN where the run failed or did not measure it; power follows from energy and time."""
+    if row.get("status") != "ok":
+        return float("nan")
+    value = row.get(name)
+    known = float("nan") if value is None else float(value)
+    if name == "avg_power_w" and not known > 0 and row.get("num_gpus"):
+        return result(row, "energy_j") / result(row, "iteration_time_s") / float(row["num_gpus"])
+    return known
+
+
+def lower_bound(row: Mapping[str, Any], name: str = "iteration_time_s") -> float:
+    """The least time or energy that a run which was ended early would have taken; NaN of others, and where unknown."""
+    known = row.get(name) if name in OBJECTIVES and is_bounded(row) else None
+    return float("nan") if known is None else float(known)
+
+
+def broken_constraints(job: Job, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the job's constraints that a measured run does not keep; what was not measured counts as kept."""
+    return tuple(name for name, (value, bound) in held_to(job, row).items() if value > bound)
+
+
+def held_to(job: Job, row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """(what a run measured, NaN where it did not; the job's upper bound), by the constraint's name."""
+    measured = {name: np.array([result(row, name)]) for name in judged_by(job)}
+    held = {name: (float(values[0]), bound) for name, (values, bound) in stated(job, measured).items()}
+    if (fraction := job.constraints.memory_fraction) is not None:
+        held["memory_fraction"] = result(row, "peak_memory_gib") / job.cluster.gpu.memory_gib, fraction
+    return held
+
+
+# Measurements that exist before a campaign: of plans of the job, and of other jobs on the same cluster.
+
+
+_MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
+_SAME = 6  # decimals to which the physics must agree on two plans that are one
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Earlier runs. ``rows`` are measurements of candidates ``index``, each plan once, of repeats the fastest."""
+
+    rows: tuple[dict[str, Any], ...] = ()
+    index: tuple[int, ...] = ()
+    # (n,) on the predicted time of every candidate, and so on its energy, from runs of other jobs
+    log_factor: Floats | None = None
+    memory: MemoryEvidence = field(default_factory=MemoryEvidence)  # of other jobs
+    others: int = 0  # timed runs of other jobs behind ``log_factor``
+    first: str = ""  # why that comes before the physics alone from the first run on; blank where it does not
+    out: Bools | None = None  # (n,): candidates that surely run out of memory, as a stored run did; None: none is known
+    unread: str = ""  # why stored runs are not used at all; blank where they are
+    log_factors: Columns = field(default_factory=dict)  # (n,) on other results, where more is known than ``log_factor``
+    plans: Runs | None = None  # the candidates as runs of the cluster, where they have been priced as such
+    known: Measured | None = None  # runs of other jobs there
+
+    def log_factor_on(self, name: str) -> Floats | None:
+        """Logarithm of the factor (n,) on a predicted result of every candidate; None where nothing is known of it."""
+        return self.log_factors.get(name, self.log_factor if name in OBJECTIVES else None)
+
+
+def earlier_runs(
+    queried: pd.DataFrame, stored: pd.DataFrame, surrogate: Surrogate | None, machine: Machine | None = None
+) -> Earlier:
+    """The evidence in ``stored`` measurements on the candidates ``queried`` (rows of a table without results).
+
+    Runs count where GPU, GPUs per node and framework are a candidate's. A run that the physics
+    cannot distinguish from a candidate is that plan; from all others the surrogate predicts as
+    `jointopt predict --measured` does.
+    """
+    import pandas as pd
+
+    rows = _comparable(queried, stored)
+    if rows.empty:
+        return Earlier()
+    both = pd.concat([queried.drop(columns="source", errors="ignore"), rows], ignore_index=True)
+    try:
+        table = with_results(both)
+        priced = price(table, machine=machine)
+    except TableError as error:
+        # candidates are sound: some stored cell is not, and earlier runs are no condition
+        return Earlier(unread=str(error))
+    place = np.argsort(priced.rows)
+    new = place[priced.rows[place] < len(queried)]
+    old = place[priced.rows[place] >= len(queried)]
+    old = old[np.isin(priced.runs.source[old], priced.runs.source[new])]
+    if not len(old) or len(new) < len(queried):
+        return Earlier()
+    # a limit that holds nothing down by the physics may do so in fact
+    limit_w = both[POWER_LIMIT].to_numpy(float) if POWER_LIMIT in queried else np.full(len(both), np.nan)
+    plan_of = {key: i for i, key in enumerate(_keys(priced, new, limit_w))}
+    out = surely_out_of(priced, new, old[(table["status"] == OUT).to_numpy()[priced.rows[old]]])
+    matched = np.array([plan_of.get(key, -1) for key in _keys(priced, old, limit_w)], np.int64)
+    best = _fastest(table.loc[priced.rows[old]], matched)
+    known = [{str(k): v for k, v in table.loc[row].items()} for row in best.values()]
+    evidence = evidence_by_source(table, priced.take(old[matched < 0]), "the store")
+    memory = evidence.get(str(priced.runs.source[new[0]]), Evidence()).memory
+    count = sum(len(part.residual) for part in evidence.values())
+    if surrogate is None or not count:
+        return Earlier(tuple(known), tuple(best), None, memory, out=out)
+    plans = priced.take(new)
+    known_runs = _of_other_jobs(plans, evidence)
+    learned = _learned(plans, known_runs, surrogate)
+    if learned is not None and learned.orders_better:
+        why = f"learned from them, plans of jobs left out are {learned.without:.1%} -> {learned.error:.1%} off"
+        factors = {}
+        if learned.log_power is not None:
+            factors = {"avg_power_w": learned.log_power, "energy_j": learned.log_factor + learned.log_power}
+        found = Earlier(tuple(known), tuple(best), learned.log_factor, memory, count, why, log_factors=factors)
+    else:
+        found = Earlier(tuple(known), tuple(best), _log_factors(plans, evidence, surrogate), memory, count)
+    return replace(found, plans=plans.runs, known=known_runs, out=out)
+
+
+def beside_surrogate(earlier: Earlier, model: JobModel, candidates: Candidates) -> Earlier:
+    """Earlier runs, and what a surrogate knows of ``candidates`` that was trained on runs of the very cluster.
+
+    Many runs of other jobs that were learned from here are newer, and go before it; so does any such run before a
+    surrogate of few, as in `JobModel.of`. Clock response and power count as `JobModel.cost_model` has them.
+    """
+    own = model.surrogate.own_of(model.source) if model.surrogate is not None else None
+    by = replace(model, evidence=Evidence()) if own is not None else _by_few_runs(model)
+    if earlier.first or by is None or (own is None and earlier.others):
+        return earlier
+    if own is not None and own.errors["time"] >= own.errors["physics"]:
+        return earlier
+    expected = _expected(by, candidates)
+    factors = {name: np.log(values / candidates.predicted[name]) for name, values in expected.items()}
+    count = _remembered(by)
+    time = factors.pop("iteration_time_s")
+    return replace(earlier, log_factor=time, log_factors=factors, others=count, first=_judged(own, by))
+
+
+def _judged(own: OwnRuns | None, by: JobModel) -> str:
+    """Errors of a surrogate on models or groups left out of it, in words."""
+    new = None if by.surrogate is None else by.surrogate.new_groups_of(by.source)
+    what, errors = ("groups", {} if new is None else new.errors) if own is None else ("models", own.errors)
+    if not errors:
+        return "as those of propose do"
+    return f"{what} left out of the surrogate are {errors['physics']:.1%} -> {errors['time']:.1%} off"
+
+
+def _by_few_runs(model: JobModel) -> JobModel | None:
+    """The model by the few runs that a surrogate of the user's own learned from; None where it knows none or many."""
+    from jointopt.surrogate.correction import surrogate_names
+    from jointopt.surrogate.job_model import of_surrogate
+
+    if model.name in surrogate_names():
+        return None
+    alone = replace(model, evidence=Evidence()).of_user()
+    return alone if of_surrogate(model.name) in alone.evidence.counts else None
+
+
+def _expected(model: JobModel, candidates: Candidates) -> Columns:
+    """Results of `JobModel.cost_model` of every candidate, (n,) each, those of a list by their own jobs."""
+    end, parts, with_peaks = 0, [], PEAK in candidates.predicted
+    names = (*_MOVED, *[PEAK] * with_peaks)
+    for job, count in candidates.jobs or ((model.job, candidates.size),):
+        at, end = slice(end, end + count), end + count
+        plans = {name: values[at] for name, values in candidates.plans.items()}
+        clocks = plans.pop("stage_clock_mhz")
+        if candidates.jobs:  # these have the limits of their rows
+            plans.pop(POWER_LIMIT, None)
+        physics, every = replace(model, job=job).cost_model(plans), np.arange(count)
+        parts.append(physics.evaluate(every, clocks) | (physics.heat(every, clocks) if with_peaks else {}))
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+
+def _remembered(model: JobModel) -> int:
+    return 0 if model.surrogate is None else int((model.surrogate.support.source == model.source).sum())
+
+
+def _of_other_jobs(plans: Priced, evidence: Mapping[str, Evidence]) -> Measured | None:
+    """Runs of other jobs on the cluster of all plans; None where these are of several, or there is no run."""
+    source, *others = set(plans.runs.source.tolist())
+    some = None if others else evidence.get(source)
+    if some is None or some.runs is None:
+        return None
+    power = some.log_power_ratio[some.timed], some.static_share[some.timed], some.static_w
+    ended = np.flatnonzero(~some.bounds).astype(np.int64)
+    return Measured(some.runs, some.residual, *power).take(ended)
+
+
+def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> OtherJobs | None:
+    """A model of the runs of other jobs, None where they are too few."""
+    if known is None or len(known.runs) < LEAST_RUNS:
+        return None
+    from jointopt.surrogate.other_jobs import from_other_jobs
+
+    return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
+
+
+def _comparable(queried: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
+    """Stored rows with a result, on the candidates' GPU, without columns that say where they came from."""
+    if stored.empty or "gpu" not in stored or "gpu" not in queried:
+        return stored.iloc[:0]
+    here = {gpu_id(name) for name in queried["gpu"].unique()}
+    rows = stored[stored["gpu"].map({name: gpu_id(name) in here for name in stored["gpu"].unique()}).astype(bool)]
+    rows = rows.drop(columns=["source", "origin", "recorded_at"], errors="ignore").dropna(axis=1, how="all")
+    return rows[rows["status"].isin(STATUSES)] if "status" in rows else rows.iloc[:0]
+
+
+def _keys(priced: Priced, at: Ints, limit_w: Floats) -> list[bytes]:
+    """Features, power limit (by row) and predictions of each run as a key: equal for runs of one plan of one job."""
+    runs, physics = priced.runs, priced.physics
+    seen = [runs.matrix(runs.names)[at]]
+    seen.append(np.nan_to_num(limit_w[priced.rows[at], None]))
+    seen += [np.log(physics[name][at])[:, None] for name in ("iteration_time_s", "peak_memory_gib")]
+    rounded = np.round(np.hstack(seen), _SAME) + 0.0  # no negative zeros
+    return [row.tobytes() for row in rounded]
+
+
+def _fastest(rows: pd.DataFrame, matched: Ints) -> dict[int, int]:
+    """Label in ``rows`` per candidate: the fastest that ran, else the first that ran out of memory, else the first."""
+    rank = rows["status"].map({"ok": 0, "oom": 1}).fillna(2)
+    known = rows.assign(matched=matched, rank=rank, time_s=rows["iteration_time_s"].where(rank == 0, 0.0))
+    best = known[known["matched"] >= 0].sort_values(["rank", "time_s"], kind="stable").drop_duplicates("matched")
+    return dict(zip(best["matched"].tolist(), best.index.tolist(), strict=True))
+
+
+def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate: Surrogate) -> Floats:
+    """Log of the factor on every candidate's time."""
+    out, sources = np.empty(len(candidates.rows)), candidates.runs.source
+    for source in np.unique(sources).tolist():
+        own = np.flatnonzero(sources == source).astype(np.int64)
+        some, known = candidates.take(own), with_kin(evidence, source)
+        correction = Correction(surrogate, source, bool(some.fitted[0]), known)
+        again = some.under(correction.moved) if correction.moves_physics else some
+        out[own] = correction.log_factor(again.runs) + some.residual(again.physics["iteration_time_s"])
+    return out
+
+
+# A model of the cluster that also learns from the runs of this very tune, anew as these grow in number.
+
+
+_log = logging.getLogger(__name__)
+LEAST_OWN = 6  # runs of the tune, below which a fifth of them left out says nothing
+LEAST = 20  # runs in all, as `retrain` needs: below, the process of all sources makes the order of plans worse
+MORE = 1.25  # times as many runs of the tune as were learned from, before it is learned anew
+
+
+class Growing:
+    """Predictions for ``candidates`` by the runs of other jobs that are known ``earlier``, and those of this tune.
+
+    ``kernel``: of all sources, None: no surrogate, and nothing is learned. Learning takes 0.2 s of CPU with 20 runs, 3
+    to 4 s with 100 to 250, 7 to 10 s with 1,000, of which it takes no more; between it stays as it is.
+    """
+
+    def __init__(
+        self, candidates: Candidates, earlier: Earlier, kernel: Kernel | None, machine: Machine | None = None
+    ) -> None:
+        self._candidates, self._earlier, self._kernel, self._machine = candidates, earlier, kernel, machine
+        self._others = 0 if earlier.known is None else len(earlier.known.runs)
+        self._plans: Runs | None = earlier.plans
+        self._learned_from, self._log_factor = 0, None if kernel is None else np.empty(0)
+
+    def log_factor(self, index: Ints, residual: Floats) -> Floats | None:
+        """Logarithm of the factor (n,) on the predicted time of every candidate, None where too few runs are known.
+
+        ``index`` (m,) of the candidates that ran, ``residual`` (m,) log(measured / physics) of their time. At those
+        that were learned from it is what others say of them (`jointopt.surrogate.other_jobs.with_own_rows`).
+        """
+        count = len(index)
+        if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
+            return None
+        if not self._learned_from or count >= MORE * self._learned_from:
+            self._log_factor, self._learned_from = self._learned(index, residual), count
+        return self._log_factor
+
+    def _learned(self, index: Ints, residual: Floats) -> Floats | None:
+        from jointopt.surrogate.other_jobs import with_own_rows
+
+        plans = self._plans = self._as_runs() if self._plans is None else self._plans
+        if plans is None or self._kernel is None:
+            return None
+        _log.info(
+            "learning the cluster anew from %d runs of other jobs and %d of this one ...", self._others, len(index)
+        )
+        return with_own_rows(plans, index, residual, self._earlier.known, self._kernel)
+
+    def _as_runs(self) -> Runs | None:
+        """The candidates as runs of one cluster; None where they are of several, or one cannot be priced."""
+        from jointopt.surrogate.dataset import price
+
+        try:
+            priced = price(self._candidates.rows.drop(columns="source", errors="ignore"), machine=self._machine)
+        except TableError:
+            return None
+        if len(priced.rows) < self._candidates.size or len(np.unique(priced.runs.source)) > 1:
+            return None
+        return priced.runs.take(np.argsort(priced.rows))
