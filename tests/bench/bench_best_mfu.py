@@ -26,7 +26,7 @@ from jointopt.physics.throughput import throughput
 from jointopt.runs.workloads import Workload, workloads
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TABLE = ROOT / "jointopt" / "spec" / "catalog" / "best_mfu.yaml"
+TABLE = ROOT / "jointopt" / "jobs" / "catalog" / "best_mfu.yaml"
 FEWEST_ROWS, FEWEST_MODELS = 2, 3
 DETERMINISTIC = ("mcore_ci", "mcore_tiny")
 TUNED = ("vendor", "submission")

@@ -121,7 +121,7 @@ def published(name: str, margin: MemoryMargin) -> MemoryMargin:
 
 
 def write(margin: MemoryMargin, own: dict[str, MemoryMargin]) -> None:
-    page = ROOT / "jointopt" / "spec" / "catalog" / "memory_margin.yaml"
+    page = ROOT / "jointopt" / "jobs" / "catalog" / "memory_margin.yaml"
     head = [line for line in page.read_text().splitlines() if line.startswith("#")] if page.exists() else []
     names = ("centre", "source_sd", "plan_sd", "crash_share")
     lines = [f"{name}: {round(value, 3)}" for name, value in zip(names, astuple(margin), strict=True)]

@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/physics",), ("jointopt/physics/polish",),
         (*QUICK, "tests/physics/test_*.py", "tests/physics/calibrate", "tests/test_accuracy_gate.py"),
     ),
-    "spec": (
+    "jobs": (
         ("jointopt/jobs",), ("jointopt/jobs/plans",),
         (*QUICK, "tests/jobs", "tests/physics/test_*.py", "tests/workflows/test_blocks.py"),
     ),

@@ -192,7 +192,7 @@ def _read_log(path: Path) -> object:
 
 
 def _logs() -> tuple[bytes, ...]:
-    folder = ROOT / "tests" / "measure" / "imports" / "samples"
+    folder = ROOT / "tests" / "frameworks" / "imports" / "samples"
     return tuple(
         file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file() and file.stat().st_size < 60_000
     )

@@ -65,7 +65,7 @@ def prepare(folder: Path, forks: Forks) -> Path:
     (folder / "profile.csv").write_text(PROFILE)
     (folder / "plan.json").write_text(json.dumps(dict.fromkeys(("dp", "tp", "pp", "cp"), 1)))
     (folder / "result.json").write_text(json.dumps({"iteration_time_s": 1.0, "energy_j": 9e3}))
-    shutil.copy(Path(__file__).parents[1] / "measure/imports/samples/megatron_llama3_8b.sh", folder / "train.sh")
+    shutil.copy(Path(__file__).parents[1] / "frameworks/imports/samples/megatron_llama3_8b.sh", folder / "train.sh")
     for words in (("propose", JOB, *PHYSICS, "--out", "out", "--quiet"), ("ingest", "runs.csv")):
         ended = forks.run(folder, words, Surroundings())
         assert ended.code == 0, ended.err
