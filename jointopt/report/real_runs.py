@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jointopt.core.budget import Spent
+from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.report import tables
 from jointopt.report.plans import plan_table
@@ -133,9 +134,7 @@ class MeasuredResult(Result):
     @property
     def place(self) -> str | None:
         """The storage without its password."""
-        from jointopt.runs.database import without_password  # with SQLAlchemy
-
-        return without_password(self.storage) if self.storage else None
+        return masked(self.storage) if self.storage else None
 
     def how_run(self) -> str:
         """How the plans were run, as a participle: a replay returns rows of its table, and nothing runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jointopt.core.schema import Columns
+from jointopt.core.secrets import masked
 from jointopt.jobs.job import OBJECTIVES, words
 from jointopt.report.plans import predicted_table
 from jointopt.report.tables import plan_entries, study_lines
@@ -23,8 +24,6 @@ class Shared:
 
     def text(self, storage: str) -> str:
         """The share of this worker, the ends of the front, and the command that opens the study."""
-        from jointopt.runs.database import without_password  # with SQLAlchemy
-
         front, size = self.front, len(self.front["energy_j"])
         failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
         by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
@@ -33,7 +32,7 @@ class Shared:
         best = {0, size // 2, size - 1} if self.goals == OBJECTIVES else self._best_in_each()
         if rows := sorted(best) if size else []:
             lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
-        return "\n".join([*lines, *study_lines(self.study_name, without_password(storage))])
+        return "\n".join([*lines, *study_lines(self.study_name, masked(storage))])
 
     def _best_in_each(self) -> set[int]:
         return {int(self.front[name].argmin()) for name in self.goals if len(self.front[name])}

@@ -89,7 +89,7 @@ def _refuse_newer(engine: sqlalchemy.Engine, url: str) -> None:
         if int(newest) > VERSION:
             by = f"jointopt {maker}" if maker else "the jointopt that made it"
             raise UsageError(
-                f"The measurement store {without_password(url)!r} is of version {newest}, and this jointopt reads "
+                f"The measurement store {masked(url)!r} is of version {newest}, and this jointopt reads "
                 f"{VERSION} at most; use {by} or a newer one, or another database with --storage: nothing was changed."
             )
 
@@ -181,7 +181,7 @@ def database_errors(url: str, what: str, wrappers: tuple[type[Exception], ...] =
             "expected a database URL such as sqlite:///jointopt.db in a folder that exists and can be written, or "
             "postgresql+psycopg://user@host/name with its driver installed."
         )
-        place = without_password(url)
+        place = masked(url)
         sentence = f"The {what} {place!r} {known.format(url=sh_word(place), reason=masked(reason).replace('. ', '; '))}"
         if passes(error):
             silent = f"The {what} {place!r} does not answer: {masked(reason)}."
@@ -214,11 +214,6 @@ def may_hold_rows(url: str) -> bool:
             return bool(file.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (MEASUREMENTS,)).fetchone())
     except sqlite3.Error:  # whoever reads it next reports it
         return True
-
-
-def without_password(url: str) -> str:
-    """The URL as a message may show it: passwords hidden, in userinfo and query."""
-    return masked(url)
 
 
 def file_of(url: str) -> Path | None:

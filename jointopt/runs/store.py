@@ -28,18 +28,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
+from jointopt.core.secrets import masked
 from jointopt.core.state import state_home
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import (
-    TABLES,
-    VERSION,
-    database_errors,
-    file_of,
-    in_turn,
-    open_database,
-    without_password,
-    write_ahead,
-)
+from jointopt.runs.database import TABLES, VERSION, database_errors, file_of, in_turn, open_database, write_ahead
 from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, kind_ids, migrate, version
 from jointopt.runs.outages import patient
 from jointopt.runs.relevance import Kind, Wanted, kind_of, plan_key
@@ -162,9 +154,7 @@ class Store:
             else:
                 ids, all_of_them = nearest_rows(connection, wanted, self._kept())
                 if not all_of_them:
-                    _log.info(
-                        "Of related runs in %s the %s nearest are used.", without_password(self.url), f"{len(ids):,}"
-                    )
+                    _log.info("Of related runs in %s the %s nearest are used.", masked(self.url), f"{len(ids):,}")
                 for some in _pieces(ids, _ROWS_PER_STATEMENT):
                     yield connection.execute(query.where(MEASURED.c.id.in_(some))).all()
 

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from jointopt.core.atomic_write import replacing, unwritten
 from jointopt.core.errors import UsageError
 from jointopt.core.quote import sh_command
-from jointopt.runs.database import VERSION, database_errors, file_of, open_database, without_password
+from jointopt.core.secrets import masked
+from jointopt.runs.database import VERSION, database_errors, file_of, open_database
 from jointopt.runs.migrations import MEASURED, RETRACTED, migrate, version
 from jointopt.runs.store import content_hash, spill_files
 
@@ -105,7 +106,7 @@ def _there(url: str) -> sa.Engine:
     """The engine of a database that exists. Raises UsageError for one that does not."""
     file = file_of(url)
     if file is not None and not file.is_file():
-        raise UsageError(f"There is no database {without_password(url)!r}; ingest, tune and propose make one.")
+        raise UsageError(f"There is no database {masked(url)!r}; ingest, tune and propose make one.")
     with database_errors(url, _WHAT):
         return open_database(url)
 

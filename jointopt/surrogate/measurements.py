@@ -13,10 +13,10 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Columns, Floats
+from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.machine import Machine
 from jointopt.runs.checks import contradicting_lines, states_class
-from jointopt.runs.database import without_password
 from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
 from jointopt.runs.relevance import kind_of, related_to
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
@@ -105,7 +105,7 @@ class Measurements:
         room = SAMPLED - len(table)
         if room > 0 and len(kin := store.read(kin_of(job, room, MOST_WORKLOADS))):
             table = pd.concat([table, kin], ignore_index=True) if len(table) else kin
-        return cls(with_results(table), name=without_password(url))
+        return cls(with_results(table), name=masked(url))
 
     @classmethod
     def stored_for(cls, url: str, table: pd.DataFrame) -> Measurements:
@@ -114,7 +114,7 @@ class Measurements:
         from jointopt.runs.store import Store
 
         found = Store(url).read(wanted_by_table(table, MOST_FOR_TABLE))
-        return cls(with_results(found), name=without_password(url))
+        return cls(with_results(found), name=masked(url))
 
     @functools.cached_property
     def workloads(self) -> tuple[list[Workload], dict[int, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jointopt.core.errors import CatalogError, LauncherError, OutageError, UsageError
+from jointopt.core.secrets import masked
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.clusters import link_defaults
 from jointopt.jobs.catalog.gpus import load_gpu
@@ -28,7 +29,7 @@ from jointopt.measure.hardware.meter import PERMISSION
 from jointopt.physics.calibrate.machine_fit import fit
 from jointopt.report.diagnosis import Probed
 from jointopt.report.results import Diagnosis, Feature
-from jointopt.runs.database import database_errors, has_table, without_password
+from jointopt.runs.database import database_errors, has_table
 from jointopt.runs.outages import patience
 
 _log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ def _package(feature: str, package: str, fix: str) -> Feature:
 
 def _database(url: str) -> Feature:
     """Whether the database can be used; a file that is missing stays missing."""
-    name, place = "database", without_password(url)
+    name, place = "database", masked(url)
     if url == "none":
         return Feature(name, True, "none, as --storage or JOINTOPT_STORAGE states: nothing is kept")
     try:

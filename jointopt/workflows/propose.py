@@ -11,6 +11,7 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.secrets import masked
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.job import OBJECTIVES, Job, distinguishing
 from jointopt.jobs.jobfile import dump_job
@@ -22,7 +23,6 @@ from jointopt.physics.site import with_site
 from jointopt.report.layout_table import Layout
 from jointopt.report.proposal import Proposal
 from jointopt.report.shortage import remedy, shortage_of
-from jointopt.runs.database import without_password
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest
 from jointopt.search.local_search import front_within_limits
@@ -242,7 +242,7 @@ def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | N
         )
     if study not in (None, name):
         _log.warning("The name %r belongs to another study; this one is stored as %r.", study, name)
-    return replace(proposal, study_name=name, storage=without_password(storage.url), seconds=watch.seconds)
+    return replace(proposal, study_name=name, storage=masked(storage.url), seconds=watch.seconds)
 
 
 # Plans that a proposal shows beside its front: what others published for the job, and a conventional neighbour.

@@ -20,10 +20,10 @@ from jointopt.core.atomic_write import check_folder, replace_files, unwritten
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.core.quote import sh_command
 from jointopt.core.schema import COLUMNS, Bools
+from jointopt.core.secrets import masked
 from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.checks import contradicting_lines
-from jointopt.runs.database import without_password
 from jointopt.runs.ignored_columns import unfinished_lines, unread_lines, untimed_lines
 from jointopt.runs.table import checked_results, read_table, readable_runs, together, without
 from jointopt.surrogate.correction import load_surrogate
@@ -183,11 +183,11 @@ def _gathered(tables: Sequence[Path], storage: str | None) -> tuple[pd.DataFrame
         stored = Store(storage).read()
         stored = stored.assign(source=stored.get("source", stored["origin"]).fillna(stored["origin"]))
         for line in untimed_lines(with_results(stored)):
-            _log.warning("%s: %s", without_password(storage), line)
+            _log.warning("%s: %s", masked(storage), line)
         sound, lines = checked_results(stored)
-        parts.append((without_password(storage), sound))
+        parts.append((masked(storage), sound))
         cells.append(with_results(stored))
-        remarks += [f"{without_password(storage)}: {line}" for line in lines]
+        remarks += [f"{masked(storage)}: {line}" for line in lines]
     if not parts:
         raise TableError("Nothing to train on; expected at least one --table, or a --storage with measurements.")
     again = _in_an_earlier_table(cells)
@@ -249,7 +249,7 @@ def _card(
 ) -> dict[str, Any]:  # fmt: skip
     """Data, errors and versions behind a surrogate, and how to make it again."""
     options = [("--table", path.name) for path in tables]
-    options += [("--storage", without_password(storage))] if storage else []
+    options += [("--storage", masked(storage))] if storage else []
     options += [("--licence", text) for text in licences] + [("--seed", str(seed)), ("--out", out.name)]
     errors = scores.set_index("source").round(4).T.to_dict()
     return {

@@ -25,6 +25,7 @@ from jointopt.core.schema import (
     inside,
     num_gpus,
 )
+from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.jobs.plans.text import PLAN_KEYS
@@ -32,7 +33,6 @@ from jointopt.jobs.reading import parse_json, parse_yaml
 from jointopt.physics.site import SITE_COLUMNS
 from jointopt.physics.throughput import THROUGHPUT, with_rates
 from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
-from jointopt.runs.database import without_password
 from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, of_surrogate
@@ -147,7 +147,7 @@ def _of_study(name: str, storage: str) -> StoredPlans:
     from jointopt.search.studies.study_plans import read_study
 
     rows, attributes = read_study(storage, name)
-    source = f"study {name} in {without_password(storage)}"
+    source = f"study {name} in {masked(storage)}"
     if attributes.get("kind") == KIND:
         return _of_runs(rows, source, str(attributes.get("job") or ""))
     plans = _columns(_frame(rows, source), source)
@@ -290,11 +290,10 @@ def stored_proposal(source: str, storage: str | None = None) -> dict[str, Any]:
             return _checked(path.read_text(encoding="utf-8-sig"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}; {_DOCUMENT}.") from error
-    from jointopt.runs.database import without_password
     from jointopt.search.studies.study_plans import read_document
 
     url = storage or STORAGE
-    study = {"name": source, "storage": without_password(url)}
+    study = {"name": source, "storage": masked(url)}
     return _checked(read_document(url, source), f"study {source}") | {"study": study}
 
 

@@ -12,7 +12,8 @@ from wsgiref.util import setup_testing_defaults
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.runs.database import has_table, without_password
+from jointopt.core.secrets import masked
+from jointopt.runs.database import has_table
 from jointopt.runs.outages import wait_out
 from jointopt.search.studies.storage import open_storage, study_errors
 
@@ -91,7 +92,7 @@ def _storage_and_study(url: str, study: str | None) -> tuple[optuna.storages.Bas
 def _found(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
     storage = open_storage(url) if has_table(url, "studies") else None
     ids = {one.study_name: one._study_id for one in storage.get_all_studies()} if storage else {}
-    place = repr(without_password(url))
+    place = repr(masked(url))
     if storage is None or not ids:
         raise UsageError(f"There is no study in {place}; `jointopt propose JOB --storage URL` makes one.")
     if study is None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
+from jointopt.core.secrets import masked
 from jointopt.jobs.plans.text import format_stage_clocks
-from jointopt.runs.database import has_table, without_password
+from jointopt.runs.database import has_table
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
@@ -61,7 +62,7 @@ def _known_study(url: str, name: str) -> optuna.Study:
     """The study of that name; nothing is made where there is no database, or none with studies."""
     if not has_table(url, "studies"):
         raise UsageError(
-            f"There is no study {name!r}, for {without_password(url)!r} holds none; expected a file of "
+            f"There is no study {name!r}, for {masked(url)!r} holds none; expected a file of "
             f"`jointopt propose --out`, or a study of `jointopt propose --storage URL`."
         )
     storage = open_storage(url)
@@ -71,7 +72,7 @@ def _known_study(url: str, name: str) -> optuna.Study:
         names = optuna.get_all_study_names(storage)  # which reads all attributes of all studies
         known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise UsageError(
-            f"{without_password(url)!r} holds no study {name!r}{nearest(name, names)}; expected one of {known}."
+            f"{masked(url)!r} holds no study {name!r}{nearest(name, names)}; expected one of {known}."
         ) from None
 
 

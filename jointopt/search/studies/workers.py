@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.schema import Columns
-from jointopt.runs.database import without_password
+from jointopt.core.secrets import masked
 from jointopt.runs.outages import patience, patient, wait_out
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.display import show
@@ -76,7 +76,7 @@ class Queue:
         self._storage = wait_out(url, self._opened)
         if self._storage.dialect not in ("sqlite", "postgresql"):
             raise UsageError(
-                f"Workers cannot share a study in {without_password(url)!r}; expected a PostgreSQL URL such as "
+                f"Workers cannot share a study in {masked(url)!r}; expected a PostgreSQL URL such as "
                 f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
             )
         self._join(identity)
