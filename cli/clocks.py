@@ -25,8 +25,7 @@ def restore(everything: bool) -> None:
     """
     from jointopt.measure.hardware.gpu_clocks import reset_all
     from jointopt.measure.hardware.gpu_clocks import restore as undo
-    from jointopt.measure.hardware.guard.records import settled
-    from jointopt.measure.hardware.guard.scratch import swept
+    from jointopt.measure.hardware.guard.guarded import settled, swept
 
     ended = settled()
     swept()

@@ -121,7 +121,7 @@ def surrogate_option(default: str | None = "default") -> Callable[[F], F]:
 def _basis(measured: Path | None, calibration: Path | None, machine: Path | None, **others: Any) -> dict[str, Any]:
     """The ground of predictions, with the files that options name read."""
     from jointopt.jobs.calibration import load_calibration
-    from jointopt.jobs.machine import load_machine
+    from jointopt.jobs.cluster import load_machine
 
     others |= {"calibration": calibration and load_calibration(calibration)}
     others |= {"machine": machine and load_machine(machine)}
@@ -393,8 +393,7 @@ def print_log() -> None:
 def offer_restore() -> None:
     """End what killed runs have left, and print how to put GPU clocks back; commands that measure begin with it."""
     from jointopt.measure.hardware.gpu_clocks import restore_offer
-    from jointopt.measure.hardware.guard.records import settled
-    from jointopt.measure.hardware.guard.scratch import swept
+    from jointopt.measure.hardware.guard.guarded import settled, swept
 
     for sentence in settled():
         remark(sentence)

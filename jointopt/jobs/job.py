@@ -16,16 +16,11 @@ from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.jobs.slurm import Slurm
 
 if TYPE_CHECKING:
     from jointopt.jobs.cluster import Cluster
-from jointopt.jobs.cluster import with_machine
-from jointopt.jobs.machine import Machine
-
-# Objectives of a job: time and energy, those that vary with neither alone, and those that only follow from them.
-
+from jointopt.jobs.cluster import Machine, with_machine
 
 OBJECTIVES = ("iteration_time_s", "energy_j")
 TIME_ALONE = ("iteration_time_s",)
@@ -335,3 +330,42 @@ class Job:
 def on_machine(job: Job, machine: Machine | None) -> Job:
     """The job on its cluster `with_machine`."""
     return job if machine is None else replace(job, cluster=with_machine(job.cluster, machine))
+
+
+# How operands of low-precision products are scaled: one recipe of Transformer Engine on one GPU.
+
+
+@dataclass(frozen=True)
+class ScalingRecipe:
+    """A recipe as it runs on one architecture; bytes are per element of an operand."""
+
+    name: str  # one of `jointopt.core.schema.FP8_RECIPES`
+    dtype: str  # of the products: fp8 or fp4
+    value_bytes: float
+    scale_bytes: float = 0.0  # share of its block's scale: of activations and gradients
+    weight_scale_bytes: float = 0.0  # and of weights
+    scale_passes: float = 1.0  # times that scales are moved until products can read them
+    copies: float = 2.0  # along rows and along columns; 1 where products read either layout
+    reads: float = 1.0  # of the 16-bit operand by the cast, its amax included
+    second_reads: float = 0.0  # more of them for the copy along columns
+    launches: int = 1  # kernels of one cast
+    product_time_factor: float = 1.0  # SM time of a product over one whose scales are per tensor
+    gathers_16_bit: bool = False  # weights that live in 8 bit travel in 16
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of an activation's or gradient's element in low precision, with its share of a scale."""
+        return self.value_bytes + self.scale_bytes
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in all copies that products read, with its share of the scales."""
+        return self.copies * (self.value_bytes + self.weight_scale_bytes)
+
+    def cast_bytes(self, wide_bytes: float, one_copy: bool = False) -> float:
+        """Bytes that casting an element of ``wide_bytes`` moves: reads, and the copies written with their scales.
+
+        ``one_copy``: no copy along columns, which products of frozen weights do not read.
+        """
+        copies, reads = (1.0, self.reads) if one_copy else (self.copies, self.reads + self.second_reads)
+        return reads * wide_bytes + copies * (self.value_bytes + self.scale_passes * self.scale_bytes)

@@ -18,10 +18,9 @@ from jointopt.jobs.catalog.limits import check_batch, limits, most, number, whol
 from jointopt.jobs.catalog.models import known_model, load_model
 from jointopt.jobs.catalog.networks import check_links, written
 from jointopt.jobs.clocks import read_clocks, read_power_limits
-from jointopt.jobs.cluster import Cluster, Gpu
+from jointopt.jobs.cluster import Cluster, Gpu, load_machine
 from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import FURTHER, OBJECTIVES, PAID, TIME_ALONE, Constraints, Job, Search
-from jointopt.jobs.machine import load_machine
 from jointopt.jobs.model import Model, block_of
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown

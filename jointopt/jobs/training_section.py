@@ -32,11 +32,11 @@ from jointopt.jobs.job import (
     STATE_FIELDS,
     TF32,
     TOKEN_DISPATCHERS,
+    ScalingRecipe,
     Training,
 )
 from jointopt.jobs.model import Model
 from jointopt.jobs.reading import Section
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 
 TRAINING_KEYS = tuple(f.name for f in dataclasses.fields(Training) if not f.name.endswith("_assumed"))
 # `row.dtype` of a table row is the row's own type: scripts that write jobs from tables write it down

@@ -24,7 +24,7 @@ from jointopt.jobs.plans.text import plain_number
 from jointopt.jobs.reading import is_number, is_whole
 from jointopt.measure.early import Early, OfProgram
 from jointopt.measure.hardware.conditions import Conditions, under_plan, unmetered
-from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import check_devices
 from jointopt.measure.process import Program, files_of_a_run, run_program, whole_log
 from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, label, new_log, outcome, result_row, with_log

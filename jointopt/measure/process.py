@@ -22,8 +22,7 @@ from jointopt.core.schema import COLUMNS, NEUTRAL, inside
 from jointopt.frameworks.failures import is_full
 from jointopt.jobs.job import Job
 from jointopt.measure.hardware.guard.forks import catch_signals
-from jointopt.measure.hardware.guard.guarded import Guarded
-from jointopt.measure.hardware.guard.records import settled
+from jointopt.measure.hardware.guard.guarded import Guarded, settled
 from jointopt.runs.rows import is_blank
 
 _log = logging.getLogger(__name__)

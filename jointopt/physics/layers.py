@@ -13,10 +13,9 @@ import numpy as np
 from jointopt.core.schema import Floats
 from jointopt.jobs.catalog import kernels as arch
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import Job
+from jointopt.jobs.job import Job, ScalingRecipe
 from jointopt.jobs.kernels import GemmConstants, KernelConstants
 from jointopt.jobs.model import Model
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.physics.attention_span import BLOCK_QUERIES, Span
 from jointopt.physics.layouts import kv_heads_of_rank
 from jointopt.physics.products import dtype_time_factor, gemm_bytes, gemm_time_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.jobs.machine import Machine
+from jointopt.jobs.cluster import Machine
 from jointopt.report.tables import Result, TextColumn, blocks_text, figure, lay_out, paragraphs
 
 _FIGURES = {

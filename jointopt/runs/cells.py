@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,8 @@ from jointopt.jobs import defaults
 from jointopt.jobs.catalog.kernels import only_recipe, recipes_of, scaled_dtype, scaling_recipe
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.defaults import DefaultPlan, default_dtype
-from jointopt.jobs.job import STATE_FIELDS, TF32, Job
+from jointopt.jobs.job import STATE_FIELDS, TF32, Job, ScalingRecipe
 from jointopt.jobs.model import skip_freq_text
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.jobs.shape import POSITION_EMBEDDINGS
 from jointopt.jobs.windows import named_skip_freq
 
@@ -638,3 +637,35 @@ def stated_clocks(plans: Columns, rows: Ints, pp: Ints, gpu: Gpu) -> Floats:
             width = out.shape[1] if count == 1 else count  # one clock is that of all stages
             out[at, :width] = np.where(beyond[at, :width], np.nan, clocks)
     return out
+
+
+# Rules that the cells of one row must keep, and the rows that break them.
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that the cells of one run must keep. ``broken`` is false wherever a cell that it needs is blank."""
+
+    columns: tuple[str, ...]  # the first one is blamed
+    expected: str | Callable[[pd.Series], str]  # of all runs, or of the one that breaks it
+    broken: Callable[[pd.DataFrame], pd.Series]
+    may_fail: bool = False  # no contradiction where the run failed: that may be just why
+    use: str = "used"  # of the first column where the rule is but a doubt
+
+    def complaint(self, run: pd.Series) -> str:
+        """The expectation, and the cells that contradict it."""
+        known = {name: spelled(run[name]) for name in self.columns if name in run and is_known(run[name])}
+        cells = (f"{name}={f'{v:.6g}' if isinstance(v, float) else v}" for name, v in known.items())
+        expected = self.expected if isinstance(self.expected, str) else self.expected(run)
+        return f"expected {expected}, got {' '.join(cells)}"
+
+
+def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:
+    """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
+    for rule in rules:
+        yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
+
+
+def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
+    """Whether one column exceeds ``factor`` times another."""
+    return lambda runs: runs[larger] > factor * runs[smaller]

@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
 from jointopt.runs import peak_share
-from jointopt.runs.cells import contradicts, with_precision
+from jointopt.runs.cells import Rule, above, broken_rules, contradicts, with_precision
 from jointopt.runs.peak_share import (
     HELD,
     LEAST_REACHED,
@@ -32,7 +32,6 @@ from jointopt.runs.peak_share import (
     reached,
     stated_flops,
 )
-from jointopt.runs.rule import Rule, above, broken_rules
 from jointopt.runs.shapes import SHAPE, whole_name
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from jointopt.core.processes import may_live, this_process
+from jointopt.core.system import may_live, this_process
 from jointopt.runs.database import database_errors, make_table, now_s, open_database
 from jointopt.runs.outages import patient
 

@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from jointopt.core.schema import COLUMNS
 from jointopt.core.secrets import masked
-from jointopt.core.state import state_home
+from jointopt.core.system import state_home
 from jointopt.runs.cells import as_table, json_rows
 from jointopt.runs.database import TABLES, VERSION, database_errors, file_of, in_turn, open_database, write_ahead
 from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, kind_ids, migrate, version

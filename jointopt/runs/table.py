@@ -24,10 +24,20 @@ from jointopt.core.errors import TableError
 from jointopt.core.input_files import regular_bytes, unpacked
 from jointopt.core.quote import csv_cell, csv_original
 from jointopt.core.schema import COLUMNS, OTHER_NAMES, STATUSES, Bools, Ints, column_of
-from jointopt.runs.cells import MEASURED, READERS, STRICT_READERS, as_table, floats, json_rows, read_columns, shown
+from jointopt.runs.cells import (
+    MEASURED,
+    READERS,
+    STRICT_READERS,
+    Rule,
+    as_table,
+    broken_rules,
+    floats,
+    json_rows,
+    read_columns,
+    shown,
+)
 from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES
 from jointopt.runs.peak_share import in_faster_precision
-from jointopt.runs.rule import Rule, broken_rules
 
 if TYPE_CHECKING:
     import pandas as pd

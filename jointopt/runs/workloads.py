@@ -21,11 +21,10 @@ from jointopt.jobs.catalog.frameworks import job_of_class, named_class, names_re
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import runnable_attention
 from jointopt.jobs.catalog.models import load_model
-from jointopt.jobs.cluster import Cluster, Gpu, is_of
+from jointopt.jobs.cluster import Cluster, Gpu, Machine, is_of
 from jointopt.jobs.defaults import fill_degrees
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.model import LATENT, NOT_IN, Model, block_of
 from jointopt.runs.cells import (
     first_rows,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.search.breeding import Seen
-from jointopt.search.genome import SLACK_LEVELS
+from jointopt.search.breeding import SLACK_LEVELS, Seen
 from jointopt.search.pareto import concat, front_of, front_order, is_beaten, is_covered, merge, objectives, stacked
 from jointopt.search.problem import LowerBound, Problem, Progress, StageClocks
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.search.breeding import Seen, best_of_combinations
+from jointopt.search.breeding import CLOCK, SLACK, Genome, Seen, best_of_combinations
 from jointopt.search.exact import ExactFront, exact_front_of_profiles
-from jointopt.search.genome import CLOCK, SLACK, Genome
 from jointopt.search.pareto import concat, evenly, front_of, is_covered, merge, objectives, take
 from jointopt.search.problem import Problem
 

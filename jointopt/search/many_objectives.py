@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.breeding import TRIALS, Seen
-from jointopt.search.genome import CLOCK, SLACK, Genome
+from jointopt.search.breeding import CLOCK, SLACK, TRIALS, Genome, Seen
 from jointopt.search.local_search import slack_moves
 from jointopt.search.nsga2 import SearchResult, search
 from jointopt.search.pareto import concat, evenly, front_of, is_beaten, stacked, take

@@ -14,8 +14,7 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import Columns, Ints
-from jointopt.search.breeding import POPULATION, TRIALS, Seen, breed, first, half_local, unseen
-from jointopt.search.genome import Genome
+from jointopt.search.breeding import POPULATION, TRIALS, Genome, Seen, breed, first, half_local, unseen
 from jointopt.search.local_search import LocalSearch
 from jointopt.search.pareto import concat, evenly, front_of, merge, take
 from jointopt.search.problem import Problem, Progress

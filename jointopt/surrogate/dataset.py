@@ -13,13 +13,12 @@ from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.cluster import Cluster, Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
-from jointopt.runs.unknown_plans import runs_with_plans
+from jointopt.runs.relevance import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import PEAK

@@ -14,8 +14,8 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Fl
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration, calibrated
 from jointopt.jobs.clocks import without_limits
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job, on_machine
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, Drawn, by_mean_power, memory_limit_gib
 from jointopt.runs.database import may_hold_rows

@@ -14,13 +14,12 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.secrets import masked
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.runs.checks import contradicting_lines, states_class
 from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
-from jointopt.runs.relevance import kind_of, related_to
+from jointopt.runs.relevance import kind_of, related_to, runs_with_plans
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
-from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload, lacks_heads, model_as_kin
 from jointopt.surrogate.dataset import Priced, price_workloads, source_of, with_results
 from jointopt.surrogate.evidence import (

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
+from jointopt.core.system import one_blas_thread
 from jointopt.surrogate.residual_gp import (
     CACHED_CELLS,
     Kernel,

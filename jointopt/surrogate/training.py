@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import TableError
 from jointopt.core.progress import steps
 from jointopt.core.schema import Floats, Ints
+from jointopt.core.system import one_blas_thread
 from jointopt.core.units import Z_90
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time

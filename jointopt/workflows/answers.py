@@ -19,10 +19,9 @@ from jointopt.core.schema import POWER_LIMIT, Columns, num_gpus
 from jointopt.jobs.calibration import Calibration, load_calibration
 from jointopt.jobs.catalog.kernels import kernel_constants, recipes_of
 from jointopt.jobs.clocks import refused_limits
-from jointopt.jobs.cluster import MEASURED
+from jointopt.jobs.cluster import MEASURED, Machine, load_machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job, load_jobs
-from jointopt.jobs.machine import Machine, load_machine
 from jointopt.jobs.plans.rules import is_split
 from jointopt.jobs.reading import is_number, is_whole, shown
 from jointopt.physics import cooling

@@ -9,8 +9,8 @@ import numpy as np
 
 from jointopt.core.errors import UsageError
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import parse_plan, widened
 from jointopt.report.comparison import Compared
 from jointopt.report.explanation import Explanation

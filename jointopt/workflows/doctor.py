@@ -19,9 +19,8 @@ from jointopt.core.secrets import masked
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.clusters import link_defaults
 from jointopt.jobs.catalog.gpus import load_gpu
-from jointopt.jobs.cluster import Gpu
-from jointopt.jobs.machine import Machine as MeasuredMachine
-from jointopt.jobs.machine import save_machine
+from jointopt.jobs.cluster import Gpu, save_machine
+from jointopt.jobs.cluster import Machine as MeasuredMachine
 from jointopt.measure.hardware import host as devices
 from jointopt.measure.hardware.gpu_clocks import restore_offer
 from jointopt.measure.hardware.host import SLURM_COMMANDS, Machine, found_machine

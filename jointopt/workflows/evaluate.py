@@ -15,7 +15,7 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Floats
 from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.machine import Machine
+from jointopt.jobs.cluster import Machine
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.ignored_columns import without_time

@@ -15,7 +15,7 @@ from jointopt.core.schema import COLUMNS, DEGREES, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, check_order
 from jointopt.jobs.reading import shown
 from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings, ranks_of_node
-from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import occupants
 from jointopt.measure.hardware.meter import Gpus, metered
 from jointopt.measure.hardware.rank_check import (

@@ -12,8 +12,8 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_assumptions, plan_records
 from jointopt.physics.cost_model import HEAT, CostModel

@@ -12,8 +12,8 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.frameworks.intent import BENCHMARK
 from jointopt.frameworks.targets import version_in
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.report.exported import Exported, exported, plan_alone
 from jointopt.report.shortage import Shortage, shortage_of

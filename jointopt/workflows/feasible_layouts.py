@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError
-from jointopt.core.free_memory import free_bytes
 from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
+from jointopt.core.system import free_bytes
 from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeated, under_limits
 from jointopt.jobs.job import OBJECTIVES, TIME_ALONE, Job

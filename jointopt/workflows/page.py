@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.jobs.machine import Machine
 from jointopt.physics.site import with_site
 from jointopt.report.page.made import Reported, report_of
 from jointopt.surrogate.files import holds_surrogate, load

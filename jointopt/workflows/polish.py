@@ -14,8 +14,8 @@ from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.limits import most
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_assumptions, plan_records
 from jointopt.physics.cost_model import CostModel

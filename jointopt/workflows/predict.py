@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.blas import one_blas_thread
 from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.schema import Columns, Ints
+from jointopt.core.system import one_blas_thread
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu, check_calibrates
 from jointopt.jobs.catalog.frameworks import recognise_framework
-from jointopt.jobs.cluster import table_lines
+from jointopt.jobs.cluster import Machine, table_lines
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import violations
 from jointopt.physics.cost_model import heat, memory_limit_gib
 from jointopt.physics.site import with_site

@@ -11,8 +11,8 @@ import numpy as np
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, outside
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan, violations
 from jointopt.jobs.plans.text import ParsedPlan, parse_plan, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.throughput import throughput

@@ -13,9 +13,9 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import OBJECTIVES, Job, distinguishing
 from jointopt.jobs.jobfile import dump_job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel

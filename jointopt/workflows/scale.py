@@ -13,8 +13,8 @@ from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.progress import steps
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
-from jointopt.jobs.machine import Machine
 from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.scaled import Pick, Scaled, Size, run_at

@@ -33,9 +33,8 @@ from pymoo.util.ref_dirs import get_reference_directions
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import OBJECTIVES
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.search.breeding import TRIALS
+from jointopt.search.breeding import TRIALS, Genome
 from jointopt.search.exact import exact_front_of_profiles
-from jointopt.search.genome import Genome
 from jointopt.search.pareto import non_dominated, spread, stacked
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel

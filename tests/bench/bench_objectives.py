@@ -31,7 +31,7 @@ from pymoo.util.ref_dirs import get_reference_directions
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cost_model import CostModel
-from jointopt.search.genome import Genome
+from jointopt.search.breeding import Genome
 from jointopt.search.problem import Problem
 from jointopt.workflows.feasible_layouts import priced_problem, search_problem
 
@@ -119,7 +119,7 @@ def of_pymoo(make: Callable[..., NSGA2 | NSGA3]) -> Search:
 
 
 def house(space: Space, trials: int, seed: int) -> Found:
-    """Children by the variation of `jointopt.search.genome`, parents by NSGA-II's rank and crowding."""
+    """Children by the variation of `jointopt.search.breeding`, parents by NSGA-II's rank and crowding."""
     rng, survival = np.random.default_rng(seed), RankAndCrowdingSurvival()
     pymoo_problem = PymooProblem(n_var=len(space.sizes), n_obj=3, n_ieq_constr=1)
     genes, goals, broken = space.random(POPULATION, rng), np.empty((0, 3)), np.empty(0)

@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 from bench_accuracy import ROOT
 
-from jointopt.core.blas import one_blas_thread
 from jointopt.core.schema import Floats, Ints
+from jointopt.core.system import one_blas_thread
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.held_out import HeldOut

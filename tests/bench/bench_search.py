@@ -21,8 +21,8 @@ import optuna
 
 from jointopt.core.schema import Columns
 from jointopt.jobs.jobfile import shipped_job
+from jointopt.search.breeding import Genome
 from jointopt.search.exact import exact_front_of_profiles
-from jointopt.search.genome import Genome
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import concat, front_of, hypervolume, nadir, objectives
 from jointopt.search.problem import Problem

@@ -9,7 +9,7 @@ QUICK = ("tests/golden", "tests/physics/hand*", "tests/**/test_*by_hand.py")
 STUDIES = tuple(f"jointopt/studies/{path.parent.name}/" for path in ROOT.glob("studies/*/study.py"))  # programs
 NOT_DRAWN = (
     "jointopt/measure/process.py",  # it ends processes: a change in which may end those of others
-    "jointopt/measure/hardware/guard", "jointopt/cli/launching.py", "jointopt/core/processes.py",  # as these do
+    "jointopt/measure/hardware/guard", "jointopt/cli/launching.py", "jointopt/core/system.py",  # as these do
     "jointopt/measure/trainer", "jointopt/measure/slurm.py", "jointopt/measure/slurm_commands.py",
     # tests of PyTorch and Slurm are those of services
 )  # fmt: skip

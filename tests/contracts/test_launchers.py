@@ -16,7 +16,7 @@ from jointopt.core.schema import COLUMNS, STATUSES
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job
 from jointopt.measure.base import Launcher, launcher_names, load_launcher, run_all
-from jointopt.measure.hardware.guard.records import MARK
+from jointopt.measure.hardware.guard.guarded import MARK
 from jointopt.measure.local import CommandLauncher
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.measure.slurm import SlurmLauncher

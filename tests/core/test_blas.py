@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import threadpoolctl
 
-from jointopt.core.blas import one_blas_thread
+from jointopt.core.system import one_blas_thread
 from jointopt.workflows import predict as prediction
 
 

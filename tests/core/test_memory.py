@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jointopt.core.free_memory import free_bytes
+from jointopt.core.system import free_bytes
 
 
 def test_a_control_group_with_little_left_limits_what_is_free(tmp_path: Path) -> None:

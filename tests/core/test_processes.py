@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from jointopt.core.processes import born, lives, may_live, this_process
+from jointopt.core.system import born, lives, may_live, this_process
 
 
 def test_a_process_lives_until_it_has_ended_and_its_number_alone_does_not_identify_it() -> None:

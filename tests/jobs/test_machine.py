@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import JobError, UsageError
-from jointopt.jobs.cluster import with_machine
+from jointopt.jobs.cluster import Machine, load_machine, save_machine, with_machine
 from jointopt.jobs.job import on_machine
 from jointopt.jobs.jobfile import dump_job, load_job, parse_job, shipped_job
-from jointopt.jobs.machine import Machine, load_machine, save_machine
 from jointopt.workflows.answers import assumptions
 
 MACHINE = Machine(

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from jointopt.search.breeding import Seen, breed, elite, local_moves, unseen
-from jointopt.search.genome import CLOCK, SLACK, Genome
+from jointopt.search.breeding import CLOCK, SLACK, Genome, Seen, breed, elite, local_moves, unseen
 from jointopt.search.pareto import front_of, take
 from tests.fake_problem import fake_problem
 

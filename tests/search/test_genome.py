@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.search.genome import CLOCK, PRIORITY, SLACK, Genome
+from jointopt.search.breeding import CLOCK, PRIORITY, SLACK, Genome
 from tests.fake_problem import fake_problem
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from jointopt.search import local_search
+from jointopt.search.breeding import Genome
 from jointopt.search.exact import exact_front, exact_front_of_profiles
-from jointopt.search.genome import Genome
 from jointopt.search.local_search import RESOLUTION, LocalSearch, explicit, move_stages, noticeable
 from jointopt.search.pareto import evenly, front_of, is_covered, objectives, take
 from tests.fake_problem import fake_problem, loosely

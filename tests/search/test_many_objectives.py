@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Columns, Floats, Ints
-from jointopt.search.genome import CLOCK, SLACK, Genome
+from jointopt.search.breeding import CLOCK, SLACK, Genome
 from jointopt.search.many_objectives import _apart, _first_that_beats, _some, _swept, search_goals, sharpened
 from jointopt.search.nsga2 import search
 from jointopt.search.pareto import front_of, is_beaten, stacked

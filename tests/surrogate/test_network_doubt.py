@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import CONSTANTS, sensitivities

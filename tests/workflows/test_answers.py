@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.jobs.machine import Machine
 from jointopt.workflows.answers import assumptions
 
 

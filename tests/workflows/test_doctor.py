@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import CatalogError, LauncherError
+from jointopt.jobs.cluster import Machine, load_machine
 from jointopt.jobs.jobfile import parse_job, parse_yaml
-from jointopt.jobs.machine import Machine, load_machine
 from jointopt.measure.hardware.host import FoundGpu, found_machine
 from jointopt.report.diagnosis import Feature
 from jointopt.runs.store import Store

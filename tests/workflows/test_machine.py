@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from jointopt.cli.main import jointopt
 from jointopt.core.errors import UsageError
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
-from jointopt.jobs.cluster import Cluster
+from jointopt.jobs.cluster import Cluster, Machine, save_machine
 from jointopt.jobs.job import on_machine
 from jointopt.jobs.jobfile import parse_job, shipped_job
-from jointopt.jobs.machine import Machine, save_machine
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
 from jointopt.surrogate.correction import load_surrogate

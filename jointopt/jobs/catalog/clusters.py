@@ -18,8 +18,7 @@ from jointopt.jobs.catalog.catalog_files import cite, read_yaml
 from jointopt.jobs.catalog.gpus import load_gpu, own_gpu
 from jointopt.jobs.catalog.limits import number, whole
 from jointopt.jobs.catalog.networks import LINKS, bandwidth, link_of
-from jointopt.jobs.cluster import Cluster, Gpu, with_machine
-from jointopt.jobs.machine import parse_machine
+from jointopt.jobs.cluster import Cluster, Gpu, parse_machine, with_machine
 from jointopt.jobs.reading import Section, is_whole
 
 FIGURES = (
@@ -60,7 +59,7 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     """The cluster that a job file describes: ``gpu``, ``nodes``, ``gpus_per_node``, any of `FIGURES`.
 
     ``memory_gib`` replaces the catalogue's memory of a GPU; ``catalog`` starts from an entry that other keys override;
-    ``machine`` is what `jointopt.jobs.machine.parse_machine` reads, whose figures stand in for what no key states.
+    ``machine`` is what `jointopt.jobs.cluster.parse_machine` reads, whose figures stand in for what no key states.
     Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
     the catalogue states.
     """

@@ -13,6 +13,7 @@ from jointopt.core.schema import ATTENTIONS, FP8_RECIPES
 from jointopt.core.units import GB, KIB, MICRO, TERA
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.job import ScalingRecipe
 from jointopt.jobs.kernels import (
     CollectiveConstants,
     GemmConstants,
@@ -22,7 +23,6 @@ from jointopt.jobs.kernels import (
     SendConstants,
     TileKind,
 )
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 
 # Tile quantisation hardly depends on it: GPUs of the catalogue have 80 to 304.
 _SM_COUNT_STAND_IN = 128

@@ -33,9 +33,7 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
 from jointopt.jobs.plans.text import parse_stage_clocks
-from jointopt.measure.hardware.guard.guarded import Guardian
-from jointopt.measure.hardware.guard.records import tool_words
-from jointopt.measure.hardware.guard.state import boot_id
+from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, tool_words
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -25,7 +25,7 @@ from jointopt.core.units import GIB
 from jointopt.frameworks.failures import failure_of
 from jointopt.jobs.catalog.gpus import fitting_gpus, gpu_sheet
 from jointopt.jobs.job import Job
-from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.meter import Gpus
 from jointopt.measure.process import local_torchrun, run_program
 

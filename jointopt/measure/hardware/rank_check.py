@@ -33,7 +33,7 @@ from jointopt.jobs.plans.placement import (
     same_stages,
     stage_of_rank,
 )
-from jointopt.measure.hardware.guard.records import marked
+from jointopt.measure.hardware.guard.guarded import marked
 from jointopt.measure.hardware.stage_hook.sitecustomize import FOLDER
 
 UNSET = "the program ended before its ranks had shown their stages, and its clocks were never set"

@@ -12,8 +12,8 @@ import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
 from jointopt.core.units import GB, PICO
+from jointopt.jobs.job import ScalingRecipe
 from jointopt.jobs.plans.placement import Group
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 from jointopt.physics import traffic
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w

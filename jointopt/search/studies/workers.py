@@ -42,8 +42,7 @@ import numpy as np
 
 from jointopt.core.errors import JointOptError, LauncherError, OutOfMemoryError, RunFailedError
 from jointopt.core.schema import Ints
-from jointopt.search.breeding import POPULATION, Seen, breed, elite, first, half_local, unseen
-from jointopt.search.genome import Genome
+from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.pareto import first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.trials import GENES, is_evaluated, searched, trials_of

@@ -10,8 +10,7 @@ from jointopt.core.errors import CatalogError
 from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISPATCHERS
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import STATE_BYTES, Training
-from jointopt.jobs.scaling_recipe import ScalingRecipe
+from jointopt.jobs.job import STATE_BYTES, ScalingRecipe, Training
 
 
 @pytest.mark.parametrize("name", framework_names())

@@ -25,7 +25,7 @@ from jointopt.jobs.plans.placement import (
     NANOTRON_EXPERTS_ORDER,
     TP_PP_DP_ORDER,
 )
-from jointopt.measure.hardware.guard.records import MARK
+from jointopt.measure.hardware.guard.guarded import MARK
 from jointopt.measure.hardware.rank_check import RankCheck, check_stated, reporting, starts_ranks, stated_by
 from jointopt.measure.hardware.stage_hook.sitecustomize import FOLDER
 from tests.places import ROOT

@@ -12,11 +12,10 @@ import pytest
 from jointopt.core.units import GB, MICRO
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
-from jointopt.jobs.cluster import Gpu
+from jointopt.jobs.cluster import Gpu, Machine
 from jointopt.jobs.job import on_machine
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.kernels import Links
-from jointopt.jobs.machine import Machine
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.calibrate.machine_fit import fit
 from jointopt.physics.collectives import collective_time_s

@@ -16,7 +16,7 @@ import pytest
 TOOL = """
 import sys
 from pathlib import Path
-from jointopt.measure.hardware.guard.scratch import scratch_folder
+from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.process import run_program
 with scratch_folder() as folder:
     run_program(sys.argv[2:], Path(sys.argv[1]), limit_s=600, cwd=folder)

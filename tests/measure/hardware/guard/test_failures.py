@@ -16,11 +16,9 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import LauncherError
-from jointopt.measure.hardware.guard import records
+from jointopt.measure.hardware.guard import guarded
 from jointopt.measure.hardware.guard.guarded import _GUARDIAN as GUARDIAN
-from jointopt.measure.hardware.guard.guarded import Guarded
-from jointopt.measure.hardware.guard.scratch import swept
-from jointopt.measure.hardware.guard.state import boot_id, state_folder
+from jointopt.measure.hardware.guard.guarded import Guarded, boot_id, state_folder, swept
 
 from .conftest import Bench, alive
 
@@ -114,24 +112,24 @@ def test_a_task_that_is_cut_off_starts_nothing() -> None:
 
 def test_processes_that_a_guardian_could_not_end_are_named_with_their_owner(bench: Bench) -> None:
     file = a_record(ended_s=time.time(), left=[os.getpid(), 2**22 + 1])
-    (sentence,) = records.settled()
+    (sentence,) = guarded.settled()
     assert f"has left processes that cannot be ended: {os.getpid()} of " in sentence
     assert not file.exists()
 
 
 def test_a_guardian_that_is_still_at_work_is_waited_for_but_not_for_ever(bench: Bench, monkeypatch) -> None:
-    monkeypatch.setattr(records, "_BEING_ENDED_S", 0.2)
+    monkeypatch.setattr(guarded, "_BEING_ENDED_S", 0.2)
     with a_record().open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert (records.settled(), len(bench.records())) == ([], 1)
-    assert len(records.settled()) == 1
+        assert (guarded.settled(), len(bench.records())) == ([], 1)
+    assert len(guarded.settled()) == 1
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"mark": 1}', "\x00"])
 def test_a_record_that_is_none_and_those_of_other_machines_are_left_alone(content: str, bench: Bench) -> None:
     a_record().write_text(content)
     a_record(f"another-{'1' * 32}.json")
-    assert (records.settled(), len(bench.records())) == ([], 2)
+    assert (guarded.settled(), len(bench.records())) == ([], 2)
 
 
 def test_folders_of_others_and_new_ones_are_not_swept(bench: Bench) -> None:

@@ -14,9 +14,7 @@ import psutil
 import pytest
 
 from jointopt.measure.hardware.guard.guarded import _GUARDIAN as GUARDIAN
-from jointopt.measure.hardware.guard.guarded import Guarded
-from jointopt.measure.hardware.guard.records import settled
-from jointopt.measure.hardware.guard.scratch import scratch_folder, swept
+from jointopt.measure.hardware.guard.guarded import Guarded, scratch_folder, settled, swept
 from jointopt.measure.process import run_program
 
 from .conftest import Bench, alive, eventually

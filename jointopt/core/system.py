@@ -1,0 +1,133 @@
+"""Processes by who they are: host, number and birth, since numbers are given anew.
+
+Births are counted from the start of the machine, by a clock that is never set: seconds since 1970, as psutil has them,
+move with every correction of the time, and a process that lives would be taken for dead.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import tempfile
+from contextlib import ContextDecorator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+
+def this_process() -> str:
+    """This process in a text that `may_live` reads."""
+    return f"{socket.gethostname()}:{os.getpid()}:{born(os.getpid()):.2f}"
+
+
+def may_live(process: str) -> bool:
+    """Whether the process of `this_process` is there still; one of another machine is taken to be."""
+    host, pid, born_s = process.rsplit(":", 2)
+    return host != socket.gethostname() or lives(int(pid), float(born_s))
+
+
+def lives(pid: int, born_s: float) -> bool:
+    """Whether the process of that number is the one that was born then."""
+    try:
+        return abs(born(pid) - born_s) < 0.01
+    except OSError:
+        return False
+
+
+def born(pid: int) -> float:
+    """Seconds from the start of the machine to the birth of a process; OSError where there is none."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # the name, in brackets, may hold anything; the times follow it, the birth as field 22
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+# Where this user's state is kept, also by a user without a home or a name.
+
+
+def state_home() -> Path:
+    """XDG_STATE_HOME, else ~/.local/state, else a folder of this user with temporary files, which is made.
+
+    Raises OSError where another user has made that, or no folder takes temporary files.
+    """
+    if given := os.environ.get("XDG_STATE_HOME"):
+        return Path(given)
+    try:
+        return Path.home() / ".local" / "state"
+    except RuntimeError:  # neither $HOME nor an entry in /etc/passwd, as in containers
+        folder = Path(tempfile.gettempdir(), f"jointopt-state-{os.geteuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise PermissionError(1, "belongs to another user; set XDG_STATE_HOME to a folder of your own", str(folder))
+    return folder
+
+
+# How much memory this process may still take.
+
+
+_MEMORY, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+# the most and what is taken, of control groups of version 2 and 1
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def free_bytes(groups: Path = _GROUPS) -> int | None:
+    """Bytes of memory that are free here: of the machine, and within the control group; None where neither says."""
+    found = [_of_machine(), *(_of_group(groups / most, groups / taken) for most, taken in _LIMITS)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _of_machine() -> int | None:
+    """Bytes that Linux calls available; psutil, which takes every proposal 20 ms to import, says no more."""
+    try:
+        lines = _MEMORY.read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):  # no /proc
+        return None
+
+
+def _of_group(most: Path, taken: Path) -> int | None:
+    """Bytes that a container may still take; its files may state ``max``, which is no limit."""
+    try:
+        return max(int(most.read_text(encoding="ascii")) - int(taken.read_text(encoding="ascii")), 0)
+    except (OSError, ValueError):
+        return None
+
+
+# Products of matrices on one thread: the same digits on any number of cores, and none that spins for another.
+
+
+class _OneThread(ContextDecorator):
+    """BLAS on one thread while any thread of the process is within; then again as before.
+
+    For many products of some hundred rows, which gain nothing from more: on two idle cores OpenBLAS's second thread
+    took a third of all CPU seconds, and on busy ones, where it waits for a core, three quarters.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._within, self._with_scipy = Lock(), 0, False
+        self._limits: list[Any] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            with_scipy = "scipy.linalg" in sys.modules  # it brings a BLAS of its own, and is loaded later
+            if not self._within or with_scipy != self._with_scipy:
+                self._limits.append(_controller(with_scipy).limit(limits=1, user_api="blas"))
+            self._within, self._with_scipy = self._within + 1, with_scipy
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._within -= 1
+            while self._limits and not self._within:
+                self._limits.pop().restore_original_limits()
+
+
+one_blas_thread = _OneThread()
+
+
+@functools.cache
+def _controller(with_scipy: bool) -> Any:
+    """The BLAS libraries that are loaded by now."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
