@@ -18,7 +18,6 @@ from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import even_domain, placement
-from jointopt.physics.attention_span import skipping_window
 from jointopt.physics.clock_law import (
     busy_power_w,
     capped_clock_mhz,
@@ -28,10 +27,9 @@ from jointopt.physics.clock_law import (
 )
 from jointopt.physics.cooling import Cooler, Rests
 from jointopt.physics.costs import with_recompute
-from jointopt.physics.layer_costs import LayerCosts, layer_costs, waiting_sm_s
-from jointopt.physics.layer_traffic import layer_traffic
+from jointopt.physics.layer_costs import LayerCosts, layer_costs, layer_traffic, waiting_sm_s
 from jointopt.physics.layers import Pass
-from jointopt.physics.layouts import LayoutArrays, split_of
+from jointopt.physics.layouts import LayoutArrays, skipping_window, split_of
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.stage_costs import EnergyTerms, StageCosts
 from jointopt.physics.traffic import Hardware, Traffic

@@ -18,8 +18,15 @@ from jointopt.jobs.framework import V_SHAPED
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import Group, even_domain, placement
 from jointopt.physics import offload, traffic
-from jointopt.physics.layer_costs import LayerCosts, ShapeCosts, layer_costs, waiting_sm_s
-from jointopt.physics.layer_traffic import PerLayer, layer_traffic, over_stages
+from jointopt.physics.layer_costs import (
+    LayerCosts,
+    PerLayer,
+    ShapeCosts,
+    layer_costs,
+    layer_traffic,
+    over_stages,
+    waiting_sm_s,
+)
 from jointopt.physics.layers import QUANTIZED, STREAMED, Pass, Work
 from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,12 +12,13 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
+from jointopt.jobs.plans.placement import Group
+from jointopt.physics import traffic
 from jointopt.physics.adapters import Through, adapted_layer, adapter_kernels, adapters
-from jointopt.physics.attention_span import Span, skipping_window, windowed_span
 from jointopt.physics.layers import Pass, Work, attention_core, attention_layer, embedding, head, mlp_layer, moe_layer
-from jointopt.physics.layouts import LayoutArrays
+from jointopt.physics.layouts import LayoutArrays, Span, skipping_window, windowed_span
 from jointopt.physics.recompute_work import routing
-from jointopt.physics.traffic import Hardware
+from jointopt.physics.traffic import Hardware, ep_traffic
 
 
 @dataclass(frozen=True)
@@ -161,3 +164,48 @@ def _heads(one: Pass, model: Model) -> Pass:
     """
     passes = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
     return Pass(one.forward.times(passes), one.backward.times(passes))
+
+
+# Collectives inside layers of each kind, and their sums over the layers of a stage.
+
+
+PerLayer = tuple[traffic.Traffic | None, ...]  # by kind of layer, as `Split.kinds`
+
+
+def layer_traffic(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
+) -> dict[str, PerLayer]:
+    """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
+
+    Of each kind those of a dense and of an MoE layer, and of either that looks back a window: keys and values of the
+    whole sequence go to all context-parallel ranks all the same, as Transformer Engine's all-gather form has it.
+    """
+    found = _layer_traffic(job, hw, lay, groups, layer)
+    if layer.windowed is None:
+        return found
+    windowed = _layer_traffic(job, hw, lay, groups, layer.windowed)
+    return {name: of_kinds + windowed[name] for name, of_kinds in found.items()}
+
+
+def _layer_traffic(
+    job: Job, hw: traffic.Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
+) -> dict[str, PerLayer]:
+    """Collectives of a dense and of an MoE layer whose queries meet the same keys."""
+    core = traffic.cp_traffic(job, hw, lay, groups, layer.core)
+    dense = traffic.tp_traffic(job, hw, lay, groups, layer.dense)
+    if job.training.frozen:
+        dense = dense + traffic.adapter_traffic(job, hw, lay, groups, "dense")
+    found: dict[str, PerLayer] = {"tp_comm": (dense, None), "cp_comm": (core, None)}
+    if job.model.is_moe:
+        routed = traffic.tp_traffic(job, hw, lay, groups, layer.moe, routed=True)
+        if job.training.frozen:
+            routed = routed + traffic.adapter_traffic(job, hw, lay, groups, "moe")
+        found["tp_comm"], found["cp_comm"] = (dense, routed), (core, core)
+        found["ep_comm"] = (None, ep_traffic(job, hw, lay, groups, layer.moe))
+    return found
+
+
+def over_stages(lay: LayoutArrays, one: PerLayer) -> traffic.Traffic:
+    """The collectives of all layers of each stage, (L, pp)."""
+    parts = [part.over(count) for part, count in zip(one, lay.layers_of_kinds, strict=True) if part is not None]
+    return functools.reduce(operator.add, parts)

@@ -16,8 +16,7 @@ from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job, ScalingRecipe
 from jointopt.jobs.kernels import GemmConstants, KernelConstants
 from jointopt.jobs.model import Model
-from jointopt.physics.attention_span import BLOCK_QUERIES, Span
-from jointopt.physics.layouts import kv_heads_of_rank
+from jointopt.physics.layouts import BLOCK_QUERIES, Span, kv_heads_of_rank
 from jointopt.physics.products import dtype_time_factor, gemm_bytes, gemm_time_s
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,6 @@ from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, V_SHAPED
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import own_split
-from jointopt.physics.attention_span import skipping_window
-from jointopt.physics.expert_load import expert_spread, most_loaded
 
 FIRST, LAST = 0, 1  # where `Split.differing_ranks` has the first rank of a pipeline, and the last one of several
 
@@ -409,3 +409,85 @@ def input_bytes(training: Training) -> float:
         return training.fp8_recipe.operand_bytes
     quantized = {"fp8": 1.0, "fp4": 0.5625} if training.framework.quantized_inputs else {}
     return quantized.get(training.dtype, plain)
+
+
+# How unevenly routers load experts, and the ranks and nodes that hold them: of the most loaded one over the mean.
+
+
+@functools.lru_cache(maxsize=1024)
+def expected_largest(count: int) -> float:
+    """Expected largest of so many draws of a standard normal, whose distribution is a power of the normal one."""
+    x = np.linspace(-9.0, 9.0, 1801)
+    below = np.array([NormalDist().cdf(at) for at in x.tolist()]) ** count
+    return float(np.sum(0.5 * (x[1:] + x[:-1]) * np.diff(below)))
+
+
+def expert_spread(model: Model, training: Training, tokens: Floats) -> Floats:
+    """Standard deviation of an expert's ``tokens`` over their mean, which they are, (L,).
+
+    By what is stated of the most loaded expert (1 + MaxVio, arXiv:2408.15664), or, where balance is forced, what random
+    logits leave: a token meets an expert with probability k/E, so that the count is binomial.
+    """
+    if training.moe_router_force_load_balancing:
+        share = model.moe_router_topk / model.num_experts
+        return np.asarray(np.sqrt((1.0 - share) / np.maximum(tokens, 1.0)))
+    return np.full(np.shape(tokens), (training.moe_load_imbalance - 1.0) / expected_largest(model.num_experts))
+
+
+def most_loaded(model: Model, places: Floats, spread: Floats) -> Floats:
+    """Tokens of the most loaded of ``places`` over the mean of all, (L,), where experts have that relative spread.
+
+    A place holds E/places experts drawn without replacement from E whose tokens add up to a constant: the variance of
+    their mean is spread²·(E - g)/((E - 1)·g), g of them (sampling from a finite population; derived here).
+    """
+    held = model.num_experts / places
+    even = (model.num_experts - held) / (max(model.num_experts - 1, 1) * held)
+    counts, back = np.unique(np.maximum(np.rint(places), 1.0), return_inverse=True)
+    largest = np.array([expected_largest(int(count)) for count in counts.tolist()])[back]
+    return np.asarray(np.minimum(1.0 + largest * spread * np.sqrt(even), np.maximum(places, 1.0)))
+
+
+# How many keys a query meets in attention: all before it, or those of a sliding window.
+
+
+_SKIPPING = ("flash2", "flash3")  # FlashAttention has windows since 2.3; other kernels work all scores out and mask
+# queries that a block of flash kernels works on at once, for heads up to 128 wide (flash_fwd_launch_template.h)
+BLOCK_QUERIES = 128
+
+
+@dataclass(frozen=True)
+class Span:
+    """Keys that a query meets in the mean over a rank's, and the share of the queries whose window starts late, (L,).
+
+    Queries whose window starts after the first token cost a second, partly masked block of keys beside the diagonal's.
+    """
+
+    keys: Floats | float
+    cut: Floats | float = 0.0
+
+
+def windowed_span(seq_length: int, window: int, cp: Floats) -> Span:
+    """The span, (L,), of a window of fewer tokens than the sequence on the slowest of ``cp`` context-parallel ranks.
+
+    Query t meets min(t, window) keys, s·w - w²/2 pairs of the whole sequence. Of its 2·cp slices a rank has the r-th
+    from both ends, as Megatron Core and Transformer Engine share causal work out; with windows those in the middle have
+    most, which this is. Derived here; the token itself is left out as in s²/2.
+    """
+    half = seq_length / (2.0 * cp)
+    ends = seq_length / 2.0 - half, seq_length / 2.0 + half
+    first, last = (np.minimum(end, window) * (end - np.minimum(end, window) / 2.0) for end in ends)
+    late = [np.maximum(end - window, 0.0) for end in ends]
+    return Span(keys=(last - first) / (2.0 * half), cut=(late[1] - late[0]) / (2.0 * half))
+
+
+def seen_share(window: int, seq_length: int) -> float:
+    """Share of a causal mask's pairs that a window leaves, 1 where it holds the sequence: (s·w - w²/2) over s²/2."""
+    share = min(window / seq_length, 1.0)
+    return share * (2.0 - share)
+
+
+def skipping_window(job: Job) -> int:
+    """Tokens that the job's windowed layers look back where that spares their kernel work, else 0."""
+    model, training = job.model, job.training
+    spares = 0 < model.window_size < training.seq_length and training.attention in _SKIPPING
+    return model.window_size if spares and any(model.windowed_layers) else 0

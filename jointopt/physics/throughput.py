@@ -13,8 +13,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import token_costs
 from jointopt.physics.adapters import Through, adapters
-from jointopt.physics.attention_span import seen_share
-from jointopt.physics.layouts import Recompute
+from jointopt.physics.layouts import Recompute, seen_share
 from jointopt.physics.site import with_site
 
 THROUGHPUT = (

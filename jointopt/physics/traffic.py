@@ -20,9 +20,8 @@ from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import Group
 from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.collectives import collective_time_s, dispatch_bytes, dispatch_time_s, link_bytes
-from jointopt.physics.expert_load import most_loaded
 from jointopt.physics.layers import Kernels, Pass, kernels
-from jointopt.physics.layouts import LayoutArrays, kv_heads_of_rank
+from jointopt.physics.layouts import LayoutArrays, kv_heads_of_rank, most_loaded
 from jointopt.physics.memory import Parameters
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Training
-from jointopt.physics.expert_load import expected_largest, expert_spread, most_loaded
+from jointopt.physics.layouts import expected_largest, expert_spread, most_loaded
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.products import expected_tiles
 from tests.physics.hand.plain_machine import BATCHES, MOE, MOVING, SEQ, STREAM, inside_s, physics, seconds, stages

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointopt.jobs.model import Model
-from jointopt.physics.attention_span import seen_share, windowed_span
+from jointopt.physics.layouts import seen_share, windowed_span
 from tests.physics.hand.plain_machine import (
     DENSE,
     FLASH,

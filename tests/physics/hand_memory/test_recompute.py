@@ -12,7 +12,7 @@ import pytest
 
 from jointopt.core.schema import MODULES, OFFLOAD
 from jointopt.jobs.model import Model
-from jointopt.physics import host_states
+from jointopt.physics import memory
 
 Held = Callable[..., list[float]]
 Make = Callable[..., Model]
@@ -80,7 +80,7 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients(held: Held) -> None
 def test_zero_offload_leaves_a_bucket_of_the_gradients_in_16_bit(
     bucket: float, left: float | None, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_states, "_BUCKET", bucket)
+    monkeypatch.setattr(memory, "_BUCKET", bucket)
     cells, profile = {"offload": OFFLOAD.code("optimizer"), "dp": 2}, {"offloads_gradients": True}
     for stage, sent in ((1, False), (2, True), (3, True)):
         whole, found = (held("gradients", cells | {"zero_stage": stage}, framework=one) for one in ({}, profile))
@@ -90,7 +90,7 @@ def test_zero_offload_leaves_a_bucket_of_the_gradients_in_16_bit(
 def test_one_rank_sends_its_gradients_to_the_host_whatever_its_stage(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_states, "_BUCKET", 1_000)
+    monkeypatch.setattr(memory, "_BUCKET", 1_000)
     cells = {"offload": OFFLOAD.code("optimizer"), "dp": 1, "zero_stage": 0}
     assert held("gradients", cells, framework={"offloads_gradients": True}) == [2_000.0]
 
