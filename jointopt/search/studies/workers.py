@@ -350,9 +350,7 @@ class _Worker:
             if not (claimed := self.queue.claim(self.batch, self._breed, batches.numbers())):
                 break
             batches.held.append(claimed)
-            if len(batches.running) < self.at_once:
-                batches.begin_held()
-        if batches.held and not batches.running:
+        while batches.held and len(batches.running) < self.at_once:  # once the next ones are in hand
             batches.begin_held()
         return bool(batches.running)
 
