@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from jointopt.cli import common
-from jointopt.jobs.job import SHORT
+from jointopt.jobs.objectives import SHORT
 
 
 @click.command(short_help="Search for the plans that no other plan beats.")

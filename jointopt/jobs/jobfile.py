@@ -20,8 +20,9 @@ from jointopt.jobs.catalog.networks import check_links, written
 from jointopt.jobs.clocks import read_clocks, read_power_limits
 from jointopt.jobs.cluster import Cluster, Gpu, load_machine
 from jointopt.jobs.huggingface import read_config
-from jointopt.jobs.job import FURTHER, OBJECTIVES, PAID, TIME_ALONE, Constraints, Job, Search
+from jointopt.jobs.job import Constraints, Job, Search
 from jointopt.jobs.model import Model, block_of
+from jointopt.jobs.objectives import FURTHER, OBJECTIVES, PAID, TIME_ALONE
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown
 from jointopt.jobs.shape import BLOCK_KEYS, block_name, inline_model, size

@@ -15,8 +15,9 @@ from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, Ints
-from jointopt.jobs.job import OBJECTIVES, Job, distinguishing, words
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping
+from jointopt.jobs.objectives import OBJECTIVES, distinguishing, words
 from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.quote import our_command
 from jointopt.core.schema import Columns
-from jointopt.jobs.job import SITE_ENERGY, Job
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_jobs
+from jointopt.jobs.objectives import SITE_ENERGY
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.plans import (
     compared_lines,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jointopt.core.schema import Columns
 from jointopt.core.secrets import masked
-from jointopt.jobs.job import OBJECTIVES, words
+from jointopt.jobs.objectives import OBJECTIVES, words
 from jointopt.report.plans import predicted_table
 from jointopt.report.tables import plan_entries, study_lines
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.jobs.job import OBJECTIVES as OBJECTIVES
+from jointopt.jobs.objectives import OBJECTIVES as OBJECTIVES
 from jointopt.jobs.plans.text import widened
 
 _AT_ONCE = 256  # points compared with a whole front

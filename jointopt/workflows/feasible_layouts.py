@@ -14,7 +14,8 @@ from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
 from jointopt.core.system import free_bytes
 from jointopt.core.units import GIB
 from jointopt.jobs.clocks import repeated, under_limits
-from jointopt.jobs.job import OBJECTIVES, TIME_ALONE, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.space import Space, enumerate_layouts
 from jointopt.jobs.plans.stages import (
     Split,

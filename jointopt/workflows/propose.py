@@ -14,8 +14,9 @@ from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import OBJECTIVES, Job, distinguishing
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.objectives import OBJECTIVES, distinguishing
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel

@@ -9,7 +9,8 @@ import numpy as np
 
 from jointopt.core.errors import InfeasibleError, JointOptError, UsageError
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.jobs.job import SITE_ENERGY, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import SITE_ENERGY
 from jointopt.physics.cost_model import with_unit
 from jointopt.report.plans import short_plan
 from jointopt.report.results import AS_GIVEN, Limit, Relaxation, Selection

@@ -18,7 +18,8 @@ from jointopt.core.budget import Budget, Spent, spent_of
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import TIME_ALONE, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.measure.base import EndsEarly, Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.real_runs import gain_words

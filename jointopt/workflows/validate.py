@@ -16,7 +16,8 @@ from jointopt.core.errors import InfeasibleError
 from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints, inside
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import FURTHER, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import FURTHER
 from jointopt.jobs.plans.text import plan_records, widened
 from jointopt.measure.base import Launcher, load_launcher, narrowed
 from jointopt.report.plans import differing, plan_words

@@ -16,8 +16,9 @@ from jointopt.core.errors import InfeasibleError, LauncherError, OutOfMemoryErro
 from jointopt.core.schema import LAYOUT_COLUMNS, STATUSES, Columns, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import PAID, Job
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.objectives import PAID
 from jointopt.jobs.plans.text import plan_records
 from jointopt.measure.base import Launcher, load_launcher, narrowed, run_all
 from jointopt.physics.cost_model import CostModel

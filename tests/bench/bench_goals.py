@@ -31,8 +31,8 @@ from pymoo.operators.sampling.rnd import IntegerRandomSampling
 from pymoo.util.ref_dirs import get_reference_directions
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.jobs.job import OBJECTIVES
 from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.search.breeding import TRIALS, Genome
 from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.pareto import non_dominated, spread, stacked

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.schema import LAYOUT_COLUMNS, Floats
-from jointopt.jobs.job import OBJECTIVES, Job
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.search.pareto import non_dominated, volume
 from jointopt.workflows.campaign.candidates import Candidates, searched
 from jointopt.workflows.tune import tune

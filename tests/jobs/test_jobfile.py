@@ -15,7 +15,7 @@ from jointopt.core.errors import JobError, JointOptError, UsageError
 from jointopt.jobs.catalog.frameworks import named_class, recognise_framework
 from jointopt.jobs.clocks import clock_grid_mhz
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import OBJECTIVES, Job, Search, Training
+from jointopt.jobs.job import Job, Search, Training
 from jointopt.jobs.jobfile import (
     dump_job,
     job_from_options,
@@ -25,6 +25,7 @@ from jointopt.jobs.jobfile import (
     shipped_job,
     shipped_jobs,
 )
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.jobs.plans.rules import check_abilities, check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.reading import parse_yaml

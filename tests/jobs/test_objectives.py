@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jointopt.jobs.job import distinguishing, goals_of, measured
+from jointopt.jobs.objectives import distinguishing, goals_of, measured
 
 TIME, ENERGY, SITE = "iteration_time_s", "energy_j", "facility_energy_j"
 

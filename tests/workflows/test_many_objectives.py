@@ -12,8 +12,9 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.core.schema import Columns, Floats
-from jointopt.jobs.job import Job, words
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, parse_job, shipped_job
+from jointopt.jobs.objectives import words
 from jointopt.jobs.reading import parse_yaml
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.results import Proposal

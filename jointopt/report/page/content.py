@@ -9,7 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT
-from jointopt.jobs.job import Job, words
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
 from jointopt.report.joint_saving import joint_words

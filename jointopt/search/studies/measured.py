@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from jointopt.core.quote import our_command
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.core.system import may_live, this_process
-from jointopt.jobs.job import TIME_ALONE
+from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.runs.outages import patient
 from jointopt.search.studies.display import note_attributes, plot_attributes

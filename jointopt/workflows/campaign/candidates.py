@@ -13,7 +13,8 @@ from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, POWER_PROFILE, Bools, Columns, Floats, Ints, outside
 from jointopt.jobs.calibration import Calibration, calibrated_if_same_gpu
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import FURTHER, OBJECTIVES, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import FURTHER, OBJECTIVES
 from jointopt.jobs.plans.text import parse_stage_clocks, plan_records, stage_clocks_to_text, widened
 from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import Workload, workloads

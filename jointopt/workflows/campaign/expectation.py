@@ -13,7 +13,8 @@ from jointopt.core.errors import TableError
 from jointopt.core.schema import POWER_LIMIT, STATUSES, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import OBJECTIVES, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cost_model import judged_by, stated
 from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES

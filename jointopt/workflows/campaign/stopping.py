@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
-from jointopt.jobs.job import OBJECTIVES, Job
+from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.measure.base import EndsDominated, EndsEarly
 from jointopt.physics.site import HOUR_S, bill
 from jointopt.report.real_runs import MeasuredRun
