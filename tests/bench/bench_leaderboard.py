@@ -1,4 +1,4 @@
-"""The leaderboard of docs/accuracy.md: every source judged by a surrogate that never saw it, through `predict`.
+"""The leaderboard of docs/appendix/accuracy-by-source.md: every source judged by a surrogate that never saw it, through `predict`.
 
     .venv/bin/python tests/bench/bench_leaderboard.py [--write] [--draws N] [DATA_FOLDER] [SOURCE ...]
 
@@ -57,7 +57,7 @@ from jointopt.surrogate.new_sources import NewSource, factors_by_others
 from jointopt.surrogate.scores import Scores, with_calibrated_widths
 from jointopt.surrogate.training import TrainingSet, cross_validate, fit, learn_kernel, training_set
 
-PAGE, HEADING = ROOT / "docs" / "accuracy.md", "## Leaderboard"
+PAGE, HEADING = ROOT / "docs" / "appendix" / "accuracy-by-source.md", "## Leaderboard"
 COMMAND = "python tests/bench/bench_leaderboard.py --write DATA_FOLDER"
 FITTED_EXPERTS = (
     "nvidia_nemo_docs",
