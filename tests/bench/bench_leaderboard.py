@@ -17,8 +17,8 @@ a new cluster. *Generic* is the profile of a framework that none describes.
   twins: the same of measured times alone, of pairs that are equal in every column of the plan and the job;
 - called OOM: share of the runs that ran and are predicted not to fit.
 
-``--write`` puts the tables into docs/appendix/accuracy-by-source.md and records their figures (docs/figures.json), which pages quote. Tables of
-other sources in the folder are judged by bench_classes.py.
+``--write`` puts the tables into docs/appendix/accuracy-by-source.md and records their figures (docs/figures.json),
+which pages quote. Tables of other sources in the folder are judged by bench_classes.py.
 
 Peers stand below: what others publish or were measured at (peers.yaml), and llm-analysis on these rows as
 bench_peers.py measured it (peers.csv), beside ours.
