@@ -28,7 +28,7 @@ FULL = Path(__file__).parents[2] / "shared" / "data"
 NOT_SAMPLED = ("aleph_layouts", "korthikanti_2205_05198", "nvidia_nemo_docs")
 DRAWS = 4
 # What a mean of four draws leaves open with 97.5 %: Student's t of three degrees of freedom, 3.2 standard errors. Whole
-# tables and 48 draws leave less open (docs/surrogate-experiments.md).
+# tables and 48 draws leave less open (docs/appendix/surrogate-experiments.md).
 SURE = 0.975
 
 

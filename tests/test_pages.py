@@ -17,9 +17,8 @@ from jointopt.workflows.propose import propose
 from tests.pages import code, followed, not_run, parsed, ran, titled
 from tests.places import ROOT
 
-PAGES = {
-    path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-}
+DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "export"]
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *DOCS)}
 RUN = [name for name, page in PAGES.items() if re.search(r"^```(sh|console|python)\n", page, re.MULTILINE)]
 TARGETS = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "export").glob("*.md"))]
 PARSED = [words for page in (*PAGES.values(), *TARGETS) for words in not_run(page)]
@@ -94,10 +93,10 @@ def test_the_readme_is_two_screens() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for document in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", *(f"docs/{n}.md" for n in PAGES)):
-        path = ROOT / document
-        for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", path.read_text(encoding="utf-8") if path.exists() else ""):
-            assert (path.parent / target).exists(), f"{document}: {target}"
+    top = (ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG"))
+    for path in (*top, *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.relative_to(ROOT)}: {target}"
 
 
 def test_paths_of_the_repository_that_texts_name_exist() -> None:

@@ -128,7 +128,7 @@ def expected_saving(predicted: Columns, measured: Columns, *, objectives: tuple[
     the logarithm, as a share. More: of the least share by which every measured plan is worse in some objective, the
     additive epsilon indicator of logarithms (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132), which does not
     depend on how wide a front is. Errors are normal here: what makes a run err far makes it slower, so that Student's
-    tail would promise savings that no run shows (docs/benchmarks.md).
+    tail would promise savings that no run shows (docs/appendix/benchmarks.md).
     """
     mean, deviation = _log_normal(predicted, objectives)
     known = _known(predicted, measured, objectives)

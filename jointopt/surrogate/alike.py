@@ -11,7 +11,7 @@ from jointopt.surrogate.residual_gp import Kernel, Runs
 
 # Deviation of a difference by what plans differ in, at which half of the noise of each counts. What the process takes
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
-# 0.25 do as well; with all of the noise plans alike are as wide as others (docs/surrogate-experiments.md).
+# 0.25 do as well; with all of the noise plans alike are as wide as others (docs/appendix/surrogate-experiments.md).
 ALIKE = 0.15
 UNLIKE = 0.3  # the same deviation of half of recorded pairs: what all of them differ by counts in full from here on
 _SAME = 1e-6  # of features and sensitivities, as rounding has it

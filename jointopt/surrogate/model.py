@@ -258,7 +258,7 @@ class Conditioned:
         """(mean, 90 % half-width, in domain) of log(measured / physics) for runs of the source, (n,) each.
 
         Trees correct sources without runs alone: once runs are known, they make predictions worse
-        (docs/surrogate-experiments.md).
+        (docs/appendix/surrogate-experiments.md).
         """
         first, of = runs.distinct(CLOCK)  # a layout at many clocks is answered once
         some = runs.take(first)

@@ -15,7 +15,7 @@ from jointopt.surrogate.residual_gp import DELAY, Runs
 # How many times slower a network may be than the reference system of its GPU (95 %): Jean Zay's A100 have 6.25 GB/s
 # each, where that system has 25. Recorded runs whose network is assumed, under stand-ins of their profiles: where a
 # tenth of the network would make a plan e times as long, bounds of a new source held 65 % of them, with 2, e and 4
-# times 81, about 86 and 89 % (docs/surrogate-experiments.md).
+# times 81, about 86 and 89 % (docs/appendix/surrogate-experiments.md).
 SLOWER = float(np.e)
 NETWORK_DOUBT = 0.15  # of a logarithm of time, from which a plan's network is remarked on
 SEEN = 0.5  # of a plan's delay: a run that depends as much on the network shows what that is

@@ -23,7 +23,7 @@ WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # that cards may have: earlier versions c
 # and a group more or less turned the choice round.
 DRAWS, SURE = 500, 0.8
 # Groups are left out one by one, of more than so many some together. In fifths the others are fewer than they will be,
-# and the process seems worse than it is (docs/surrogate-experiments.md).
+# and the process seems worse than it is (docs/appendix/surrogate-experiments.md).
 MOST_FOLDS = 30
 _SIZES = ("log2_hidden", "log2_layers", "log2_seq_length", "log2_gpus")
 LEAST_GROUPS = 5  # of three of vTrain's, 6 of 16 draws chose the physics, 15 % off where the process is 4 %

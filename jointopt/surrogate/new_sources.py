@@ -5,7 +5,7 @@
 # the other sources have them, those of the same framework where there are such, else all: the factors of products that
 # suit two clusters under one framework differ by 0.17 of a logarithm (deviation; three frameworks of two sources each),
 # those that suit frameworks by 0.12. Bounds are over stand-ins alone. Over own errors and stand-ins alike they would be
-# narrower by a tenth, and hold less of either where a source is left out (docs/surrogate-experiments.md).
+# narrower by a tenth, and hold less of either where a source is left out (docs/appendix/surrogate-experiments.md).
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _bounds(parts: Sequence[Floats]) -> Bounds | None:
     """Bounds as far below as above, which hold 90 % of runs that lie ``parts`` beyond nothing, each weighed alike.
 
     Equal in logarithms: tails of a twentieth on either side would be wider and hold fewer of a source left out
-    (docs/surrogate-experiments.md).
+    (docs/appendix/surrogate-experiments.md).
     """
     values = [part for part in parts if len(part)]
     if not values:

@@ -8,7 +8,7 @@ from jointopt.core.schema import Floats
 
 ENOUGH = 3  # runs of a source: the median of fewer is any one of them, or lies between two
 # Of the process's deviation: a plan that far from the constant counts by half. Of 0.25 to 0.75 the least by which no
-# recorded source, left out, is worse than the constant beyond doubt (docs/surrogate-experiments.md).
+# recorded source, left out, is worse than the constant beyond doubt (docs/appendix/surrogate-experiments.md).
 SURE = 0.5
 
 

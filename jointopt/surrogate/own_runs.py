@@ -271,7 +271,8 @@ def _best_blend(own: OwnRuns, trees: CrossedTrees, process: Floats, deviation: F
     """``own`` with as much of the process as does best on what was left out, all, a part or none, and trees beside it.
 
     What is learned of few models holds in part for the next, as far as the process is sure: of nanotron's runs whose
-    software is in no odd state, predicted from its other models, 4.1 % instead of 5.9 (docs/surrogate-experiments.md).
+    software is in no odd state, predicted from its other models, 4.1 % instead of 5.9
+    (docs/appendix/surrogate-experiments.md).
     """
     best, found = trees.best(process), own
     in_part = sure_part(process, Z_90 * deviation) * process

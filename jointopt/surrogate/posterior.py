@@ -43,7 +43,8 @@ Singles = npt.NDArray[np.float32]
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
 # Multiples of the kernel's standard deviations, and the share of sources that each is expected of. Recorded sources
 # alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted to have
-# been 37 % off by nearly one factor, and their networks ten times slower than assumed (docs/surrogate-experiments.md).
+# been 37 % off by nearly one factor, and their networks ten times slower than assumed
+# (docs/appendix/surrogate-experiments.md).
 _MULTIPLES = (
     ((1.0, 0.7), (3.0, 0.3)),  # one factor for all runs
     ((0.3, 0.5), (1.0, 0.35), (4.0, 0.15)),  # network between nodes

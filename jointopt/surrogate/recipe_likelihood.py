@@ -1,7 +1,7 @@
 """Which recipe class measured runs look like, by the likelihood of their times under each."""
 
 # A class is a factor on kernels, and the process has a factor of its own, as wide as sources differ: after three and
-# ten runs it is as right without classes as with them (docs/surrogate-experiments.md). So a
+# ten runs it is as right without classes as with them (docs/appendix/surrogate-experiments.md). So a
 # class is a finding, and moves nothing.
 
 from __future__ import annotations

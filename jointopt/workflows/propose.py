@@ -249,7 +249,7 @@ def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | N
 # Plans that a proposal shows beside its front: what others published for the job, and a conventional neighbour.
 
 
-# What published runs keep to (studies/recipes and the tables of docs/accuracy.md).
+# What published runs keep to (studies/recipes and the tables of docs/appendix/accuracy-by-source.md).
 FEWEST_RANK_TOKENS = 2048  # of a sequence that context parallelism cuts: Llama 3's 131,072 over 16 leave 8,192
 DEEPEST_PLAIN = 16  # stages of a pipeline without interleaving; MT-NLG's 35 are the exception
 MOST_WITHOUT_DATA = 1000  # GPUs of a run without data parallelism

@@ -2,8 +2,8 @@
 
     python tests/bench/bench_accuracy.py [--write] [--quantiles] [--spans] [DATA_FOLDER]
 
-Prints a table of `SOURCES`; with ``--write`` also replaces the table in docs/accuracy.md and records what pages quote
-of it (docs/figures.json); with ``--quantiles`` prints the quantiles of measured over predicted that
+Prints a table of `SOURCES`; with ``--write`` also replaces the table in docs/appendix/accuracy-by-source.md and records
+what pages quote of it (docs/figures.json); with ``--quantiles`` prints the quantiles of measured over predicted that
 jointopt/jobs/catalog/physics_error.yaml holds, with ``--spans`` alone the attention, recipes of low precision and the
 shortest layer that it names. The default folder is ../shared/data beside the repository. Tables of other sources there
 are judged by bench_classes.py. nanotron rows follow its README: tp <= 8, no ZeRO-0 with pipelines, at least 5 % of the
@@ -194,7 +194,7 @@ def main() -> None:
     if "--quantiles" in sys.argv:
         print_quantiles(runs)
     if "--write" in sys.argv:
-        page = ROOT / "docs" / "accuracy.md"
+        page = ROOT / "docs" / "appendix" / "accuracy-by-source.md"
         before = page.read_text().split("```text\n")[0]
         after = page.read_text().split("\n```", 2)[-1]
         page.write_text(f"{before}```text\n{text}\n```{after}")

@@ -7,7 +7,9 @@ are predicted by the physics alone, as surrogates remember runs of the first kin
 over tables of their median errors, the worst table, the median of predicted over measured less 1, the largest error of
 a row, and the share of rows within the 90 % interval; then every table, and mixtures of experts by release of their
 framework. Tables of models so small that the host's time is all they show are left out. ``--write`` records the figures
-(docs/figures.json), of which README and docs show some, and writes the tables into docs/accuracy.md.
+(docs/figures.json), of which README and docs show some, writes the tables into docs/appendix/accuracy-by-source.md, and
+those of the kinds of GPU into docs/accuracy.md: by framework profile and kind of job the runs, the median error, the
+error that nine of ten runs keep (of less than ten the largest), and the median of predicted over measured less 1.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import pandas as pd
 from bench_accuracy import ROOT, SOURCES, clean
 
 import jointopt
+from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.studies import figures
 from jointopt.studies.marked import replace_between
 
@@ -57,6 +60,12 @@ def classes(table: pd.DataFrame) -> pd.Series:
     return kind.mask(table["gpu"].astype(str).str.startswith("mi"), "AMD")
 
 
+def stack(text: str) -> str:
+    """The profile that a table's text on its framework names, or that text where it names none."""
+    profile, known = recognise_framework(text)
+    return profile.name if known else f"none: {text.partition(' (')[0]}"
+
+
 def judged(paths: list[Path]) -> pd.DataFrame:
     """Every row with its class, source, error, sign of it, and whether its interval holds the time."""
     found = []
@@ -70,6 +79,9 @@ def judged(paths: list[Path]) -> pd.DataFrame:
             release = rows.get("framework", pd.Series("", rows.index)).astype(str).str.extract(RELEASE)[0]
             found.append(pd.DataFrame({
                 "class": f"{'fitted ' * (source in FITTED.get(kind, ()))}{kind}", "source": source, "release": release,
+                "gpu": rows["gpu"].astype(str).str.partition("-")[0].str.upper(),
+                "profile": rows.get("framework", pd.Series("", rows.index)).astype(str).map(stack),
+                "job": classes(rows.assign(gpu="")), "fitted": "yes" if source in FITTED.get(kind, ()) else "no",
                 "error": (ratio - 1.0).abs(), "ratio": ratio,
                 "covered": (out["iteration_time_s"] >= low) & (out["iteration_time_s"] <= high),
             }))  # fmt: skip
@@ -96,6 +108,14 @@ def by_table(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return errors.assign(bias=100.0 * (grouped["ratio"].median() - 1.0), covered=100.0 * grouped["covered"].mean())
 
 
+def by_gpu(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line per kind of GPU, framework profile and kind of job, in percent, apart by whether profiles were fitted."""
+    grouped = rows.groupby(["gpu", "profile", "job", "fitted"])
+    errors = pd.DataFrame({"runs": grouped.size(), "off by": 100.0 * grouped["error"].median()})
+    within = 100.0 * grouped["error"].quantile(0.9, interpolation="higher")
+    return errors.assign(**{"9 of 10 within": within, "bias": 100.0 * (grouped["ratio"].median() - 1.0)}).reset_index()
+
+
 def summary(rows: pd.DataFrame) -> dict[str, float]:
     """The figures that pages show, by name."""
     shown = {f"{kind} {name}": value for kind, line in by_class(rows).iterrows() for name, value in line.items()}
@@ -116,11 +136,15 @@ def main() -> None:
     releases = rows[rows["class"] == "experts"].dropna(subset="release")
     parts = [by_class(rows), by_table(rows, ["class", "source"]), by_table(releases, ["source", "release"])]
     text = "\n\n".join(part.round(1).to_string() for part in parts)
-    print(text := "\n".join(line.rstrip() for line in text.splitlines()))
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    gpus = by_gpu(rows).round(1).to_string(index=False)
+    print(gpus, text, sep="\n\n")
     if given.write:
         page = ROOT / "docs" / "accuracy.md"
+        replace_between(page, "<!-- gpus -->", "<!-- end of gpus -->", f"```text\n{gpus}\n```")
+        page = ROOT / "docs" / "appendix" / "accuracy-by-source.md"
         replace_between(page, "<!-- classes -->", "<!-- end of classes -->", f"```text\n{text}\n```")
-        figures.record("classes", COMMAND, RESTS_ON, summary(rows), [text])
+        figures.record("classes", COMMAND, RESTS_ON, summary(rows), [gpus, text])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The leaderboard of docs/accuracy.md: every source judged by a surrogate that never saw it, through `predict`.
+"""The leaderboard: every source judged by a surrogate that never saw it, through `predict`.
 
     .venv/bin/python tests/bench/bench_leaderboard.py [--write] [--draws N] [DATA_FOLDER] [SOURCE ...]
 
@@ -17,8 +17,8 @@ a new cluster. *Generic* is the profile of a framework that none describes.
   twins: the same of measured times alone, of pairs that are equal in every column of the plan and the job;
 - called OOM: share of the runs that ran and are predicted not to fit.
 
-``--write`` puts the tables into the page and records their figures (docs/figures.json), which pages quote. Tables of
-other sources in the folder are judged by bench_classes.py.
+``--write`` puts the tables into docs/appendix/accuracy-by-source.md and records their figures (docs/figures.json),
+which pages quote. Tables of other sources in the folder are judged by bench_classes.py.
 
 Peers stand below: what others publish or were measured at (peers.yaml), and llm-analysis on these rows as
 bench_peers.py measured it (peers.csv), beside ours.
@@ -57,7 +57,7 @@ from jointopt.surrogate.new_sources import NewSource, factors_by_others
 from jointopt.surrogate.scores import Scores, with_calibrated_widths
 from jointopt.surrogate.training import TrainingSet, cross_validate, fit, learn_kernel, training_set
 
-PAGE, HEADING = ROOT / "docs" / "accuracy.md", "## Leaderboard"
+PAGE, HEADING = ROOT / "docs" / "appendix" / "accuracy-by-source.md", "## Leaderboard"
 COMMAND = "python tests/bench/bench_leaderboard.py --write DATA_FOLDER"
 FITTED_EXPERTS = (
     "nvidia_nemo_docs",
