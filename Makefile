@@ -14,12 +14,12 @@ demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
 
 test: .venv/.dev-installed
-	$(PYTEST) -m "not services"
+	$(PYTEST) -m "not services and not long"
 
-# The other tests: real trainings, also in other frameworks, and Slurm, PostgreSQL and Chromium started by them, for which
-# they often wait: one worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
+# The other tests: surrogates trained, campaigns of faults and statements of papers; real trainings, also in other frameworks,
+# and Slurm, PostgreSQL and Chromium started by them, for which they often wait: one worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
 test-services: .venv/.services-installed
-	$(PYTEST) -n 3 -m services
+	$(PYTEST) -n 3 -m "services or long"
 
 test-all: test test-services
 
