@@ -1,7 +1,7 @@
 """Tests that need more than a bare clone bear the mark ``services``; in CI no test is skipped for want of one.
 
 Programs of studies bear it too: they take seconds, for which tests of services wait anyway. Those that train, kill,
-fuzz or check papers need no more than a bare clone and bear the mark ``long``.
+fuzz, check papers or run what pages show need no more than a bare clone and bear the mark ``long``.
 
 `make test` leaves both out, `make test-services` runs them alone, so that nothing runs twice.
 """
