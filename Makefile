@@ -1,7 +1,7 @@
 # `make demo` proposes plans for a shipped job, `make test` runs the tests; both set everything up in .venv first.
 BIN := .venv/bin
 INSTALL := .ci/install .venv
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
+PYTEST := $(BIN)/python -m pytest -q
 DEMO_JOB ?= opt-350m-2x4-a100
 # Compiled code is kept: the programs that tests start, and the next tests, read it again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -14,12 +14,13 @@ demo: .venv/.run-installed
 	$(BIN)/jointopt propose $(DEMO_JOB)
 
 test: .venv/.dev-installed
-	$(PYTEST) -m "not services"
+	$(PYTEST) -n 2 --dist worksteal -m "not services and not long"
 
-# The other tests: real trainings, also in other frameworks, and Slurm, PostgreSQL and Chromium started by them, for which
-# they often wait: one worker more than cores. Where $CI is set, none is skipped for want of one (tests/services.py).
+# The other tests: surrogates trained, campaigns of faults, statements of papers; real trainings, also in other frameworks, and
+# Slurm, PostgreSQL and Chromium started by them, for which they often wait: one worker more than cores, and a file stays with
+# its worker, as its servers do. Where $CI is set, none is skipped for want of one (tests/services.py).
 test-services: .venv/.services-installed
-	$(PYTEST) -n 3 -m services
+	$(PYTEST) -n 3 --dist loadfile -m "services or long"
 
 test-all: test test-services
 

@@ -1,8 +1,9 @@
 """Tests that need more than a bare clone bear the mark ``services``; in CI no test is skipped for want of one.
 
-Programs of studies bear it too: they take seconds, for which tests of services wait anyway.
+Programs of studies bear it too: they take seconds, for which tests of services wait anyway. Those that train, kill,
+fuzz, check papers or run what pages show need no more than a bare clone and bear the mark ``long``.
 
-`make test` leaves the marked ones out, `make test-services` runs them alone, so that nothing runs twice.
+`make test` leaves both out, `make test-services` runs them alone, so that nothing runs twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ NEEDY = {
     "setting=slurm", "setting=torchrun", "setting=megatron", "setting=torchtitan", "setting=nanotron",
     "setting=deepspeed", "setting=megatron-bridge", "setting=nanotron by command",
 }  # fmt: skip
+LONG = {"trained"}  # fixtures that train a surrogate
 # Why a test may be skipped in CI: what is there or not is none of CI's making.
 ALLOWED = (
     "the recorded measurements are not beside the repository",
@@ -49,8 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         named = {f"{name}={value}" for name, value in parameters.items() if isinstance(value, str)}
-        if NEEDY & (named | set(getattr(item, "fixturenames", ()))):
+        used = named | set(getattr(item, "fixturenames", ()))
+        if NEEDY & used:
             item.add_marker(pytest.mark.services)
+        if LONG & used:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(wrapper=True)

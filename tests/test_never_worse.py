@@ -23,6 +23,8 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
 from tests.data.sample import SAMPLE
 
+pytestmark = pytest.mark.long  # each learns kernels
+
 BENCH = Path(__file__).parent / "bench"
 FULL = Path(__file__).parents[2] / "shared" / "data"
 NOT_SAMPLED = ("aleph_layouts", "korthikanti_2205_05198", "nvidia_nemo_docs")

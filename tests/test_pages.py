@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUN)
 def test_the_commands_and_programs_of_a_page_run(name: str, folder: Path) -> None:
     for title, text in titled(PAGES[name]).items():

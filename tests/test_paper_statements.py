@@ -11,6 +11,8 @@ from jointopt.studies.evidence import NOMINAL, SPANS, scenarios, varied
 from jointopt.studies.statements import table
 from jointopt.studies.statements.statement import Statement
 
+pytestmark = pytest.mark.long  # each searches plans
+
 STUDIES = Path(__file__).parents[1] / "studies"
 STATEMENTS = [one for module in table.PAPERS.values() for one in module.STATEMENTS]
 CHECKED = [

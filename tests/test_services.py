@@ -25,3 +25,10 @@ def test_a_module_that_is_skipped_whole_fails_in_ci_too(
     monkeypatch.setenv("CI", "1")
     pytester.makepyfile("import pytest\npytest.importorskip('no_such_module')")
     pytester.runpytest("-p", "tests.services").assert_outcomes(errors=1)
+
+
+def test_what_trains_bears_the_mark_of_the_long_tests_by_its_fixture(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmarkers =\n    long: x\n    services: x")
+    pytester.makepyfile("def test_a(trained): pass\ndef test_b(): pass")
+    ran = pytester.runpytest("-p", "tests.services", "--collect-only", "-q", "-m", "not long")
+    ran.assert_outcomes(deselected=1)

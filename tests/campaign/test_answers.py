@@ -6,6 +6,8 @@ import pytest
 
 from tests.campaign.answers import faults, is_feasible, random_job
 
+pytestmark = pytest.mark.long  # the short part of a campaign
+
 SHORT = (0, 3, 5, 8, 13, 21, 34, 55)
 
 

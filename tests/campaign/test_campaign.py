@@ -22,6 +22,8 @@ from tests.campaign.inputs import Kind, inputs, kind_named, outcome
 from tests.campaign.kills import Field
 from tests.campaign.surrogates import good
 
+pytestmark = pytest.mark.long  # the short part of a campaign
+
 IN_PROCESS = ("jobs", "plans", "calibrations", "logs", "scripts", "exports", "rebuilt")
 
 

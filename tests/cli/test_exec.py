@@ -150,6 +150,7 @@ def test_a_command_that_is_not_there_puts_clocks_back(driver, plan: str) -> None
     assert (ran.exit_code, driver.held()) == (1, {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_program_first_and_then_puts_clocks_back(driver, plan: str, number: int) -> None:
     shell = "trap 'exit 3' INT TERM; echo up; while true; do sleep 0.05; done"
@@ -180,6 +181,7 @@ def killed_mid_run(driver, plan: str, with_guardians: bool) -> tuple[int, int]:
     return program.pid, pid
 
 
+@pytest.mark.long
 def test_after_sigkill_the_program_is_gone_and_the_clocks_are_back(driver, plan: str) -> None:
     tool, pid = killed_mid_run(driver, plan, with_guardians=False)
     until = time.monotonic() + 60
@@ -189,6 +191,7 @@ def test_after_sigkill_the_program_is_gone_and_the_clocks_are_back(driver, plan:
     assert f"A run of process {tool} (" in here("exec", "--plan", plan, "--default-clocks", "true").stderr
 
 
+@pytest.mark.long
 def test_where_guardians_are_killed_too_restore_is_offered_and_works(driver, plan: str) -> None:
     _, pid = killed_mid_run(driver, plan, with_guardians=True)
     offer = here("exec", "--plan", plan, "--default-clocks", "true").stderr

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from jointopt.cli.main import COMMANDS, jointopt
 from jointopt.core.errors import InfeasibleError, JobError
+from tests.each import each
 
 HEAVY = ("numpy", "pandas", "scipy", "optuna", "sklearn", "xgboost", "torch", "yaml")
 
@@ -30,7 +31,7 @@ sys.exit(f"imported {{heavy}}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_every_help_has_an_example_that_parses(name: str) -> None:
     text = CliRunner().invoke(jointopt, [name, "--help"]).output
     assert "Example" in text

@@ -16,6 +16,8 @@ from jointopt.cli import surroundings
 from tests.cli.forked import Forks, Surroundings
 from tests.cli.verbs import BARE, SERVERS, VERBS, is_answered, prepare, start
 
+pytestmark = pytest.mark.long  # the short part of a campaign
+
 NAMELESS = os.fsdecode(b"d\xff\xe9.db")
 PRINT_SIGNS = ("polish", "select", "catalog")  # ±, Δ, °, ·
 KINDS = {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jointopt.core.facts import Failure, FailureKind, failure_in, joined_notes
+from tests.each import each
 
 
-@pytest.mark.parametrize("kind", FailureKind)
+@each("kind", FailureKind)
 def test_the_status_of_a_row_follows_from_the_kind(kind: FailureKind) -> None:
     known = {FailureKind.OOM: "oom", FailureKind.TIMEOUT: "timeout", FailureKind.BEHIND: "timeout"}
     expected = known.get(kind, "failed")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jointopt.core import quote
 from jointopt.core.errors import UsageError
 from tests.campaign.canaries import HOSTILE, sbatch_words
+from tests.each import each
 
 texts = st.sampled_from(HOSTILE) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 words = st.lists(texts.filter(lambda text: "\0" not in text), max_size=4)
@@ -28,7 +29,7 @@ def test_words_and_files_of_a_shell_arrive(given_words: list[str], content: str)
     assert (arrived or [""], text) == (given_words or [""], content.rstrip() + "\n")
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@each("text", HOSTILE)
 def test_an_option_of_sbatch_is_one_word_of_its_line_or_refused(text: str) -> None:
     try:
         line = quote.sbatch_line(f"--job-name={text}")
@@ -60,7 +61,7 @@ def test_numbers_of_a_table_stay_numbers(number: str) -> None:
     assert quote.csv_cell(number) == quote.csv_original(number) == number
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@each("text", HOSTILE)
 def test_a_comment_is_the_rest_of_its_line_and_python_text_a_literal(text: str) -> None:
     assert len(f"# {quote.comment(text)}".splitlines()) == 1
     assert eval(quote.python_text(text)) == text

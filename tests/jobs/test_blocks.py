@@ -17,6 +17,7 @@ from jointopt.jobs.model import block_of
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.reading import parse_yaml
+from tests.each import each
 
 SIZES = {"hidden_size": 1024, "num_attention_heads": 16}
 
@@ -40,8 +41,8 @@ def test_a_block_written_in_place_needs_no_more_than_its_sizes() -> None:
     assert job_of(block="attention", **SIZES, gated_mlp=True).model.parameters == 4 * 1024 * 1024 + 1024
 
 
-@pytest.mark.parametrize("block", MODEL_BLOCKS)
-@pytest.mark.parametrize("name", model_names())
+@each("block", MODEL_BLOCKS)
+@each("name", model_names())
 def test_blocks_of_every_model_survive_being_saved_and_have_no_more_than_a_layer(name: str, block: str) -> None:
     job = job_of(catalog=name, block=block)
     assert parse_job(parse_yaml(dump_job(job)), "stem", Path()) == job
@@ -60,7 +61,7 @@ def test_a_block_has_no_ends_and_positions_only_where_its_attention_turns_them(b
     assert (model.position_embedding, learned.position_embedding) == (positions, "alibi")
 
 
-@pytest.mark.parametrize("name", model_names())
+@each("name", model_names())
 def test_attention_and_mlp_have_the_parameters_of_a_layer_together(name: str) -> None:
     one, two, both = (block_of(load_model(name), block).parameters for block in ("attention", "feed_forward", "layer"))
     assert one + two == both

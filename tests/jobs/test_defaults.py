@@ -12,6 +12,7 @@ from jointopt.jobs.catalog.kernels import attention_kernels
 from jointopt.jobs.defaults import completed, default_attention, default_dtype, default_plan
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.jobfile import job_from_options
+from tests.each import each
 
 
 def plan(framework, gpus=16, batch=64, **given):
@@ -53,7 +54,7 @@ def test_sequence_parallelism_is_off_where_tokens_do_not_split():
     assert plan(Framework(), gpus=12, tp=[3, 2, 1])[0]["sequence_parallel"] == [False, True, False]
 
 
-@pytest.mark.parametrize("name", framework_names())
+@each("name", framework_names())
 def test_the_stages_and_modes_of_a_default_are_those_that_the_framework_has(name):
     framework = load_framework(name)
     found, _ = plan(framework, pp=[1, 2, 4])
@@ -88,8 +89,8 @@ def test_software_of_a_named_release_has_its_kernel_in_a_row_and_in_a_job(gpu, t
     assert found == {kernel}
 
 
-@pytest.mark.parametrize("framework", framework_names())
-@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb", "v100-sxm2-16gb", "mi300x"])
+@each("framework", framework_names())
+@each("gpu", ["a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb", "v100-sxm2-16gb", "mi300x"])
 def test_no_default_kernel_is_slower_than_that_of_recorded_runs_or_does_not_run(framework, gpu):
     device, profile = load_gpu(gpu), load_framework(framework)
     row, job = (default_attention(profile, device, "bf16", newer=newer) for newer in (False, True))

@@ -30,6 +30,7 @@ from jointopt.jobs.plans.rules import check_abilities, check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.reading import parse_yaml
 from jointopt.physics.throughput import peak_tflops
+from tests.each import each
 
 FULL: dict[str, Any] = {
     "name": "opt-350m-2x4-a100",
@@ -171,7 +172,7 @@ def test_a_model_by_path_is_sought_beside_the_job_file(tmp_path: Path) -> None:
         assert load_job(tmp_path / "job.yaml").model.name == "mine"
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "value", "sentence"),
     [
         ("modle", 1, r"The key 'modle' is unknown \(did you mean 'model'\?\)"),

@@ -1,17 +1,17 @@
 import dataclasses
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.jobs.catalog.models import load_model, model_names
 from jointopt.jobs.model import Model
 from jointopt.jobs.shape import inline_model
+from tests.each import each
 
 PLAIN = Model("plain", 2, 64, 256, 4, 4, 1000, 16)
 
 
-@pytest.mark.parametrize("name", model_names())
+@each("name", model_names())
 def test_the_parts_of_a_model_add_up_to_its_parameters(name: str) -> None:
     m = load_model(name)
     expert = m.expert_parameters + m.expert_bias_parameters

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import JobError
 from jointopt.jobs.reading import dump_yaml, parse_yaml, read_text
+from tests.each import each
 
 TEXT = st.text(max_size=10).filter(str.isprintable)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
@@ -22,7 +23,7 @@ def test_a_number_with_an_exponent_is_a_number() -> None:
     assert parse_yaml("a: 9e3\nb: 1.5E-2\nc: '9e3'") == {"a": 9000.0, "b": 0.015, "c": "9e3"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "sentence"),
     [
         ("", "holds nothing"),

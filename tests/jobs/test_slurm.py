@@ -11,6 +11,7 @@ import yaml
 from jointopt.core.errors import JobError
 from jointopt.jobs.jobfile import dump_job, parse_job
 from jointopt.jobs.slurm import Slurm
+from tests.each import each
 
 FILE: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -44,7 +45,7 @@ def test_a_job_file_is_read_back_as_it_was() -> None:
     assert yaml.safe_load(dump_job(job))["slurm"] == section
 
 
-@pytest.mark.parametrize(
+@each(
     ("section", "words"),
     [
         ({"acount": "x"}, r"'acount' in slurm is unknown \(did you mean 'account'"),

@@ -14,6 +14,7 @@ from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.model import Model, block_of, skip_freq_text
 from jointopt.jobs.shape import inline_model
 from jointopt.jobs.windows import named_skip_freq, skip_freq_of, windows_of
+from tests.each import each
 
 SHAPE = {"num_layers": 6, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
 TYPES = {"s": "sliding_attention", "f": "full_attention"}
@@ -36,7 +37,7 @@ def test_layers_have_the_window_as_in_megatron_core(keys: dict[str, Any], layers
     assert marks(inline_model(SHAPE | keys, "m")) == layers
 
 
-@pytest.mark.parametrize(
+@each(
     ("family", "keys", "size", "layers"),
     [
         ("mistral", {}, 4096, "wwwwww"), ("mistral", {"sliding_window": None}, 0, "......"),

@@ -18,6 +18,7 @@ from jointopt.physics import memory as mem
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import memory_parts, peak_memory_bytes, stage_parameters
+from tests.each import each
 
 S, B, H, A = 2048, 4, 6144, 64
 UNFUSED = Training(S, 64, "fp16", "unfused")
@@ -105,7 +106,7 @@ def test_experts_are_sharded_over_fewer_ranks_than_dense_parameters() -> None:
     assert float(state["optimizer"]) == 12 * 64 / 8
 
 
-@pytest.mark.parametrize("name", [n for n in model_names() if not load_model(n).embedding_size])
+@each("name", [n for n in model_names() if not load_model(n).embedding_size])
 def test_the_ranks_of_a_layout_hold_the_parameters_of_the_model(
     name: str, make_job: Callable[..., Job], layouts_of: Callable[..., Columns]
 ) -> None:

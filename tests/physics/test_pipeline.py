@@ -22,6 +22,7 @@ from jointopt.physics.schedule import (
     replay,
     schedule_order,
 )
+from tests.each import each
 
 SECONDS = st.one_of(
     st.just(0.0), st.floats(1.0, 2.0), st.floats(1e-6, 1e3), st.integers(1, 4).map(float)
@@ -86,9 +87,9 @@ def test_a_slower_rank_never_shortens_the_iteration(
     assert closed_form_s(f, slower, vpp, m) >= before
 
 
-@pytest.mark.parametrize("pp", [2, 3, 8, 16])
-@pytest.mark.parametrize("vpp", [2, 3, 4])
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@each("pp", [2, 3, 8, 16])
+@each("vpp", [2, 3, 4])
+@each("groups", [1, 2, 3, 6])
 def test_interleaved_closed_form_equals_the_schedule_of_many_unequal_plans(pp: int, vpp: int, groups: int) -> None:
     rng = np.random.default_rng(pp * 100 + vpp * 10 + groups)
     f, b = np.exp(rng.normal(0.0, 1.5, (2, 200, pp)))

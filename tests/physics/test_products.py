@@ -8,6 +8,7 @@ from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.kernels import kernel_constants
 from jointopt.jobs.kernels import GemmConstants
 from jointopt.physics.products import gemm_bytes, gemm_time_s
+from tests.each import each
 from tests.places import DATA
 
 # H200 was timed too, and takes H100's constants, which recorded runs on it are nearer to
@@ -110,7 +111,7 @@ def test_a_dtype_that_the_gpu_lacks_is_an_error_that_lists_the_others():
         gemm_time_s(1024, 1024, 1024, constants("a100-sxm4-80gb"), "fp8")
 
 
-@pytest.mark.parametrize("gpu", gpu_ids())
+@each("gpu", gpu_ids())
 def test_every_gpu_has_constants_and_names_what_stands_in(gpu):
     kernels = kernel_constants(load_gpu(gpu))
     assert 0.3 < max(tile.peak_fraction for tile in kernels.gemm.tiles) < 1.0

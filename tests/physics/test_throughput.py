@@ -16,6 +16,7 @@ from jointopt.jobs.job import Job, Training
 from jointopt.jobs.jobfile import job_from_options
 from jointopt.jobs.shape import inline_model
 from jointopt.physics.throughput import THROUGHPUT, model_flops_per_token, peak_tflops, throughput, with_rates
+from tests.each import each
 
 # GPUs, sequences of 2,048 tokens, recompute, seconds of an iteration; then TFLOP/s per GPU with what is recomputed
 HARDWARE = {  # all on A100: arXiv:2104.04473 table 2, arXiv:2201.11990 section 3.4, arXiv:2211.05100 section 3.2.4
@@ -71,7 +72,7 @@ def test_published_mfu_and_hfu_follow_from_the_step_time(run: Any, published: tu
     assert (100.0 * found["mfu"], 100.0 * found["hfu"]) == pytest.approx(published, rel=0.02)
 
 
-@pytest.mark.parametrize(("run", "published"), PER_GPU.items(), ids=str)
+@each(("run", "published"), PER_GPU.items())
 def test_published_causal_flops_follow_from_the_token_rate(run: Any, published: float) -> None:
     model, seq_length, tokens_per_s = run
     shape = known_model(model)

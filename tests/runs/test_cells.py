@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.schema import COLUMNS
 from jointopt.runs.cells import READERS, first_rows, named_cuda_graph, named_dispatcher, read_columns, row_codes
+from tests.each import each
 
 CELL = st.sampled_from(["1410", "1410;1395", " full ", "true", "2.0", "x", "", None])
 
@@ -79,7 +80,7 @@ OPEN = {"source", "group", "model", "framework", "gpu", "power_profile", "dtype"
 WORDS = [c.name for c in COLUMNS.values() if c.dtype == "str" and c.role != "result" and c.name not in OPEN]
 
 
-@pytest.mark.parametrize("name", WORDS)
+@each("name", WORDS)
 def test_every_column_whose_words_are_on_a_list_refuses_another(name: str) -> None:
     clean, faults = read_columns(pd.DataFrame({name: ["banana", None]}), [name], READERS)
     assert [(column, wrong.tolist()) for column, wrong, _ in faults] == [(name, [True, False])]

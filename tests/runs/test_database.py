@@ -18,6 +18,7 @@ from jointopt.runs.outages import patience
 from jointopt.runs.store import Store
 from jointopt.runs.table import write_table
 from jointopt.search.studies.storage import prepare_storage
+from tests.each import each
 
 
 def test_a_database_may_hold_measurements_once_their_table_is_there(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_ctrl_c_amid_a_statement_prints_no_traceback_of_the_library(tmp_path: 
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("reason", _REASONS)
+@each("reason", _REASONS)
 def test_what_to_do_about_a_database_is_a_sentence_that_others_may_follow(reason: str) -> None:
     with pytest.raises(JointOptError, match=r"\.$"), database_errors("sqlite:///runs.db", "store"):
         raise sqlite3.OperationalError(reason)

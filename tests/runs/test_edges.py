@@ -13,6 +13,7 @@ from jointopt.runs.cells import STRICT_READERS, json_rows, read_columns
 from jointopt.runs.checks import MEASUREMENT_RULES
 from jointopt.runs.peak_share import least_time_s
 from jointopt.runs.table import check_measurements
+from tests.each import each
 
 RUN: dict[str, Any] = {
     "gpu": "a100-sxm4-80gb", "num_gpus": 16, "gpus_per_node": 8, "dp": 4, "tp": 2, "pp": 2, "cp": 1, "status": "ok",
@@ -52,7 +53,7 @@ EDGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # what passes, what
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("passes", "breaks", "column"), EDGES)
+@each(("passes", "breaks", "column"), EDGES)
 def test_a_run_at_the_limit_passes_and_one_beyond_it_does_not(
     passes: dict[str, Any], breaks: dict[str, Any], column: str
 ) -> None:
@@ -107,7 +108,7 @@ CELLS = [  # column, what stands there, its value in JSON
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("column", "cell", "value"), CELLS)
+@each(("column", "cell", "value"), CELLS)
 def test_a_cell_has_one_value_however_it_is_written(column: str, cell: object, value: object) -> None:
     clean, faults = read_columns(pd.DataFrame({column: pd.Series([cell], dtype=object)}), [column], STRICT_READERS)
     assert [rows.tolist() for _, rows, _ in faults] == ([[True]] if value is None else [])

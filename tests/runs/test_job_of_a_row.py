@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from jointopt.runs.workloads import workloads
+from tests.each import each
 from tests.runs.test_workloads import RUN
 
 
@@ -104,7 +104,7 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cells", "moved"), CELLS)
+@each(("cells", "moved"), CELLS)
 def test_a_cell_moves_its_own_fields_of_the_job(cells: dict[str, Any], moved: dict[str, Any]) -> None:
     before, after = usual(), job_of(cells)
     assert {name: value for name, value in after.items() if before[name] != value} == moved

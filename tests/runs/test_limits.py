@@ -13,6 +13,7 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.runs.checks import MEASUREMENT_RULES, RESULT_RULES
 from jointopt.runs.peak_share import HELD, TIMED, again_flop, attention_flop, flop, least_memory_gib
 from jointopt.runs.table import check_measurements, doubtful_lines, read_measurements, read_table, sound_results
+from tests.each import each
 from tests.places import DATA
 
 RUN = {"gpu": "a100-sxm4-80gb", "pp": 2, "status": "ok", "iteration_time_s": 1.5}
@@ -90,7 +91,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "column", "words"), IMPOSSIBLE)
+@each(("change", "column", "words"), IMPOSSIBLE)
 def test_what_the_gpu_cannot_have_done_is_refused_and_elsewhere_not_used(
     change: dict[str, Any], column: str, words: str
 ) -> None:
@@ -134,7 +135,7 @@ def test_fast_full_and_hot_runs_and_those_of_unknown_models_and_gpus_pass(change
     assert sound_results(runs, RESULT_RULES)[1] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "column", "words"),
     [
         ({"dtype": "fp32", "iteration_time_s": 60.0}, "iteration_time_s", "is it TF32?"),
@@ -206,7 +207,7 @@ def test_energy_and_power_that_contradict_each_other_are_doubted() -> None:
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the recorded measurements are not beside the repository")
-@pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda path: path.stem)
+@each("path", sorted(DATA.glob("layouts_*.csv")))
 def test_no_recorded_run_is_beyond_its_gpu(path: Path) -> None:
     assert read_measurements(path, MEASUREMENT_RULES)[1] == []
     assert doubtful_lines(read_table(path)) == []

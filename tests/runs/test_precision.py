@@ -15,6 +15,7 @@ from jointopt.runs.table import check_measurements
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.dataset import price
 from jointopt.workflows.campaign.candidates import measurement_columns
+from tests.each import each
 
 RUN: dict[str, Any] = {
     "model": "llama-3-8b", "gpu": "gb200", "gpus_per_node": 4, "num_gpus": 8, "dp": 8, "tp": 1, "pp": 1,
@@ -30,7 +31,7 @@ def training(**cells: Any) -> tuple[str, str | None, str]:
     return found.job.training.dtype, recipe and recipe.name, " ".join(sorted(assumed))
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "dtype", "recipe"),
     [
         ("fp8_cs", "fp8", "tensorwise"), ("FP8-CS", "fp8", "tensorwise"), ("fp8_ds", "fp8", "delayed"),
@@ -44,7 +45,7 @@ def test_a_precision_names_a_dtype_and_perhaps_a_recipe(word: str, dtype: str | 
     assert (named_precision(word), named_recipe(word)) == (dtype, recipe)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cells", "found"),
     [
         ({"precision": "fp8_mx"}, ("fp8", "mxfp8", "")),

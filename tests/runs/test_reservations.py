@@ -45,6 +45,7 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'runs.db'}"
 
 
+@pytest.mark.long
 def test_of_eight_processes_one_takes_each_plan(shared_url: str) -> None:
     command = [sys.executable, "-c", MANY, shared_url]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -132,6 +132,7 @@ def test_measurements_and_studies_share_a_database(url: str, studies_first: bool
     assert len(Store(url).read()) == 2
 
 
+@pytest.mark.long
 def test_a_writer_killed_before_its_end_leaves_the_previous_rows(url: str, tmp_path: Path) -> None:
     Store(url).add(runs(10), "before")
     dying = child(
@@ -175,6 +176,7 @@ WRITER = """
 """
 
 
+@pytest.mark.long
 def test_two_processes_that_write_the_same_rows_at_once_add_each_once(url: str) -> None:
     writers = [child(WRITER, url, first, last) for first, last in ((0, 200), (50, 250))]
     outputs = [writer.communicate(timeout=120) for writer in writers]
@@ -184,6 +186,7 @@ def test_two_processes_that_write_the_same_rows_at_once_add_each_once(url: str) 
     assert sum(int(stdout) for stdout, _ in outputs) == 255
 
 
+@pytest.mark.long
 def test_a_writer_waits_for_the_lock_of_another(url: str, tmp_path: Path) -> None:
     Store(url).add(runs(1), "a")
     with sqlite3.connect(tmp_path / "jointopt.db", isolation_level=None) as other:

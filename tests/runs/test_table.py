@@ -23,6 +23,7 @@ from jointopt.runs.table import (
     sound_results,
     write_table,
 )
+from tests.each import each
 from tests.places import DATA
 
 RUN: dict[str, Any] = {
@@ -171,7 +172,7 @@ def test_a_good_run_passes_in_the_spelling_of_the_table() -> None:
     assert list(good) == list(RUN)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "column", "complaint"),
     [
         ({"status": "success"}, "status", "expected one of ok, oom, failed, timeout, or blank, got 'success'"),
@@ -213,7 +214,7 @@ def test_an_impossible_row_is_refused_alone(change: dict[str, Any], column: str,
     assert pd.Series([p.message for p in problems]).str.contains(complaint).any()
 
 
-@pytest.mark.parametrize("column", [name for name in RUN if name != "gpu"])
+@each("column", [name for name in RUN if name != "gpu"])
 def test_a_blank_cell_is_unknown_and_breaks_nothing(column: str) -> None:
     good, problems = check_measurements(table({column: None}))
     assert problems == []
@@ -289,7 +290,7 @@ def test_clean_runs_takes_clocks_in_any_spelling() -> None:
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the recorded measurements are not beside the repository")
-@pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda path: path.stem)
+@each("path", sorted(DATA.glob("layouts_*.csv")))
 def test_no_published_run_is_refused(path: Path) -> None:
     good, problems = read_measurements(path)
     assert problem_lines(problems) == []

@@ -39,6 +39,8 @@ from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 
+pytestmark = pytest.mark.long  # each trains surrogates
+
 KERNEL = default_kernel(len(CONSTANTS))
 SMALL = ("llama-3-8b", "llama-2-7b", "llama-2-13b", "qwen2-7b", "pythia-12b")
 

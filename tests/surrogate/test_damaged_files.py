@@ -27,6 +27,8 @@ from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.trees import Trees
 
+pytestmark = pytest.mark.long  # the short part of a campaign
+
 SOURCE, NAMES = "lab|megatron-lm|h100-sxm5-80gb|8", ("log2_tp", "log2_pp")
 TREES = ("trees.json", *(f"own-0-{of}.json" for of in ("time", "power", PEAK, RISE)))
 FILES = (CARD, "support.npz", "learned_rows.npz", *TREES)

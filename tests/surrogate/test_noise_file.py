@@ -19,6 +19,7 @@ from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs, default_kernel, together
+from tests.each import each
 
 SOURCE, KIN = "lab|megatron-lm|h100-sxm5-80gb|8", "lab|megatron-lm|a100-sxm4-80gb|8"
 KERNEL = default_kernel(3)
@@ -118,7 +119,7 @@ NONSENSE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", NONSENSE)
+@each("what", NONSENSE)
 def test_noise_that_no_runs_have_is_refused_in_one_sentence(tmp_path: Path, what: str) -> None:
     save(surrogate(OWN), tmp_path)
     with np.load(tmp_path / "noise.npz") as file:

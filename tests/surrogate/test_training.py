@@ -34,6 +34,8 @@ from jointopt.surrogate.training import (
     training_set,
 )
 
+pytestmark = pytest.mark.long  # each trains surrogates
+
 KERNEL = default_kernel(len(CONSTANTS))
 
 

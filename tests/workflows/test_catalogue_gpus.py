@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.jobfile import parse_job
 from jointopt.workflows.propose import propose
+from tests.each import each
 
 BOARDS = [gpu for gpu in gpu_ids() if load_gpu(gpu).power is not None]
 
 
-@pytest.mark.parametrize("gpu", BOARDS)
+@each("gpu", BOARDS)
 def test_a_small_job_on_each_gpu_has_a_front_of_finite_times_and_energies_in_its_memory(gpu: str) -> None:
     sheet = load_gpu(gpu)
     top = sheet.need("clock_max_mhz", "test")

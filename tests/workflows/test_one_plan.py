@@ -22,6 +22,8 @@ from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.campaign.expectation import Earlier, beside_surrogate
 from tests.surrogate.test_job_model import measured_runs
 
+pytestmark = pytest.mark.long  # each trains surrogates
+
 GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb", "v100-sxm2-16gb", "gh200-96gb")
 SIZES = {"num_gpus": 16, "global_batch_size": 64, "seq_length": 2048}
 CHOICES = {

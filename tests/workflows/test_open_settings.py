@@ -14,6 +14,7 @@ from jointopt.workflows.explain import explain
 from jointopt.workflows.open_settings import SETTINGS, Setting, open_words
 from jointopt.workflows.propose import propose
 from jointopt.workflows.scale import scale
+from tests.each import each
 
 SMALL = ("llama-3-8b", "h100-sxm5-80gb", 16, 64, 8192)
 JOBS = {
@@ -37,8 +38,8 @@ def test_stating_an_alternative_changes_the_first_row_by_what_is_announced(found
         assert one.states == f"--set {one.key}={one.alternative}"
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
-@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+@each("setting", SETTINGS)
+@each("job", JOBS.values())
 def test_a_setting_is_open_until_the_job_states_it_and_its_alternatives_are_none_of_it(
     job: Job, setting: Setting
 ) -> None:

@@ -41,6 +41,8 @@ from jointopt.workflows.propose import propose
 from jointopt.workflows.retrain import retrain
 from jointopt.workflows.select import select
 
+pytestmark = pytest.mark.long  # each trains surrogates
+
 TOP_MHZ = 1410.0
 
 

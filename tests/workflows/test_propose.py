@@ -25,6 +25,7 @@ from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import NEEDLESS, NO_MEMORY, RISKY, TIGHT, prepared, top_times
 from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Stopwatch
+from tests.each import each
 from tests.places import DATA
 
 JOB = "opt-350m-2x4-a100"
@@ -131,9 +132,9 @@ def test_predict_keeps_index_order_and_foreign_columns() -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the recorded measurements are not beside the repository")
-@pytest.mark.parametrize("path", sorted(DATA.glob("layouts_*.csv")), ids=lambda p: p.stem)
+@each("path", sorted(DATA.glob("layouts_*.csv")))
 def test_every_recorded_run_is_predicted_or_has_a_reason(path: pathlib.Path) -> None:
-    runs = pd.read_csv(path, low_memory=False).iloc[:150]
+    runs = pd.read_csv(path, nrows=150)
     found = jointopt.predict(runs, surrogate="none")
     known = found.not_predicted == ""
     assert known[runs.status == "ok"].all()

@@ -20,6 +20,8 @@ from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 
+pytestmark = pytest.mark.long  # each trains surrogates
+
 PLAN = "dp=4 tp=2 pp=1 micro_batch_size=2"
 
 

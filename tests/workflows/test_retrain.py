@@ -21,6 +21,8 @@ from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
 
+pytestmark = pytest.mark.long  # each trains surrogates
+
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:

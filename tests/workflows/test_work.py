@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -185,6 +186,8 @@ class Locking(CommandLauncher):
     def run(self, job, plan):
         if not hasattr(self, "other"):
             self.other = sqlite3.connect("runs.db", isolation_level=None, check_same_thread=False)
+            while self.other.execute("SELECT count(*) FROM trials WHERE state = 'RUNNING'").fetchone()[0] < 2:
+                time.sleep(0.01)  # until the worker holds another batch
             self.other.execute("BEGIN EXCLUSIVE")
         elif self.other.in_transaction:
             self.other.rollback()

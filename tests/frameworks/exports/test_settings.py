@@ -18,6 +18,7 @@ from jointopt.frameworks.options import flattened, pairs_of
 from jointopt.frameworks.targets import TARGETS
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.catalog.kernels import scaled_dtype, scaling_recipe
+from tests.each import each
 from tests.frameworks.exports.conftest import job_named, plan_of
 
 # sections of a target, and what its plan is `of` beside JOB; `whole`: all settings; rows: changes and what they move
@@ -51,13 +52,9 @@ def before(section: int) -> dict[str, Any]:
     return settings_of(SECTIONS[section]["target"], SECTIONS[section].get("of", {}))
 
 
-def rows(kind: str) -> list[Any]:
+def rows(kind: str) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
     """(section, change, what follows) of the rows of one kind."""
-    return [
-        pytest.param(at, row["by"], row, id=f"{section['target']} {json.dumps(section.get('of', {}) | row['by'])}")
-        for at, section in enumerate(SECTIONS)
-        for row in section.get(kind, [])
-    ]
+    return [(at, row["by"], row) for at, section in enumerate(SECTIONS) for row in section.get(kind, [])]
 
 
 @pytest.mark.parametrize("section", [at for at, section in enumerate(SECTIONS) if "whole" in section])
@@ -65,14 +62,14 @@ def test_a_plan_has_these_settings_and_no_others(section: int) -> None:
     assert before(section) == SECTIONS[section]["whole"]
 
 
-@pytest.mark.parametrize(("section", "by", "row"), rows("moved"))
+@each(("section", "by", "row"), rows("moved"))
 def test_a_change_moves_its_settings_and_no_others(section: int, by: dict[str, Any], row: dict[str, Any]) -> None:
     old, new = before(section), settings_of(SECTIONS[section]["target"], SECTIONS[section].get("of", {}) | by)
     assert {name: value for name, value in new.items() if name not in old or old[name] != value} == row["to"]
     assert sorted(old.keys() - new.keys()) == row.get("gone", [])
 
 
-@pytest.mark.parametrize(("section", "by", "row"), rows("refused"))
+@each(("section", "by", "row"), rows("refused"))
 def test_a_change_that_a_version_lacks_is_refused(section: int, by: dict[str, Any], row: dict[str, Any]) -> None:
     with pytest.raises(ExportError) as refused:
         settings_of(SECTIONS[section]["target"], SECTIONS[section].get("of", {}) | by)

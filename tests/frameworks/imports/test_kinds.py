@@ -8,6 +8,7 @@ import pytest
 
 from jointopt.core.errors import JobError
 from jointopt.frameworks.import_files import read_file, read_text
+from tests.each import each
 
 SHAPE = '"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 9'
 KINDS = [  # a text, and what it is read as; blank: nothing
@@ -36,7 +37,7 @@ KINDS = [  # a text, and what it is read as; blank: nothing
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "kind"), KINDS)
+@each(("text", "kind"), KINDS)
 def test_a_file_is_known_by_what_stands_in_it(text: str, kind: str) -> None:
     assert [taken.format for taken in read_text(text)] == ([kind] if kind else [])
 

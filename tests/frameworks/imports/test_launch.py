@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from jointopt.frameworks.shell import cluster_of, read_script
+from tests.each import each
 
 STARTS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun --nnodes 4 --nproc_per_node=8 x.py", {"nodes": 4, "gpus_per_node": 8}),
@@ -35,6 +34,6 @@ STARTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("script", "sizes"), STARTS)
+@each(("script", "sizes"), STARTS)
 def test_a_launcher_states_nodes_and_gpus(script: str, sizes: dict[str, Any]) -> None:
     assert cluster_of(read_script(script)) == sizes

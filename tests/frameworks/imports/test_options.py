@@ -12,6 +12,7 @@ from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.megatron import dump_taken, words_taken
 from jointopt.frameworks.options import Options, flags_of, pairs_of, whole_of
 from jointopt.frameworks.torchtitan import config_taken
+from tests.each import each
 
 WORDS = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8", "--num-query-groups", "2"]
 
@@ -94,7 +95,7 @@ def test_an_option_whose_value_cannot_be_read_stays_among_those_not_read() -> No
     assert options.left(re.compile("lr")) == (("layers", "flag"), 2)
 
 
-@pytest.mark.parametrize(("value", "number"), [
+@each(("value", "number"), [
     (8, 8), ("8", 8), ("1_024", 1024), ("4e6", 4_000_000), ("'16'", 16), (8.0, 8), (8.5, None), ("many", None),
     (True, None), (False, None), (None, None), ("inf", None), ("nan", None), ("-1", -1),
 ])  # fmt: skip

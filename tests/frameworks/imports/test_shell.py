@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import JobError
 from jointopt.frameworks.shell import read_script
+from tests.each import each
 
 
 def words(script: str) -> list[str]:
@@ -89,7 +90,7 @@ def test_no_branch_is_taken_once_one_is_not_known() -> None:
     assert script.left_out == ["O=one", "O=two", "O=three"]
 
 
-@pytest.mark.parametrize(("line", "commands"), [
+@each(("line", "commands"), [
     ("a 1; b 2", [["a", "1"], ["b", "2"]]), ("a 1 && b 2 || c 3", [["a", "1"], ["b", "2"], ["c", "3"]]),
     ("a 'x; y' \"u && v\"", [["a", "x; y", "u && v"]]), ("a $(b; c) d", [["a", "§", "d"]]),
     ("A=1 B=2 a $A", [["a", "§A"]]), ("export A=3; a $A", [["a", "3"]]), ("A=x; A+=y; a $A", [["a", "xy"]]),

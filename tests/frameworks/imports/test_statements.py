@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from jointopt.frameworks import deepspeed, megatron, megatron_bridge, nanotron, torchtitan
 from jointopt.frameworks.options import Taken, flattened
+from tests.each import each
 
 # a section for each reader: the options `of` a file, all its statements (`whole`), and what other options move
 SECTIONS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("statements.yaml").read_text(encoding="utf-8"))
@@ -49,11 +49,7 @@ def before(section: str) -> dict[str, Any]:
     return statements(section, SECTIONS[section]["of"])
 
 
-ROWS = [
-    pytest.param(name, row["by"], row, id=f"{name} {json.dumps(row['by'])}")
-    for name, section in SECTIONS.items()
-    for row in section["moved"]
-]
+ROWS = [(name, row["by"], row) for name, section in SECTIONS.items() for row in section["moved"]]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -61,7 +57,7 @@ def test_a_file_makes_these_statements_and_no_others(section: str) -> None:
     assert before(section) == SECTIONS[section]["whole"]
 
 
-@pytest.mark.parametrize(("section", "by", "row"), ROWS)
+@each(("section", "by", "row"), ROWS)
 def test_an_option_moves_its_statements_and_no_others(section: str, by: dict[str, Any], row: dict[str, Any]) -> None:
     old, new = before(section), statements(section, SECTIONS[section]["of"] | by)
     assert {name: value for name, value in new.items() if name not in old or old[name] != value} == row["to"]

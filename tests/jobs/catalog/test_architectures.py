@@ -9,9 +9,10 @@ import pytest
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.kernels import attention_constants, fp32_time_factor, training_factor
 from jointopt.jobs.job import ATTENTIONS
+from tests.each import each
 
 
-@pytest.mark.parametrize("gpu", gpu_ids())
+@each("gpu", gpu_ids())
 def test_every_gpu_has_the_constants_of_its_architecture(gpu: str) -> None:
     sheet = load_gpu(gpu)
     assert 1.0 <= training_factor(sheet) <= 1.5

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jointopt.jobs.catalog.best_mfu import BestMfu, best_mfu
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.jobfile import job_from_options
+from tests.each import each
 
 ENTRIES = [
     (gpu, precision, kind, entry)
@@ -17,7 +16,7 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize(("gpu", "precision", "kind", "entry"), ENTRIES)
+@each(("gpu", "precision", "kind", "entry"), ENTRIES)
 def test_every_record_is_of_a_gpu_and_precision_of_the_catalogue_and_names_its_run(gpu, precision, kind, entry) -> None:
     assert precision in load_gpu(gpu).peak_tflops
     assert kind in ("dense", "moe", "adapters")

@@ -11,9 +11,12 @@ from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISP
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_BYTES, ScalingRecipe, Training
+from jointopt.jobs.job import STATE_BYTES, Training
+from jointopt.jobs.scaling_recipe import ScalingRecipe
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", framework_names())
+@each("name", framework_names())
 def test_a_profile_is_possible_and_names_its_source(name: str) -> None:
     profile = load_framework(name)
     assert profile.name == name
@@ -31,8 +34,8 @@ def test_a_profile_is_possible_and_names_its_source(name: str) -> None:
     assert min(profile.compute_factor, profile.elementwise_factor, profile.activation_factor) > 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", framework_names())
+@each("dtype", DTYPES)
+@each("name", framework_names())
 def test_frozen_weights_take_no_more_than_16_bit_or_those_of_the_training_unless_a_source_says_so(
     name: str, dtype: str
 ) -> None:
@@ -45,7 +48,7 @@ def test_frozen_weights_take_no_more_than_16_bit_or_those_of_the_training_unless
         assert stated.frozen_bytes <= stated.weight_bytes
 
 
-@pytest.mark.parametrize("name", framework_names())
+@each("name", framework_names())
 def test_the_figures_of_a_profile_have_the_types_of_the_dataclass(name: str) -> None:
     profile, plain = load_framework(name), Framework()
     for field in fields(Framework):
@@ -95,13 +98,13 @@ RECOGNISED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "name"), RECOGNISED)
+@each(("text", "name"), RECOGNISED)
 def test_what_tables_call_a_framework_is_recognised(text: str, name: str) -> None:
     profile, known = recognise_framework(text)
     assert (profile.name, known) == (name, True)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "Colossal-AI", "in-house", "MaxText JAX on NVIDIA cluster", "NVIDIA", "nemotron in-house", "nemotron",
      "not Megatron (own code)", "non-Megatron", "in-house, not based on Megatron-LM", "isn't NeMo", "Megatron-like",

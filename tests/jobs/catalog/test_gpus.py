@@ -11,6 +11,7 @@ import pytest
 from jointopt.core.errors import CatalogError
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.gpus import FIGURES, fitting_gpus, gpu_ids, load_gpu
+from tests.each import each
 from tests.places import DATA
 
 WANTED = {
@@ -79,7 +80,7 @@ def test_every_wanted_gpu_is_in_the_catalogue() -> None:
     assert set(gpu_ids()) >= WANTED
 
 
-@pytest.mark.parametrize("gpu_id", gpu_ids())
+@each("gpu_id", gpu_ids())
 def test_every_figure_has_a_source_and_every_source_a_figure(gpu_id: str) -> None:
     gpu = load_gpu(gpu_id)
     stated = {f for f in FIGURES if getattr(gpu, f) is not None}
@@ -100,7 +101,7 @@ def test_every_source_of_the_file_is_cited() -> None:
     assert {c[1] for c in cells if isinstance(c, list) and len(c) > 1} == set(catalogue["sources"])
 
 
-@pytest.mark.parametrize("gpu_id", PUBLISHED)
+@each("gpu_id", PUBLISHED)
 def test_figures_are_the_published_ones(gpu_id: str) -> None:
     gpu, published = load_gpu(gpu_id), dict(PUBLISHED[gpu_id])
     assert gpu.tdp_w == published.pop("tdp_w")
@@ -109,7 +110,7 @@ def test_figures_are_the_published_ones(gpu_id: str) -> None:
         assert gpu.peak_tflops[dtype] == pytest.approx(peak, rel=1e-3)
 
 
-@pytest.mark.parametrize("gpu_id", gpu_ids())
+@each("gpu_id", gpu_ids())
 def test_tensor_peaks_double_as_the_format_halves(gpu_id: str) -> None:
     peaks = load_gpu(gpu_id).peak_tflops
     if "bf16" in peaks:
@@ -120,7 +121,7 @@ def test_tensor_peaks_double_as_the_format_halves(gpu_id: str) -> None:
         assert peaks["fp32"] == pytest.approx(peaks["bf16"] / 2, rel=0.02)
 
 
-@pytest.mark.parametrize("gpu_id", BOARDS)
+@each("gpu_id", BOARDS)
 def test_figures_are_in_the_units_of_their_names(gpu_id: str) -> None:
     gpu = load_gpu(gpu_id)
     assert 50 < gpu.peak_tflops["fp16"] < 3000
@@ -132,7 +133,7 @@ def test_figures_are_in_the_units_of_their_names(gpu_id: str) -> None:
     assert gpu.clock_min_mhz is None or gpu.clock_min_mhz < 400
 
 
-@pytest.mark.parametrize("gpu_id", BOARDS)
+@each("gpu_id", BOARDS)
 def test_power_rises_from_idle_over_waiting_to_the_limit_and_the_power_model_stays_below_it(gpu_id: str) -> None:
     gpu = load_gpu(gpu_id)
     assert gpu.power is not None
@@ -164,7 +165,7 @@ def test_rack_scale_parts_share_one_link_domain_of_72(gpu_id: str) -> None:
     assert load_gpu(gpu_id).scale_up_gpus == 72
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     ["V100", "A40", "NVIDIA H100 80GB HBM3", "A100-SXM4-80GB", "h200", "B200", "MI300X", "H20", "rtx 3090",
      "NVIDIA GeForce RTX 4090", "A6000", "MI250"],
@@ -191,7 +192,7 @@ def test_a_name_of_another_gpu_is_not_taken_for_a_longer_one(name: str) -> None:
 H100 = "', '".join(fitting_gpus("h100")[:-1]) + f"' or '{fitting_gpus('h100')[-1]}"  # several, of which none is meant
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "meant"),
     [("hh100", H100), ("H-100", H100), ("nvida h100", H100), ("MI300", "mi300x"), ("GH200 480GB", "gh200-96gb"),
      ("b200-sxm-192gb", "b200-sxm-180gb"), ("cpu-cor", "cpu-core"),

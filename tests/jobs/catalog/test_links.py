@@ -9,9 +9,10 @@ from jointopt.jobs.catalog.clusters import link_defaults
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.networks import link_of
 from jointopt.jobs.cluster import Cluster
+from tests.each import each
 
 
-@pytest.mark.parametrize("gpu_id", gpu_ids())
+@each("gpu_id", gpu_ids())
 def test_every_stand_in_is_a_field_of_the_cluster_with_a_source(gpu_id: str) -> None:
     for field, assumption in link_defaults(load_gpu(gpu_id)).items():
         assert field in Cluster.__dataclass_fields__

@@ -2,17 +2,18 @@ import pytest
 
 from jointopt.core.errors import CatalogError
 from jointopt.jobs.catalog.models import load_model, model_names, near_models, published_model
+from tests.each import each
 
 MOE = [name for name in model_names() if published_model(name).published_active_parameters]
 
 
-@pytest.mark.parametrize("name", model_names())
+@each("name", model_names())
 def test_every_catalogue_model_has_the_parameters_that_its_authors_publish(name: str) -> None:
     entry = published_model(name)
     assert entry.model.parameters == pytest.approx(entry.published_parameters, rel=0.01)
 
 
-@pytest.mark.parametrize("name", MOE)
+@each("name", MOE)
 def test_every_moe_model_has_the_published_active_parameters_with_or_without_its_embedding(name: str) -> None:
     entry = published_model(name)
     active, published = entry.model.active_parameters, entry.published_active_parameters

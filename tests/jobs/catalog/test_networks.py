@@ -16,6 +16,7 @@ from jointopt.jobs.catalog.networks import LINKS, most_gbytes_per_s
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.jobfile import dump_job, job_from_options, parse_job
 from jointopt.jobs.reading import parse_yaml
+from tests.each import each
 
 H100 = {"gpu": "h100-sxm5-80gb", "nodes": 8, "gpus_per_node": 8}
 
@@ -27,7 +28,7 @@ def cluster(**figures: Any) -> Cluster:
     return job.cluster
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "gbytes_per_s"),
     [
         ("400Gb/s", 50), ("400 Gbps", 50), ("400Gbit/s", 50), ("50GB/s", 50), ("50 GBps", 50), ("3.2Tb/s per node", 50),

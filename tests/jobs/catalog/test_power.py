@@ -4,11 +4,12 @@ import pytest
 
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.gpus import POWER_FIGURES, gpu_ids, load_gpu, power_constants
+from tests.each import each
 
 MEASURED = tuple(read_yaml("power.yaml")["measured"])
 
 
-@pytest.mark.parametrize("gpu_id", gpu_ids())
+@each("gpu_id", gpu_ids())
 def test_constants_of_every_gpu_are_physical(gpu_id):
     k = power_constants(load_gpu(gpu_id))
     if k is None:
@@ -32,7 +33,7 @@ def test_relatives_are_measured_gpus_and_ids_are_known():
     assert set(catalogue["like"]) <= set(gpu_ids())
 
 
-@pytest.mark.parametrize("gpu_id", [g for g in gpu_ids() if g not in MEASURED])
+@each("gpu_id", [g for g in gpu_ids() if g not in MEASURED])
 def test_a_gpu_without_a_measurement_names_what_stands_in(gpu_id):
     k = power_constants(load_gpu(gpu_id))
     if k is None:

@@ -18,6 +18,7 @@ from jointopt.jobs.catalog.frameworks import (
 )
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
+from tests.each import each
 
 
 def test_a_community_s_kernels_take_1_17_times_as_long_as_a_vendor_s() -> None:
@@ -35,7 +36,7 @@ def test_a_profile_from_a_community_s_runs_is_as_much_faster_in_a_vendor_s_hands
     assert faster.elementwise_factor == pytest.approx(usual.elementwise_factor / 1.17)
 
 
-@pytest.mark.parametrize("name", framework_names())
+@each("name", framework_names())
 def test_the_usual_class_leaves_a_profile_as_it_is(name: str) -> None:
     profile = load_framework(name)
     assert profile.recipe_class in RECIPE_CLASSES

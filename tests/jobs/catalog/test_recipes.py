@@ -11,9 +11,10 @@ from jointopt.jobs.catalog.models import model_names
 from jointopt.jobs.catalog.recipes import Recipe, recipes, recipes_for, recipes_of
 from jointopt.jobs.jobfile import job_from_options, shipped_job
 from jointopt.jobs.plans.text import parse_plan
+from tests.each import each
 
 
-@pytest.mark.parametrize("recipe", recipes()[::4], ids=lambda recipe: f"{recipe.model}-{recipe.gpu}-{recipe.num_gpus}")
+@each("recipe", recipes()[::4])
 def test_a_published_plan_uses_all_gpus_and_its_batch_divides(recipe: Recipe) -> None:
     job = job_from_options(
         model=recipe.model, gpu=recipe.gpu, gpus=recipe.num_gpus, gpus_per_node=recipe.gpus_per_node,

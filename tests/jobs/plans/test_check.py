@@ -11,6 +11,7 @@ from jointopt.jobs.catalog.frameworks import framework_names, framework_rules, l
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Search
 from jointopt.jobs.plans.rules import abilities, check_abilities, check_plan, check_splits, layout_rules, violations
+from tests.each import each
 from tests.jobs.plans.brute_force import USUAL
 
 GOOD = {
@@ -27,7 +28,7 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "sentence"),
     [
         ({"dp": 3}, "dp*tp*pp*cp is 12; it must be the cluster's 8 GPUs."),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from jointopt.jobs.plans.placement import placement
+from tests.each import each
 
 Groups = list[list[int]]
 # Order tp-cp-ep-dp-pp of megatron/core/parallel_state.py: the first groups of one stage, worked out by hand.
@@ -37,8 +37,8 @@ def columns(**cells: Any) -> dict[str, Any]:
     return {name: np.array([cells.get(name, 1)]) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")}
 
 
-@pytest.mark.parametrize("domain", [2, 4, 8, 16])
-@pytest.mark.parametrize(("layout", "lists"), LAYOUTS)
+@each("domain", [2, 4, 8, 16])
+@each(("layout", "lists"), LAYOUTS)
 def test_groups_lie_as_megatron_s_lists_of_ranks(layout: dict[str, int], lists: dict[str, Groups], domain: int) -> None:
     found = placement(columns(**layout), domain)
     for name, groups in lists.items():

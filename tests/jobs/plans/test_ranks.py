@@ -24,6 +24,7 @@ from jointopt.jobs.plans.placement import (
     same_stages,
     stage_of_rank,
 )
+from tests.each import each
 from tests.places import ROOT
 
 PEERS = ROOT.parent / "shared" / "peers"
@@ -81,8 +82,8 @@ def rank_generator(archive: Path) -> Any:
     return names["RankGenerator"]
 
 
-@pytest.mark.parametrize("version", ["core_v0.12.0", "core_v0.16.1", "main"])
-@pytest.mark.parametrize("order", [*ORDERS, DEFAULT_ORDER, TP_PP_DP_ORDER])
+@each("version", ["core_v0.12.0", "core_v0.16.1", "main"])
+@each("order", [*ORDERS, DEFAULT_ORDER, TP_PP_DP_ORDER])
 def test_stages_are_those_of_megatron_s_own_generator(version: str, order: str) -> None:
     if not (archive := PEERS / f"megatron-lm-{version}.tar.xz").is_file():
         pytest.skip("Megatron-LM's archives are not beside the repository")

@@ -17,6 +17,7 @@ from jointopt.jobs.jobfile import shipped_job, with_changes
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan, plan_assumptions, plan_records
+from tests.each import each
 
 FULL = (
     "dp=4 tp=2 pp=1 cp=1 ep=1 vpp=1 micro_batch_size=1 sequence_parallel=true recompute=full zero_stage=1 "
@@ -98,7 +99,7 @@ def test_one_clock_serves_all_stages(make_job):
     assert parse_plan("pp=4 clock_mhz=600", make_job()).stage_clock_mhz.tolist() == [[600.0] * 4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "sentence"),
     [
         ("tq=2", "'tq' .did you mean 'tp'"),

@@ -149,6 +149,7 @@ def test_signals_put_clocks_and_limits_back(driver, number: int) -> None:
     assert gpu_clocks.leftovers() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "number"), [(97, signal.SIGINT), (89, signal.SIGTERM)])
 def test_a_signal_at_any_line_of_locking_and_restoring_leaves_nothing_set(driver, step: int, number: int) -> None:
     """Some lines, to be quick; ``step`` 1 tries all."""

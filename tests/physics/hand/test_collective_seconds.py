@@ -9,6 +9,7 @@ import pytest
 
 from jointopt.jobs.kernels import CollectiveConstants, Links, NetworkProtocol, Protocol
 from jointopt.physics.collectives import collective_time_s, link_bytes
+from tests.each import each
 from tests.physics.hand.plain_machine import NIC, WIRE_S, across_s, collective_constants, inside_s
 
 M = 64e6
@@ -29,8 +30,8 @@ def one_protocol(*bus_gbytes_per_s: float) -> CollectiveConstants:
     return replace(PLAIN, protocols={"all_gather": (Protocol(10e-6, 3e-6, (bus[0], bus[1], bus[2])),)})
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@each("size", [2, 4, 8])
+@each("kind", KINDS)
 def test_inside_a_node_it_takes_a_latency_and_the_ring_s_bytes_over_the_bus(kind: str, size: int) -> None:
     assert taken_s(kind, size, size) == pytest.approx(inside_s(kind, M, size))
 
@@ -64,8 +65,8 @@ def test_two_equal_protocols_together_beat_each_by_the_eighth_root_of_two() -> N
     assert taken_s("all_gather", 2, 2, both) == pytest.approx((10e-6 + M / 2 / 100e9) / 2 ** (1 / 8))
 
 
-@pytest.mark.parametrize(("size", "local"), [(16, 8), (64, 8), (16, 4), (4, 1)])
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+@each(("size", "local"), [(16, 8), (64, 8), (16, 4), (4, 1)])
+@each("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_across_nodes_a_ring_pays_every_hop_and_sends_through_every_nic(kind: str, size: int, local: int) -> None:
     assert taken_s(kind, size, local) == pytest.approx(across_s(kind, M, size, local))
 

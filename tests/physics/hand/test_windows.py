@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from jointopt.jobs.model import Model
 from jointopt.physics.layouts import seen_share, windowed_span
+from jointopt.physics.attention_span import seen_share, windowed_span
+from tests.each import each
 from tests.physics.hand.plain_machine import (
     DENSE,
     FLASH,
@@ -53,8 +55,8 @@ def pairs(first: int, last: int, window: int) -> float:
     return float(np.minimum(np.arange(first, last) + 0.5, window).sum())
 
 
-@pytest.mark.parametrize("cp", [1, 2, 4, 8])
-@pytest.mark.parametrize("window", [1, 100, 128, 640, 1000, 2047])
+@each("cp", [1, 2, 4, 8])
+@each("window", [1, 100, 128, 640, 1000, 2047])
 def test_a_span_has_the_pairs_of_the_rank_that_has_most(cp: int, window: int) -> None:
     slice_ = SEQ // (2 * cp)
     places = [(r * slice_, SEQ - (r + 1) * slice_) for r in range(cp)]

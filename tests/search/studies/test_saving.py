@@ -64,10 +64,10 @@ KILLED = """
 import os, sys
 from tests.fake_problem import fake_problem
 from jointopt.search.nsga2 import search
-from jointopt.search.studies import saving
-saving.pieces = lambda *_: os.kill(os.getpid(), 9)  # after the trials
+from jointopt.search.studies import trials
+trials.pieces = lambda *_: os.kill(os.getpid(), 9)  # after the trials
 problem = fake_problem(1, 8, 4)
-saving.save_study(problem.describe(search(problem, trials=40).plans), sys.argv[1], name="cut", job_hash="0", seed=0)
+trials.save_study(problem.describe(search(problem, trials=40).plans), sys.argv[1], name="cut", job_hash="0", seed=0)
 """
 
 

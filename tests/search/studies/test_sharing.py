@@ -153,6 +153,7 @@ def test_a_worker_that_ends_gives_back_what_it_has_not_finished(problem, shared_
     assert numbers(claimed_by(a_worker(problem, shared_url))) == numbers(held)
 
 
+@pytest.mark.long
 def test_two_processes_share_the_work_and_one_that_is_killed_loses_nothing(problem, shared_url):
     doomed, other = process(shared_url, 20, hangs_at=1), process(shared_url, 20)
     doomed.stdout.readline()
@@ -165,6 +166,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_loses_nothing(probl
     assert set(states) == {"COMPLETE"}
 
 
+@pytest.mark.long
 def test_a_lone_worker_that_was_killed_goes_on_as_if_nothing_had_happened(problem, tmp_path):
     url, whole = f"sqlite:///{tmp_path}/cut.db", f"sqlite:///{tmp_path}/whole.db"
     doomed = process(url, 44, hangs_at=8)  # the last four are children of the first 40

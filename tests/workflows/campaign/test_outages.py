@@ -26,6 +26,8 @@ from jointopt.workflows.tune import tune
 from tests.campaign.outages import BAD, Away, killed, restarted
 from tests.postgres_server import Server
 
+pytestmark = pytest.mark.long  # the short part of a campaign
+
 HERE = Path(__file__).parents[2]
 
 
