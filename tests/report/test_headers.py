@@ -82,6 +82,9 @@ def test_the_page_has_each_figure_of_a_plan_under_its_head() -> None:
     paid = dict(zip(content.costs.head, content.costs.rows[0], strict=True))
     assert paid["electricity"] == f"{tables.figure(entry['cost'])} EUR"
     assert paid["GPUs"] == f"{tables.figure(entry['gpu_cost'])} EUR"
+    least = min(proposal.to_dict()["front"], key=lambda one: float(one["energy_j"]))
+    more = least["iteration_time_s"] / entry["iteration_time_s"] - 1
+    assert f"for {more:+.1%} of time" in [words for head, _, words in content.cards if head == "Least energy"]
     split = dict(zip(content.layouts.head, content.layouts.rows[0], strict=True))
     times = [float(split[name].split()[0]) for name in ("fastest", "knee", "least energy")]
     assert times == sorted(set(times))
