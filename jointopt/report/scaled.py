@@ -245,7 +245,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
 
 
 def _of_run(size: Size) -> dict[str, Any]:
-    """What the run takes with the fastest plan of a cluster, named as `tables.FIGURES` has it."""
+    """Time, energy and money of the run with the fastest plan of a cluster, by their names in `tables.FIGURES`."""
     costs = run_costs(size.job, size.plans[0])
     return {"run_time_s": 24 * HOUR_S * costs["days"], "run_energy_j": costs["energy_j"], "money": costs["money"]}
 

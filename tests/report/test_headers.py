@@ -133,6 +133,7 @@ def test_a_run_of_clusters_is_in_days_of_24_hours_and_its_saving_stands_before_i
     assert second.split()[-4:] == ["energy", "%", "time", "%"]
     days, *_, saved, later = cells.split()[-5:]
     assert (days, saved, later) == ("5.000", "-20.0", "+30.0")
+    assert "days" in second.split()
 
 
 def test_of_deadline_and_budget_the_less_likely_is_stated(job: Job) -> None:
