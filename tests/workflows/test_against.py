@@ -101,11 +101,13 @@ def test_a_saving_lies_in_its_interval_and_is_as_likely_as_the_difference_of_its
     model = JobModel.of(shipped_job("llama-3-70b-4x8-h200"))
     found = propose(model, trials=0)
     joint, front = found.joint, found.front
-    for share, saving, better in ((joint.energy, energy_saving, "leaner"), (joint.time, time_saving, "faster")):
+    ways = ((joint.energy, energy_saving, "energy", "leaner"), (joint.time, time_saving, "time", "faster"))
+    for share, saving, name, better in ways:
         pair = saving(front, joint.two_step)
         apart, _ = Against(model, take(joint.two_step, np.array([pair.other]))).differences(
             take({name: front[name] for name in joint.two_step}, np.array([pair.plan]))
         )
         assert pair.share > 0.0
         assert share.low < share.share < share.high
+        assert share.low == pytest.approx(-0.01 * float(apart[f"{name}_vs_first_percent_high"][0]), abs=1e-6)
         assert share.probability == pytest.approx(float(apart[f"{better}_probability"][0]), abs=1e-6)

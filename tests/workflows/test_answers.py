@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+import jointopt
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
@@ -60,3 +62,10 @@ def test_of_a_plan_s_power_limit_and_the_cluster_s_the_tighter_one_holds() -> No
     found = [part[POWER_LIMIT].tolist() for part in with_limits([one, other], limited)]
     assert found == [[300.0, 350.0, 350.0], [350.0]]
     assert with_limits([other, other], limited) == [other, other]
+
+
+def test_a_table_of_predictions_has_the_probability_of_fitting_that_explain_has() -> None:
+    job, plan = shipped_job("llama-3-8b-1x8-h100"), "dp=4 tp=2 zero_stage=1 recompute=selective"
+    alone = jointopt.explain(job, plan).fit_probability
+    assert 0.5 < alone < 0.999
+    assert jointopt.predict(job, [plan])["fit_probability"].tolist() == pytest.approx([alone], abs=1e-6)
