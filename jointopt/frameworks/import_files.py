@@ -361,6 +361,11 @@ def _fill_batch(whole: Taken, cluster: Mapping[str, Any], missing: list[str], re
     plan, training = whole.plan, whole.training
     if cluster["nodes"] and cluster["gpus_per_node"]:
         every = cluster["nodes"] * cluster["gpus_per_node"]
+        if whole.cluster.get("num_gpus") not in (None, every):
+            raise JobError(
+                f"The run has {whole.cluster['num_gpus']} GPUs, which are no {cluster['nodes']} nodes of "
+                f"{cluster['gpus_per_node']}; give --nodes and --gpus-per-node."
+            )
         others = prod(plan.get(name) or 1 for name in DEGREES if name != "dp")
         if every % others:
             raise JobError(f"tp, pp and cp of the plan take {others} GPUs, which do not divide the {every} of the run.")

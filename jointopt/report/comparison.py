@@ -125,15 +125,13 @@ def _totals(plans: Sequence[Explanation], names: str) -> list[str]:
     if shows_site(job := plans[0].job) and math.isfinite(plans[0].energy_j):
         joules = [float(facility_energy_j(job.cluster, plan.iteration_time_s, plan.energy_j)) for plan in plans]
         rows.insert(2, (f"Site energy (PUE {job.cluster.pue:g})", joules, tables.ENERGY_UNITS))
-    labels, cells = [], []
+    lines = {}
     for head, values, units in rows:
         column = tables.measured("", values, units)
-        labels.append(f"{head}, {column.header}")
-        cells.append(column.cells)
+        lines[f"{head}, {column.header}"] = column.cells
     for name, (label, factor, form) in _RATES.items():
-        labels.append(label)
-        cells.append(tables.fixed([_rate(plan, name, factor) for plan in plans], form))
-    return _side_by_side("", labels, cells, names)
+        lines[label] = tables.fixed([_rate(plan, name, factor) for plan in plans], form)
+    return _side_by_side("", lines, names)
 
 
 def _rate(plan: Explanation, name: str, factor: float) -> float:
@@ -156,11 +154,12 @@ def _parts(
     }
     order = sorted(spread, key=lambda part: -spread[part])
     columns = [tables.measured("", [each.get(part, 0.0) for part in order], units, least) for each in parts]
-    cells = [[column.cells[row] for column in columns] for row in range(len(order))]
-    return _side_by_side(f"{head}, {columns[0].header}", order, cells, names)
+    lines = {part: [column.cells[row] for column in columns] for row, part in enumerate(order)}
+    return _side_by_side(f"{head}, {columns[0].header}", lines, names)
 
 
-def _side_by_side(title: str, labels: Sequence[str], cells: Sequence[Sequence[str]], names: str) -> list[str]:
-    columns = [TextColumn(title, [f"  {label}" for label in labels], left=True)]
-    columns += [TextColumn(name, [row[at] for row in cells]) for at, name in enumerate(names)]
+def _side_by_side(title: str, lines: Mapping[str, Sequence[str]], names: str) -> list[str]:
+    """A line per label, a cell for each of the ``names``."""
+    columns = [TextColumn(title, [f"  {label}" for label in lines], left=True)]
+    columns += [TextColumn(name, [cells[at] for cells in lines.values()]) for at, name in enumerate(names)]
     return tables.lay_out(columns)

@@ -360,13 +360,10 @@ def stage_table(stages: Sequence[Stage]) -> list[str]:
     held = {"power_limit": "{:g} W", "temperature": "heat"}
     columns = [
         TextColumn("layers", [str(count) for count in each("num_layers")]),
-        TextColumn("clock\nMHz", tables.fixed(each("clock_mhz"), ".0f")),
-        tables.measured("busy", each("busy_s"), tables.TIME_UNITS, longest_s),
-        tables.measured("idle", each("idle_s"), tables.TIME_UNITS, longest_s),
-        tables.measured("energy", each("energy_j"), tables.ENERGY_UNITS, max(each("energy_j"))),
-        TextColumn("power\nW/GPU", tables.fixed(each("power_w"), ".0f")),
-        TextColumn("peak\nW/GPU", tables.fixed(each("peak_power_w"), ".0f")),
-        TextColumn("hottest\n°C", tables.fixed(each("temperature_c"), ".1f")),
+        tables.of("clock_mhz", stages),
+        *(tables.of(name, stages, longest_s) for name in ("busy_s", "idle_s")),
+        tables.of("energy_j", stages, max(each("energy_j"))),
+        *(tables.of(name, stages) for name in ("power_w", "peak_power_w", "temperature_c")),
         TextColumn("clock\nheld by", [held.get(s.held_by, "-").format(s.power_limit_w or 0) for s in stages]),
     ]
     return _by_stage(columns, each("memory_gib"))

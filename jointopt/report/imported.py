@@ -111,8 +111,7 @@ class Comparison:
         out = paragraphs([f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"])
         out += lay_out([
             TextColumn("", [f"{i + 1}" for i in range(len(self.proposals))]),
-            TextColumn("time", [one.time.text() for one in self.proposals]),
-            TextColumn("energy", [one.energy.text() for one in self.proposals]),
+            *(TextColumn(name, [getattr(one, name).text() for one in self.proposals]) for name in ("time", "energy")),
         ])  # fmt: skip
         out += paragraphs(f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
         out += self.beside

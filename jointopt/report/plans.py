@@ -148,28 +148,27 @@ def predicted_table(
     """
     own = own_reasons(reasons_of(plans))
     unsure = ["?" * bool(why) + "~" * is_tight(plan) for why, plan in zip(own, plans, strict=True)]
-    values = {
-        name: _cells(name, plans)
-        for result in tables.RESULT_UNITS
-        for name in (result, f"{result}_low", f"{result}_high")
-    }
-    time, energy = values["iteration_time_s"], values["energy_j"]
-    half = zip(values["iteration_time_s_low"], values["iteration_time_s_high"], time, strict=True)
     columns = [
-        tables.measured("time", time, tables.TIME_UNITS),
-        TextColumn("±\n%", tables.fixed((50 * (high - low) / value for low, high, value in half), ".0f")),
-        tables.measured("energy", energy, tables.ENERGY_UNITS),
-        TextColumn("power\nW/GPU", tables.numbers(values["avg_power_w"], 1000.0)),
-        *([TextColumn("peak\nW/GPU", tables.numbers(_cells("peak_power_w", plans), 1000.0))] if peak_power else []),
-        TextColumn("mem\nGiB", tables.fixed(values["peak_memory_gib"], ".1f")),
-        TextColumn("tok/s\n/GPU", _rates("tokens_per_s_per_gpu", plans, 1.0, ",.0f"), spare=True),
-        TextColumn("MFU\n%", _rates("mfu", plans, 100.0, ".1f"), spare=True),
-        _difference("time", plans, time),
-        _difference("energy", plans, energy),
+        tables.of("iteration_time_s", plans),
+        TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
+        tables.of("energy_j", plans),
+        tables.of("avg_power_w", plans),
+        *([tables.of("peak_power_w", plans)] if peak_power else []),
+        tables.of("peak_memory_gib", plans),
+        tables.of("tokens_per_s_per_gpu", plans, spare=True),
+        tables.of("mfu", plans, spare=True),
+        _difference("time", plans),
+        _difference("energy", plans),
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
     left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
     return plan_table(plans, [left], columns, repeated)
+
+
+def half_width(plan: Row) -> float | None:
+    """Half of the 90 % interval of a plan's time, in percent of it; None where it is not known."""
+    low, high = (plan.get(f"iteration_time_s_{end}") for end in ("low", "high"))
+    return None if low is None or high is None else 50.0 * (high - low) / plan["iteration_time_s"]
 
 
 def _cells(name: str, plans: Sequence[Row]) -> list[float]:
@@ -264,15 +263,18 @@ def compared_lines(plans: Sequence[Row], drawn: Sequence[str]) -> list[str]:
     return [f"  {'; '.join(found)} (--json has {more})."]
 
 
+COMPARED = {"time": "iteration_time_s", "energy": "energy_j"}  # what plans are compared in, and its column
+
+
 def half_difference(plan: Row, name: str) -> float:
     """Half of the 90 % interval of a plan's time or energy against another's, in percent of that; NaN: unknown."""
     low, high = (plan.get(f"{name}_vs_first_percent{end}") for end in ("_low", "_high"))
     return math.nan if low is None or high is None else 0.5 * (high - low)
 
 
-def _difference(name: str, plans: Sequence[Row], values: Sequence[float]) -> TextColumn:
+def _difference(name: str, plans: Sequence[Row]) -> TextColumn:
     """The column of time or energy against the first plan, with what is known of its interval."""
-    plain = _against_first(values)
+    plain = _against_first(_cells(COMPARED[name], plans))
     if not are_against_first(plans):
         return TextColumn(f"{name}\nΔ%", plain)
     halves = [math.nan, *(half_difference(plan, name) for plan in plans[1:])]
@@ -315,15 +317,17 @@ def basis_lines(assumed: Sequence[Assumption], informed_by: Mapping[str, int]) -
 
 # --- the site
 
-_SITE_HEADS = {"facility_energy_j": "energy", "carbon_kg": "CO2", "cost": "power\ncost", "gpu_cost": "GPUs\ncost"}
-_SITE_HEADS |= {"run_time_s": "run: time", "run_gpu_hours": "GPU-hours"} | {
-    f"run_{name}": head for name, head in _SITE_HEADS.items()
-}
-_SITE_UNITS = {
-    "facility_energy_j": tables.ENERGY_UNITS, "run_facility_energy_j": tables.RUN_ENERGY_UNITS,
-    "run_time_s": tables.RUN_TIME_UNITS, "run_gpu_hours": tables.COUNT_UNITS, "carbon_kg": tables.CARBON_UNITS,
-    "run_carbon_kg": tables.CARBON_UNITS,
+# what a site pays of an iteration, then of the run: header in a text, header on a page, and units; none: money
+_OF_SITE: dict[str, tuple[str, str, tables.Units, tables.Units]] = {
+    "facility_energy_j": ("energy", "site energy", tables.ENERGY_UNITS, tables.RUN_ENERGY_UNITS),
+    "carbon_kg": ("CO2", "CO2", tables.CARBON_UNITS, tables.CARBON_UNITS),
+    "cost": ("power\ncost", "electricity", (), ()), "gpu_cost": ("GPUs\ncost", "GPUs", (), ()),
 }  # fmt: skip
+SITE_FIGURES = {name: (head, on_page, units) for name, (head, on_page, units, _) in _OF_SITE.items()} | {
+    "run_time_s": ("run: time", "run: time", tables.RUN_TIME_UNITS),
+    "run_gpu_hours": ("GPU-hours", "run: GPU-hours", tables.COUNT_UNITS),
+    **{f"run_{name}": (head, f"run: {on_page}", units) for name, (head, on_page, _, units) in _OF_SITE.items()},
+}
 
 
 def has_site_costs(job: Job) -> bool:
@@ -355,8 +359,8 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     columns = [TextColumn("", [f"  {name}" for name in names], left=True)]
     columns.append(tables.measured("power", power, tables.SITE_POWER_UNITS))
     for name, values in paid.items():
-        head, units = _SITE_HEADS[name], _SITE_UNITS.get(name, ((1.0, cluster.currency),))
-        columns.append(tables.measured(head, values.tolist(), units))
+        head, _, units = SITE_FIGURES[name]
+        columns.append(tables.measured(head, values.tolist(), units or ((1.0, cluster.currency),)))
     return [*tables.paragraphs([f"{title}:"]), *tables.lay_out(columns)]
 
 

@@ -23,7 +23,7 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.jobs.job import Job
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import tables
-from jointopt.report.plans import basis_lines, better_words, compared_lines, half_difference, short_clocks
+from jointopt.report.plans import COMPARED, basis_lines, better_words, compared_lines, half_difference, short_clocks
 from jointopt.report.tables import Result, TextColumn, pick
 
 Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
@@ -144,14 +144,11 @@ def zeus_command(path: Path) -> str:
 
 def _points(found: Polished) -> list[str]:
     """One line per schedule; none is beaten by another, nor by the plan, in both time and energy."""
-    points, time, energy = found.points, found.iteration_time_s, found.energy_j
-    times, energies, rows = [p.iteration_time_s for p in points], [p.energy_j for p in points], _rows(found)
+    points, rows = found.points, _rows(found)
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
-        tables.measured("time", times, tables.TIME_UNITS, time),
-        tables.measured("energy", energies, tables.ENERGY_UNITS, energy),
-        _difference("time", tables.percent_of(times, time, _PERCENT), rows),
-        _difference("energy", tables.percent_of(energies, energy, _PERCENT), rows),
+        *(tables.of(column, points, getattr(found, column)) for column in COMPARED.values()),
+        *(_difference(name, found, rows) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
@@ -164,8 +161,10 @@ def _rows(found: Polished) -> list[dict[str, float]]:
     return [dict.fromkeys(points[0], 0.0), *points]
 
 
-def _difference(name: str, percent: list[str], rows: Sequence[Mapping[str, float]]) -> TextColumn:
+def _difference(name: str, found: Polished, rows: Sequence[Mapping[str, float]]) -> TextColumn:
     """The column of time or energy of the points against the plan, with half of its interval where it is known."""
+    column = COMPARED[name]
+    percent = tables.percent_of((getattr(p, column) for p in found.points), getattr(found, column), _PERCENT)
     halves = [half_difference(row, name) for row in rows[1:]]
     return TextColumn(f"{name}\nΔ%", tables.plus_minus(percent, halves))
 

@@ -655,17 +655,17 @@ def _table(runs: Runs) -> Table:
     varied = differing([run.plan for run in runs])
     names = [name for name in _SHOWN if any(math.isfinite(run.result(name)) for run in runs)]
     foreseen = {name for name in names if any(math.isfinite(_of(run, name)) for run in runs)}
-    head = ["run", "plan", "status"]
+    columns = [
+        ("run", [str(number) for number in range(1, len(runs) + 1)]),
+        ("plan", [plan_words(run.plan, varied) for run in runs]),
+        ("status", list(map(_status, runs))),
+    ]
     for name in names:
-        head += [tables.OBJECTIVE_UNITS[name][0], *(["predicted", "off by"] if name in foreseen else [])]
-    rows = []
-    for number, run in enumerate(runs, start=1):
-        cells = [str(number), plan_words(run.plan, varied), _status(run)]
-        for name in names:
-            beside = [_figure(name, _of(run, name)), _percent(run.error(name))] if name in foreseen else []
-            cells += [_figure(name, run.result(name)), *beside]
-        rows.append(cells)
-    return Table("All runs in their order; an error is the prediction against the measurement", head, rows)
+        columns.append((tables.OBJECTIVE_UNITS[name][0], [_figure(name, run.result(name)) for run in runs]))
+        if name in foreseen:
+            columns.append(("predicted", [_figure(name, _of(run, name)) for run in runs]))
+            columns.append(("off by", [_percent(run.error(name)) for run in runs]))
+    return Table.of("All runs in their order; an error is the prediction against the measurement", columns)
 
 
 def _status(run: MeasuredRun) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
-from jointopt.physics.site import run_costs
+from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
 from jointopt.report.doubts import above_best
-from jointopt.report.plans import half_difference, is_tight, odds, plan_words, tight_lines
+from jointopt.report.plans import COMPARED, half_difference, half_width, is_tight, odds, plan_words, tight_lines
 from jointopt.report.tables import Result, TextColumn, flat_frame, plain, wider_lines
 
 if TYPE_CHECKING:
@@ -224,46 +224,43 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
     """A line per cluster: its fastest plan, what scaling leaves, what the run takes, and its plan of least energy."""
     if not sizes:
         return []
-    first, costs = [size.plans[0] for size in sizes], [run_costs(size.job, size.plans[0]) for size in sizes]
+    first, costs = [size.plans[0] for size in sizes], [_of_run(size) for size in sizes]
     least, tight = [size.plans[-1] for size in sizes], [is_tight(size.plans[0]) for size in sizes]
     columns = [
         *([TextColumn("", ["~" * one for one in tight], left=True)] if any(tight) else []),
         TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", [_degrees(plan) for plan in first], left=True),
-        tables.measured("time", [plan["iteration_time_s"] for plan in first], tables.TIME_UNITS),
-        TextColumn("±\n%", tables.fixed([_half_width(plan) for plan in first], ".0f")),
-        TextColumn("tok/s", tables.fixed([plan["tokens_per_s"] for plan in first], ",.0f")),
-        TextColumn("scaling\n%", tables.fixed([100 * size.efficiency for size in sizes], ".0f")),
-        TextColumn("MFU\n%", tables.fixed([_percent(plan.get("mfu")) for plan in first], ".1f")),
-        TextColumn("site\nkW", tables.fixed([plan["cluster_power_kw"] for plan in first], ",.0f")),
-        tables.measured("run", [cost["days"] * 86400.0 for cost in costs], tables.RUN_TIME_UNITS),
-        tables.measured("energy", [cost["energy_j"] for cost in costs], tables.RUN_ENERGY_UNITS),
-        TextColumn("cost", tables.fixed([cost["money"] for cost in costs], ",.0f")),
-        _change("least\nenergy %", first, least, "energy"),
-        _change("at\ntime %", first, least, "time"),
+        tables.of("iteration_time_s", first),
+        TextColumn("±\n%", tables.fixed(map(half_width, first), ".0f")),
+        tables.of("tokens_per_s", first),
+        tables.of("efficiency", sizes),
+        tables.of("mfu", first),
+        tables.of("cluster_power_kw", first),
+        *(tables.of(name, costs) for name in ("run_time_s", "run_energy_j", "money")),
+        _change("energy", first, least),
+        _change("time", first, least),
     ]
     return tables.lay_out(tables.fitting(tables.known(columns), tables.room()))
 
 
-def _half_width(plan: Mapping[str, Any]) -> float | None:
-    """Half of the 90 % interval of the time, in percent of it."""
-    low, high = (plan.get(f"iteration_time_s_{end}") for end in ("low", "high"))
-    return None if low is None or high is None else 50.0 * (high - low) / plan["iteration_time_s"]
+def _of_run(size: Size) -> dict[str, Any]:
+    """Time, energy and money of the run with the fastest plan of a cluster, by their names in `tables.FIGURES`."""
+    costs = run_costs(size.job, size.plans[0])
+    return {"run_time_s": 24 * HOUR_S * costs["days"], "run_energy_j": costs["energy_j"], "money": costs["money"]}
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100.0 * share
+_LEAST = {"energy": "least\nenergy %", "time": "at\ntime %"}
 
 
-def _change(head: str, first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> TextColumn:
+def _change(name: str, first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> TextColumn:
     """Time or energy of other plans against the first ones, with half of the 90 % interval of that."""
-    column = {"time": "iteration_time_s", "energy": "energy_j"}[name]
+    column = COMPARED[name]
     pairs = [(one[column], two[column]) for one, two in zip(first, other, strict=True)]
     plain = tables.fixed((100 * (b / a - 1) if a and b else None for a, b in pairs), "+.1f")
     halves = [half_difference(two, name) for two in other]
     known = [math.nan if cell == "-" or not half else half for cell, half in zip(plain, halves, strict=True)]
-    return TextColumn(head, tables.plus_minus(plain, known), brief=plain)
+    return TextColumn(_LEAST[name], tables.plus_minus(plain, known), brief=plain)
 
 
 def _degrees(plan: Mapping[str, Any]) -> str:

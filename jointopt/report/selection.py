@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -190,14 +190,11 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
     if not found.limits:
         return []
     marks = {row: mark for mark, row in others.items()}
-    pairs = [(limit, limit.useful) for limit in found.limits]
-    pays = [limit.binds and buy.gain > 0 for limit, buy in pairs]
-    bought = [
-        (figure(buy.relaxed_to), f"{100 * (buy.relaxed_to / limit.bound - 1):.1f}", figure(round(buy.gain_percent, 2)),
-         marks.get(buy.row, "-")) if pay else ("-",) * 4
-        for (limit, buy), pay in zip(pairs, pays, strict=True)
-    ]  # fmt: skip
-    offers = zip(("relaxed\nto", "by\n%", f"less {found.objective}\n%", "row"), zip(*bought, strict=True), strict=True)
+
+    def offered(head: str, cell: Callable[[Limit, Relaxation], str]) -> TextColumn:
+        pairs = ((limit, limit.useful) for limit in found.limits)
+        return TextColumn(head, [cell(one, buy) if one.binds and buy.gain > 0 else "-" for one, buy in pairs])
+
     columns = [
         TextColumn("limit", [limit.name for limit in found.limits], left=True),
         TextColumn("at most", [figure(limit.bound) for limit in found.limits]),
@@ -205,7 +202,10 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
         TextColumn("up to", [figure(limit.held) if found.at_high_end else "-" for limit in found.limits]),
         TextColumn("room\n%", fixed((limit.room_percent for limit in found.limits), ".1f")),
         TextColumn("binds", ["yes" if limit.binds else "no" for limit in found.limits]),
-        *(TextColumn(head, cells) for head, cells in offers),
+        offered("relaxed\nto", lambda _, buy: figure(buy.relaxed_to)),
+        offered("by\n%", lambda limit, buy: f"{100 * (buy.relaxed_to / limit.bound - 1):.1f}"),
+        offered(f"less {found.objective}\n%", lambda _, buy: figure(round(buy.gain_percent, 2))),
+        offered("row", lambda _, buy: marks.get(buy.row, "-")),
     ]
     return lay_out(known(columns))
 

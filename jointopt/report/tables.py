@@ -63,6 +63,29 @@ OBJECTIVE_UNITS = RESULT_UNITS | {"peak_power_w": ("peak", ((1.0, "W/GPU"),))}
 
 
 @dataclass(frozen=True)
+class Figure:
+    """How tables show one figure: its header, and the units of its cells, or their format where one unit suits all."""
+
+    head: str
+    units: Units = ()
+    form: str = ""
+    factor: float = 1.0  # of the cells in the unit that the header names
+
+
+FIGURES = {  # by the name of the attribute or column, whose ending is the unit before the factor
+    "iteration_time_s": Figure("time", TIME_UNITS), "energy_j": Figure("energy", ENERGY_UNITS),
+    "avg_power_w": Figure("power\nW/GPU", form=".0f"), "power_w": Figure("power\nW/GPU", form=".0f"),
+    "peak_power_w": Figure("peak\nW/GPU", form=".0f"), "peak_memory_gib": Figure("mem\nGiB", form=".1f"),
+    "tokens_per_s": Figure("tok/s", form=",.0f"), "tokens_per_s_per_gpu": Figure("tok/s\n/GPU", form=",.0f"),
+    "mfu": Figure("MFU\n%", form=".1f", factor=100.0), "efficiency": Figure("scaling\n%", form=".0f", factor=100.0),
+    "cluster_power_kw": Figure("site\nkW", form=",.0f"), "money": Figure("cost", form=",.0f"),
+    "run_time_s": Figure("run", RUN_TIME_UNITS), "run_energy_j": Figure("energy", RUN_ENERGY_UNITS),
+    "clock_mhz": Figure("clock\nMHz", form=".0f"), "busy_s": Figure("busy", TIME_UNITS),
+    "idle_s": Figure("idle", TIME_UNITS), "temperature_c": Figure("hottest\n°C", form=".1f"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
 class TextColumn:
     """One column: header lines joined by a newline, one cell per row, numbers to the right."""
 
@@ -192,6 +215,18 @@ def measured(head: str, values: Sequence[float], units: Units, at: float | None 
     factor, unit = unit_of(at, units)
     cells = numbers([value / factor for value in values], at / factor)
     return TextColumn(f"{head}\n{unit}" if head else unit, cells)
+
+
+def of(name: str, rows: Iterable[Any], at: float | None = None, *, spare: bool = False) -> TextColumn:
+    """The column of the figure of that name of each row, a mapping or an object; a dash where it is not known.
+
+    ``at``: as in `measured`, of a figure in units.
+    """
+    found = [_part(row, name) for row in rows]
+    how, values = FIGURES[name], [math.nan if value is None else float(value) for value in found]
+    if how.units:
+        return replace(measured(how.head, values, how.units, at), spare=spare)
+    return TextColumn(how.head, fixed((how.factor * value for value in values), how.form), spare=spare)
 
 
 def quantity(value: float, units: Units) -> str:

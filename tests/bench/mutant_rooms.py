@@ -44,14 +44,20 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
             "tests/contracts/test_launchers.py", "tests/workflows/campaign",
         ),
     ),
-    "frameworks": (("jointopt/frameworks",), (), ("tests/frameworks", "tests/workflows/test_import.py")),
+    "frameworks": (
+        ("jointopt/frameworks",), (),
+        (
+            "tests/frameworks", "tests/workflows/test_import.py",
+            *(f"tests/measure/launchers/test_{name}.py" for name in ("failures", "slurm_script", "sbatch_lines")),
+        ),
+    ),
     "search": (
         ("jointopt/search",), (),
         ("tests/search", "tests/contracts/test_searchers.py", "tests/golden", "tests/cli/test_dashboard.py"),
     ),
     "workflows": (
         ("jointopt/workflows",), ("jointopt/workflows/polish.py",),
-        ("tests/workflows", "tests/golden", "tests/report"),
+        ("tests/workflows", "tests/golden", "tests/report", "tests/search/test_two_step.py"),
     ),
     "cli": (
         ("jointopt/cli", "jointopt/__init__.py", "jointopt/__main__.py"), NOT_DRAWN,
@@ -61,7 +67,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("jointopt/studies", "jointopt/models"), STUDIES,
         ("tests/test_studies.py", "tests/test_*statements.py", "tests/test_gpu_sweep.py"),
     ),
-    "report": (("jointopt/report",), (), ("tests/report", "tests/workflows/test_layouts.py", "tests/golden")),
+    "report": (
+        ("jointopt/report",), (),
+        (
+            "tests/report", "tests/golden",
+            *(f"tests/workflows/test_{name}.py" for name in ("layouts", "compare", "select", "scale", "import")),
+        ),
+    ),
 }  # fmt: skip
 
 

@@ -10,7 +10,15 @@ import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report import tables
-from jointopt.report.plans import are_against_first, compared_lines, predicted_table, rank_words, rate_words
+from jointopt.report.plans import (
+    are_against_first,
+    compared_lines,
+    odds,
+    predicted_table,
+    rank_words,
+    rate_words,
+    tight_lines,
+)
 
 PLAN: dict[str, Any] = {
     "dp": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 4, "stage_clock_mhz": [1410.0],
@@ -92,3 +100,15 @@ def test_the_legend_explains_what_the_table_has_room_for(
     monkeypatch.setattr(tables, "room", lambda: width)
     assert re.search(words, " ".join(compared_lines(COMPARED, predicted_table(COMPARED, ["A", "B"]))))
     assert compared_lines([PLAN], []) == []
+
+
+@pytest.mark.parametrize(("probability", "shown"), [(0.496, "0.49"), (0.799, "0.79"), (0.8, "0.80"), (1.0, "1.00")])
+def test_odds_are_rounded_down(probability: float, shown: str) -> None:
+    assert odds(probability) == shown
+
+
+def test_the_sentence_on_tight_plans_has_the_least_probability() -> None:
+    plans = [PLAN | {"fit_probability": probability} for probability in (0.9, 0.62, 0.71)]
+    assert tight_lines(plans) == ["~ tight: may not fit in memory (probability 0.62 at least)."]
+    none = [PLAN | {"fit_probability": probability} for probability in (0.3, 0.12)]
+    assert "none of these is expected to fit in memory: probability 0.12 to 0.30" in tight_lines(none)[0]

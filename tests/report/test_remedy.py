@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import yaml
 
 from jointopt.core.errors import InfeasibleError
 from jointopt.core.units import GIB
-from jointopt.jobs.jobfile import load_job, parse_job
+from jointopt.jobs.jobfile import job_from_options, load_job, parse_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.results import Proposal
-from jointopt.report.shortage import _up
+from jointopt.report.shortage import Shortage, _up, allowed_gib
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import propose
 
@@ -138,3 +139,17 @@ def test_adapters_beside_weights_too_wide_for_the_gpu_would_fit_beside_16_bit(pr
     cluster = {"gpu": "rtx-4090", "nodes": 1, "gpus_per_node": 1}
     text = refusal(proposed, training=training | {"framework": "composer"}, cluster=cluster)
     assert "It would fit with frozen weights in bf16, which composer holds in fp32." in text
+
+
+def test_a_plan_lacks_what_it_needs_beyond_what_is_allowed_and_a_stated_share_of_memory_is_never_exceeded() -> None:
+    assert Shortage(90.0, 76.0, 0.1).missing_gib == pytest.approx(14.0)
+    job = job_from_options("llama-3-8b", "h100-sxm5-80gb", 8, 64, 4096, framework="nemo")  # fits at 9 % above its limit
+    for share in (0.5, 0.9):
+        model = JobModel.of(replace(job, constraints=replace(job.constraints, memory_fraction=share)))
+        most = share * job.cluster.gpu.memory_gib
+        assert model.memory.factor * model.memory.largest_load() > 1.05
+        assert allowed_gib(model) == pytest.approx(most)
+    usual = JobModel.of(job)
+    assert allowed_gib(usual) == pytest.approx(
+        memory_limit_gib(job) * usual.memory.factor * usual.memory.largest_load()
+    )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from jointopt.jobs.jobfile import load_job, shipped_job
-from jointopt.report.explanation import message_words, swing_words, utilization_words
+from jointopt.report.explanation import excursion_words, message_words, swing_words, utilization_words
 from jointopt.workflows.explain import explain
 
 PLAN = "tp=4 pp=4 dp=2 micro_batch_size=1"
@@ -42,3 +42,9 @@ def test_energy_by_level_of_a_gpu_of_unknown_power_is_left_out(tmp_path: Path) -
     }))  # fmt: skip
     found = explain(load_job(str(tmp_path / "job.yaml")), "tp=2 pp=2 micro_batch_size=1", surrogate="none").document()
     assert found["energy_by_level_j"] == found["power_swing"] == found["power_excursion"] == {}
+
+
+def test_power_above_the_limit_lasts_milliseconds_and_is_counted_from_the_limit() -> None:
+    words = excursion_words({"peak_w": 800.0, "limit_w": 700.0, "lasts_s": 0.025, "share": 0.1})
+    assert words == "For up to 25 ms after a pause a GPU draws up to 800 W, 100 above its limit."
+    assert excursion_words({"peak_w": 800.0, "limit_w": 700.0, "lasts_s": 0.0}) == excursion_words({}) == ""

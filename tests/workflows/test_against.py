@@ -6,11 +6,15 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
+from jointopt.search.pareto import take
+from jointopt.search.two_step import energy_saving, time_saving
 from jointopt.surrogate.job_model import JobModel
+from jointopt.workflows.answers import Against
 from jointopt.workflows.compare import compare
 from jointopt.workflows.propose import propose
 from jointopt.workflows.scale import scale
@@ -91,3 +95,19 @@ def test_the_leanest_plan_of_a_cluster_is_compared_with_its_fastest() -> None:
     (size,) = scale([JOB], surrogate="none").sizes
     assert [size.plans[0][end] for end in ENDS] == [0.0] * 4
     assert size.plans[-1]["energy_vs_first_percent_low"] < size.plans[-1]["energy_vs_first_percent_high"] < 0.0
+
+
+def test_a_saving_lies_in_its_interval_and_is_as_likely_as_the_difference_of_its_two_plans() -> None:
+    model = JobModel.of(shipped_job("llama-3-70b-4x8-h200"))
+    found = propose(model, trials=0)
+    joint, front = found.joint, found.front
+    ways = ((joint.energy, energy_saving, "energy", "leaner"), (joint.time, time_saving, "time", "faster"))
+    for share, saving, name, better in ways:
+        pair = saving(front, joint.two_step)
+        apart, _ = Against(model, take(joint.two_step, np.array([pair.other]))).differences(
+            take({name: front[name] for name in joint.two_step}, np.array([pair.plan]))
+        )
+        assert pair.share > 0.0
+        assert share.low < share.share < share.high
+        assert share.low == pytest.approx(-0.01 * float(apart[f"{name}_vs_first_percent_high"][0]), abs=1e-6)
+        assert share.probability == pytest.approx(float(apart[f"{better}_probability"][0]), abs=1e-6)

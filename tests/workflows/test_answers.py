@@ -8,6 +8,15 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.workflows.answers import assumptions
+import numpy as np
+import pytest
+
+import jointopt
+from jointopt.core.schema import POWER_LIMIT
+from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.machine import Machine
+from jointopt.workflows.answers import assumptions, with_limits
 
 
 def assumed(job: Job) -> set[str]:
@@ -48,3 +57,19 @@ def test_the_format_of_frozen_weights_is_assumed_where_there_are_any() -> None:
     adapted = replace(job, training=replace(job.training, lora_dim=8))
     single = replace(adapted, training=replace(adapted.training, dtype="fp32"))
     assert ["frozen_dtype" in assumed(one) for one in (job, adapted, single)] == [False, True, False]
+
+
+def test_of_a_plan_s_power_limit_and_the_cluster_s_the_tighter_one_holds() -> None:
+    job = shipped_job("opt-350m-2x4-a100")
+    limited = replace(job, cluster=replace(job.cluster, power_limit_w=350.0))
+    one, other = {"pp": np.ones(3), POWER_LIMIT: np.array([300.0, 400.0, np.nan])}, {"pp": np.ones(1)}
+    found = [part[POWER_LIMIT].tolist() for part in with_limits([one, other], limited)]
+    assert found == [[300.0, 350.0, 350.0], [350.0]]
+    assert with_limits([other, other], limited) == [other, other]
+
+
+def test_a_table_of_predictions_has_the_probability_of_fitting_that_explain_has() -> None:
+    job, plan = shipped_job("llama-3-8b-1x8-h100"), "dp=4 tp=2 zero_stage=1 recompute=selective"
+    alone = jointopt.explain(job, plan).fit_probability
+    assert 0.5 < alone < 0.999
+    assert jointopt.predict(job, [plan])["fit_probability"].tolist() == pytest.approx([alone], abs=1e-6)

@@ -55,6 +55,12 @@ def test_a_plan_beside_the_front_is_compared_with_its_fastest_whatever_the_basel
     assert "2.0 % faster than the fastest plan of the front" in faster.sentence(100)
 
 
+def test_the_least_that_a_conventional_plan_is_behind_is_less_than_expected(found: tuple[Beside, ...]) -> None:
+    inside = [plan for plan in found if plan.behind_low is not None]
+    assert inside
+    assert all(plan.behind - 0.3 < plan.behind_low < plan.behind for plan in inside)
+
+
 def test_a_gain_that_may_be_none_puts_the_conventional_plan_first() -> None:
     plan = Beside("", {}, "tp=8", 6.5, 1.0, 60.0, 1.0, 9, 0.02, behind_low=-0.1, reasons=("cp 16",))
     assert "take it first" in plan.sentence(100)

@@ -1,6 +1,7 @@
 """Plans side by side."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -118,3 +119,15 @@ def test_a_reason_that_all_plans_compared_have_is_stated_once(compared):
     text = Compared(tuple(doubted)).text()
     assert "The interval is wider for every plan here: few runs." in text
     assert "The interval of B is wider still: network assumed." in text
+
+
+def test_a_total_and_a_part_stand_beside_their_own_names_under_the_plan_s_letter(compared):
+    lines = [re.split(r"\s{2,}", line.strip()) for line in compared.text().splitlines() if line.startswith("  ")]
+    cells = {name: rest for name, *rest in lines if len(rest) == len(compared.plans)}
+    plans = compared.plans
+    assert cells["W per GPU"] == [f"{plan.avg_power_w:.0f}" for plan in plans]
+    assert cells["tokens/s per GPU"] == [f"{plan.throughput['tokens_per_s_per_gpu']:,.0f}" for plan in plans]
+    assert cells["MFU %"] == [f"{100 * plan.throughput['mfu']:.1f}" for plan in plans]
+    assert [float(cell) for cell in cells["activations"]] == pytest.approx(
+        [plan.memory_gib["activations"] for plan in plans], abs=0.01
+    )

@@ -171,3 +171,21 @@ def test_runs_too_fast_for_their_precision_are_doubted_for_that_and_not_for_thei
     assert "is it TF32?" in caplog.text
     assert "is iteration_time_s in seconds" not in caplog.text
     assert (factor == 1.0) == ("in tf32 1.00 times: is the precision right?" in caplog.text)
+
+
+def test_a_source_that_is_predicted_too_slow_has_a_positive_bias(judge):
+    found = judge([1.0, 1.0, 2.0], [1.2, 1.5, 1.0], source=["slow", "slow", "fast"]).summary
+    assert dict(zip(found["source"], found["bias"], strict=True)) == pytest.approx({"slow": 0.35, "fast": -0.5})
+
+
+def test_errors_of_temperature_are_in_kelvins_and_those_of_power_relative(judge):
+    columns = {"temperature_c": [60.0, 70.0], "predicted_temperature_c": [63.0, 65.0]}
+    columns |= {"avg_power_w": [400.0, 500.0], "predicted_avg_power_w": [440.0, 400.0]}
+    overall = judge([1.0, 2.0], [1.0, 2.0], **columns).overall
+    assert (overall["temperature_error_k"], overall["power_error"]) == pytest.approx((4.0, 0.15))
+
+
+def test_recall_is_of_the_plans_that_ran_out_and_precision_of_those_predicted_to(judge):
+    overall = judge([np.nan, np.nan, 1.0, 1.0, 2.0], [1.0] * 5, [False, True, False, False, True],
+                    status=["oom", "oom", "ok", "ok", "ok"]).overall  # fmt: skip
+    assert (overall["oom_recall"], overall["oom_precision"]) == pytest.approx((1 / 2, 1 / 3))

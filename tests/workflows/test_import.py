@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.runs.checks import MEASUREMENT_RULES
 from jointopt.runs.table import read_measurements
 from jointopt.workflows.import_ import import_
+from jointopt.workflows.import_gains import _with as with_rows
 from jointopt.workflows.import_gains import with_proposals
 from tests.frameworks.logs.trace_texts import dmon
 from tests.megatron import megatron_arguments
@@ -130,6 +133,8 @@ def test_proposals_stand_beside_the_plan_as_measured(files: dict[str, Path]) -> 
     assert compared.today["iteration_time_s"] == (9.003,) * 3
     for one in compared.proposals:
         assert one.time.low < one.time.expected < one.time.high
+        assert one.time.expected == pytest.approx(one.plan["iteration_time_s"] / 9.003 - 1.0)
+        assert one.energy.expected == pytest.approx(one.plan["energy_j"] / 88e3 - 1.0, abs=1e-3)
         parse_plan(one.text, found.job)
     assert "Today's plan: 9.003 s, 88.00 kJ (measured)" in found.text()
 
@@ -242,3 +247,9 @@ def test_a_row_of_a_log_states_how_tokens_went_to_experts(tmp_path: Path) -> Non
     assert (row["token_dispatcher"], row["overlap_moe_a2a"], row["moe_router_force_load_balancing"]) == (
         "deepep", True, True,
     )  # fmt: skip
+
+
+def test_measured_runs_that_are_given_move_the_proposals_beside_those_of_the_import() -> None:
+    given, own = pd.DataFrame({"gpu": ["a100", "h100"]}), pd.DataFrame({"gpu": ["h200"]})
+    assert with_rows(SimpleNamespace(table=given), own)["gpu"].tolist() == ["a100", "h100", "h200"]
+    assert with_rows(None, own) is own

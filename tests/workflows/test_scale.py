@@ -12,7 +12,7 @@ from jointopt.cli.main import jointopt
 from jointopt.core.errors import InfeasibleError, UsageError
 from jointopt.jobs.jobfile import load_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS
-from jointopt.report.scaled import Scaled
+from jointopt.report.scaled import Scaled, run_at
 from jointopt.workflows.explain import explain
 from jointopt.workflows.scale import scale
 
@@ -90,6 +90,40 @@ def test_site_power_is_kept_by_lower_clocks_on_more_gpus(scaled: Scaled) -> None
     assert pick.size == 2
     assert pick.plan["cluster_power_kw"] <= power * (1 + 1e-9)
     assert max(pick.plan["stage_clock_mhz"]) < max(scaled.sizes[2].plans[0]["stage_clock_mhz"])
+
+
+def test_of_the_site_s_power_and_a_job_s_own_limit_the_tighter_one_holds(scaled: Scaled) -> None:
+    own = 0.9 * scaled.sizes[2].plans[0]["cluster_power_kw"]
+    limited = PRICED | {"constraints.cluster_power_kw": own}
+    for site_kw, held in ((2.0 * own, own), (0.9 * own, 0.9 * own)):
+        pick = found(limited, site_kw=site_kw).pick
+        assert 0.95 * held < pick.plan["cluster_power_kw"] <= held * (1 + 1e-9)
+
+
+def test_a_run_that_is_late_by_one_per_cent_keeps_no_deadline(scaled: Scaled) -> None:
+    assert found(deadline_days=1.01 * days(scaled.sizes[1], 0)).pick.size == 1
+    assert found(deadline_days=0.99 * days(scaled.sizes[1], 0)).pick.size == 2
+
+
+def test_deadline_and_budget_must_both_be_kept(scaled: Scaled) -> None:
+    cheapest = min(plan["run_cost"] + plan["run_gpu_cost"] for size in scaled.sizes for plan in size.plans)
+    with pytest.raises(InfeasibleError, match="over the"):
+        found(deadline_days=1.01 * days(scaled.sizes[2], 0), budget=1.01 * cheapest)
+
+
+def test_at_the_high_end_the_slow_end_of_the_interval_keeps_the_deadline(scaled: Scaled) -> None:
+    job, fastest = scaled.sizes[2].job, scaled.sizes[2].plans[0]
+    deadline = 0.99 * run_at(job, fastest, "_high")["days"]
+    assert found(deadline_days=deadline).pick.size == 2
+    with pytest.raises(InfeasibleError, match=r"at the high end of its interval.* 1\.01 % over the deadline"):
+        found(deadline_days=deadline, at_high_end=True)
+
+
+def test_the_knee_of_a_cluster_takes_less_energy_than_its_ends_would_at_that_time(scaled: Scaled) -> None:
+    for size in scaled.sizes:
+        (t0, e0), (t, e), (t1, e1) = ((plan["iteration_time_s"], plan["energy_j"]) for plan in size.plans)
+        assert t0 < t < t1
+        assert e < e0 + (e1 - e0) * (t - t0) / (t1 - t0)
 
 
 def test_a_cluster_that_is_too_small_has_a_reason_and_others_stand() -> None:

@@ -113,6 +113,14 @@ def test_relaxing_buys_what_a_search_of_the_relaxed_limit_finds(plans, limits, o
         assert limit.binds or limit.nearest is None
 
 
+def test_five_per_cent_more_time_buys_the_share_of_the_chosen_plan_s_energy_that_it_saves() -> None:
+    plans = stored([2.0, 2.08, 2.19, 4.0], [4000.0, 3000.0, 2500.0, 1000.0])
+    (limit,) = choose(plans, {"iteration_time_s": 2.0}, "energy").limits
+    found = limit.relaxed
+    assert (found.row, found.relaxed_to) == (1, pytest.approx(2.1))
+    assert (found.gain, found.gain_percent) == (pytest.approx(1000.0), pytest.approx(25.0))
+
+
 @given(PLANS, LIMITS, OBJECTIVE)
 def test_nothing_short_of_the_nearest_useful_bound_buys_a_thousandth(plans, limits, objective) -> None:
     found = chosen(plans, limits, objective)

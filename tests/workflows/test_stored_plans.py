@@ -15,7 +15,7 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
-from jointopt.workflows.stored_plans import stored_plans
+from jointopt.workflows.stored_plans import plan_of, stored_plans
 
 Proposals = Callable[..., Proposal]
 
@@ -147,3 +147,17 @@ def test_what_propose_prints_is_read_from_a_pipe(folder: Path, monkeypatch: pyte
     piped = stored_plans("-")
     assert piped.source == "standard input"
     assert len(piped.plans["energy_j"]) == len(json.loads(text)["front"])
+
+
+def test_a_pue_that_is_given_counts_in_place_of_the_job_s(folder: Path) -> None:
+    usual, other = (stored_plans(str(folder), pue=pue) for pue in (None, 1.5))
+    assert (usual.job.cluster.pue, other.job.cluster.pue) == (1.2, 1.5)
+    ratio = other.plans["facility_energy_j"] / usual.plans["facility_energy_j"]
+    np.testing.assert_allclose(ratio, 1.5 / 1.2)
+
+
+def test_rows_of_a_file_with_plans_count_from_one(folder: Path) -> None:
+    front = json.loads((folder / "proposal.json").read_text())["front"]
+    for row in (1, 2, len(front)):
+        found = plan_of(folder / "proposal.json", row)
+        assert found["stage_clock_mhz"] == front[row - 1]["stage_clock_mhz"]

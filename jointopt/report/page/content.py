@@ -19,6 +19,8 @@ from jointopt.report.page import figures
 from jointopt.report.page.choice import Entry
 from jointopt.report.page.chosen_plan import Pictured, encoded
 from jointopt.report.plans import (
+    COMPARED,
+    SITE_FIGURES,
     are_against_first,
     better_words,
     differing,
@@ -34,6 +36,7 @@ from jointopt.report.tables import reasons_of, wider_lines
 from jointopt.surrogate.memory import FEASIBLE
 
 Cells = Sequence[str]
+Column = tuple[str, Cells]  # its head, and a cell of each row
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Table:
     caption: str
     head: Cells
     rows: Sequence[Cells]
+
+    @classmethod
+    def of(cls, caption: str, columns: Sequence[Column]) -> Table:
+        """The table of columns, each its head and its cells."""
+        return cls(caption, [head for head, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -139,12 +147,12 @@ def _interval(entry: Entry) -> str:
     return f"90 %: {tables.result('iteration_time_s', low)} to {tables.result('iteration_time_s', high)}"
 
 
-_PLAN_HEADS = (
-    "", "plan", "layout", "clock, MHz", "time", "90 %", "Δ%", "energy", "Δ%", "better", "W/GPU", "memory", "fits",
-    "tok/s /GPU", "MFU",
-)  # fmt: skip
-
-
+# of figures of a plan by name: their head, and the format of cells that their head has the unit of
+_HEADS = {
+    "iteration_time_s": ("time", ""), "energy_j": ("energy", ""), "avg_power_w": ("W/GPU", "{:.0f}"),
+    "peak_memory_gib": ("memory", ""), "fit_probability": ("fits", "{:.2f}"),
+    "tokens_per_s_per_gpu": ("tok/s /GPU", "{:,.0f}"), "mfu": ("MFU", "{:.1%}"),
+}  # fmt: skip
 _PLAN_CAPTION = "Chosen plans; Δ% is against the first"
 _COMPARED = ", ± its 90 % interval; better: probability, %, of being really faster | leaner"
 
@@ -152,47 +160,42 @@ _COMPARED = ", ± its 90 % interval; better: probability, %, of being really fas
 def _plan_table(plans: Sequence[Pictured]) -> Table:
     entries = [plan.chosen.entry for plan in plans]
     varied = differing(entries) - {"stage_clock_mhz"}
-    first, better = entries[0], better_words(entries)
-    time, energy = (_halves(entries, name) for name in ("time", "energy"))
-    rows = [
-        [
-            plan.letter, plan.chosen.name, _layout_words(e, varied), short_clocks(e["stage_clock_mhz"], 10),
-            _result(e, "iteration_time_s"), _ends(e), _against(e, first, "iteration_time_s", time[at]),
-            _result(e, "energy_j"), _against(e, first, "energy_j", energy[at]), better[at],
-            _form(e, "avg_power_w", "{:.0f}"), _result(e, "peak_memory_gib"),
-            _form(e, "fit_probability", "{:.2f}"), _form(e, "tokens_per_s_per_gpu", "{:,.0f}"),
-            _form(e, "mfu", "{:.1%}"),
-        ]
-        for at, (plan, e) in enumerate(zip(plans, entries, strict=True))
-    ]  # fmt: skip
-    return Table(_PLAN_CAPTION + _COMPARED * are_against_first(entries), _PLAN_HEADS, rows)
+    columns = [
+        ("", [plan.letter for plan in plans]),
+        ("plan", [plan.chosen.name for plan in plans]),
+        ("layout", [_layout_words(entry, varied) for entry in entries]),
+        ("clock, MHz", [short_clocks(entry["stage_clock_mhz"], 10) for entry in entries]),
+        _figure("iteration_time_s", entries),
+        ("90 %", list(map(_ends, entries))),
+        _against("time", entries),
+        _figure("energy_j", entries),
+        _against("energy", entries),
+        ("better", better_words(entries)),
+        *(_figure(name, entries) for name in _HEADS if name not in COMPARED.values()),
+    ]
+    return Table.of(_PLAN_CAPTION + _COMPARED * are_against_first(entries), columns)
 
 
-_COSTS: dict[str, tuple[str, tables.Units]] = {
-    "facility_energy_j": ("site energy", tables.ENERGY_UNITS), "carbon_kg": ("CO2", tables.CARBON_UNITS),
-    "cost": ("electricity", ()), "gpu_cost": ("GPUs", ()), "run_time_s": ("run: time", tables.RUN_TIME_UNITS),
-    "run_gpu_hours": ("run: GPU-hours", tables.COUNT_UNITS),
-    "run_facility_energy_j": ("run: site energy", tables.RUN_ENERGY_UNITS),
-    "run_carbon_kg": ("run: CO2", tables.CARBON_UNITS), "run_cost": ("run: electricity", ()),
-    "run_gpu_cost": ("run: GPUs", ()),
-}  # fmt: skip
+def _figure(name: str, entries: Sequence[Entry]) -> Column:
+    """The column of the figure of that name."""
+    head, form = _HEADS[name]
+    return head, [_form(entry, name, form) if form else _result(entry, name) for entry in entries]
 
 
 def _cost_table(job: Job, plans: Sequence[Pictured]) -> Table | None:
     """Energy, carbon and money at the site's meter, and of the whole run, per chosen plan."""
     entries = [plan.chosen.entry for plan in plans]
-    known = [name for name in _COSTS if all(entry.get(name) is not None for entry in entries)]
+    known = [name for name in SITE_FIGURES if all(entry.get(name) is not None for entry in entries)]
     if not shows_site(job) or not known:
         return None
-    currency = job.cluster.currency
-    rows = [
-        [plan.letter, *(_cost(entry[name], _COSTS[name][1], currency) for name in known)]
-        for plan, entry in zip(plans, entries, strict=True)
-    ]
+    columns: list[Column] = [("", [plan.letter for plan in plans])]
+    for name in known:
+        _, head, units = SITE_FIGURES[name]
+        columns.append((head, [_cost(entry[name], units, job.cluster.currency) for entry in entries]))
     caption = f"At the site's meter (PUE {job.cluster.pue:g}), per iteration"
     if job.training.run_iterations is not None:
         caption += f", and for a run of {job.training.run_tokens:,} tokens"
-    return Table(caption, ["", *(_COSTS[name][0] for name in known)], rows)
+    return Table.of(caption, columns)
 
 
 def _cost(value: float, units: tables.Units, currency: str) -> str:
@@ -221,17 +224,18 @@ def _percent(value: float, entry: Entry) -> str:
     return f"{100 * (value / entry['iteration_time_s'] - 1):+z.0f}%"
 
 
-def _against(entry: Entry, first: Entry, name: str, half_percent: float) -> str:
-    if entry.get(name) is None or not first.get(name):
-        return "-"
-    return tables.plus_minus([f"{100 * (entry[name] / first[name] - 1):+z.1f}"], [half_percent])[0]
-
-
-def _halves(entries: Sequence[Entry], name: str) -> list[float]:
-    """Half of the interval of each plan's difference from the first, in percent; NaN where it is not known."""
+def _against(name: str, entries: Sequence[Entry]) -> Column:
+    """The column of time or energy against the first plan, with half of its interval where that is known."""
+    column, first = COMPARED[name], entries[0].get(COMPARED[name])
+    halves = [math.nan, *(half_difference(entry, name) for entry in entries[1:])]
     if not are_against_first(entries):
-        return [math.nan] * len(entries)
-    return [math.nan, *(half_difference(entry, name) for entry in entries[1:])]
+        halves = [math.nan] * len(entries)
+    cells = [
+        "-" if entry.get(column) is None or not first
+        else tables.plus_minus([f"{100 * (entry[column] / first - 1):+z.1f}"], [half])[0]
+        for entry, half in zip(entries, halves, strict=True)
+    ]  # fmt: skip
+    return "Δ%", cells
 
 
 def _layout_table(document: Mapping[str, Any]) -> Table:
@@ -240,14 +244,17 @@ def _layout_table(document: Mapping[str, Any]) -> Table:
     if not layouts:
         return _front_layouts(document["front"])
     varied = differing([layout.plans[0] for layout in layouts]) - {"stage_clock_mhz"}
-    head = ("rank", "layout", "fastest", "knee", "least energy", "than the one above", "on front", "near")
-    rows = []
-    for layout, why in zip(layouts, steps(layouts), strict=True):
-        ends = [_point(plan) for plan in (layout.plans[0], layout.plans[len(layout.plans) // 2], layout.plans[-1])]
-        near = f"{layout.near} within {NEAR:.0%}" if layout.near else "-"
-        name = _layout_words(layout.plans[0], varied)
-        rows.append([str(layout.rank), name, *ends, why or "-", str(layout.on_front or "-"), near])
-    return Table("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", head, rows)
+    columns = [
+        ("rank", [str(layout.rank) for layout in layouts]),
+        ("layout", [_layout_words(layout.plans[0], varied) for layout in layouts]),
+        ("fastest", [_point(layout.plans[0]) for layout in layouts]),
+        ("knee", [_point(layout.plans[len(layout.plans) // 2]) for layout in layouts]),
+        ("least energy", [_point(layout.plans[-1]) for layout in layouts]),
+        ("than the one above", [why or "-" for why in steps(layouts)]),
+        ("on front", [str(layout.on_front or "-") for layout in layouts]),
+        ("near", [f"{layout.near} within {NEAR:.0%}" if layout.near else "-" for layout in layouts]),
+    ]
+    return Table.of("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", columns)
 
 
 def _point(plan: Entry) -> str:
@@ -259,23 +266,29 @@ def _front_layouts(front: Sequence[Entry]) -> Table:
     """One row per layout of the front: where on it the layout is best, and its clocks there."""
     groups = figures.by_layout(front)
     varied = differing([group[0] for group in groups]) - {"stage_clock_mhz"}
-    head = ("layout", "plans", "clocks, MHz", "time", "energy", "memory", "fits")
-    rows = []
+    fastest = [group[0] for group in groups]
+    columns = [
+        ("layout", [_layout_words(entry, varied) for entry in fastest]),
+        ("plans", [str(len(group)) for group in groups]),
+        ("clocks, MHz", list(map(_clocks, groups))),
+        *(_between(name, groups) for name in COMPARED.values()),
+        *(_figure(name, fastest) for name in ("peak_memory_gib", "fit_probability")),
+    ]
+    return Table.of("Layouts of the front, by their fastest plan", columns)
+
+
+def _clocks(group: Sequence[Entry]) -> str:
+    clocks = [clock for entry in group for clock in entry["stage_clock_mhz"]]
+    return tables.span(f"{min(clocks):.0f}", f"{max(clocks):.0f}", " to ")
+
+
+def _between(name: str, groups: Sequence[Sequence[Entry]]) -> Column:
+    """The column of that figure from each group's fastest plan to the slowest, under any objectives."""
+    cells = []
     for group in groups:
-        clocks = [clock for entry in group for clock in entry["stage_clock_mhz"]]
-        rows.append([
-            _layout_words(group[0], varied), str(len(group)),
-            tables.span(f"{min(clocks):.0f}", f"{max(clocks):.0f}", " to "),
-            _between(group, "iteration_time_s"), _between(group, "energy_j"), _result(group[0], "peak_memory_gib"),
-            _form(group[0], "fit_probability", "{:.2f}"),
-        ])  # fmt: skip
-    return Table("Layouts of the front, by their fastest plan", head, rows)
-
-
-def _between(group: Sequence[Entry], name: str) -> str:
-    """The figure of the fastest plan to the slowest, in order also where other objectives make plans slower."""
-    ordered = sorted(group, key=lambda entry: float(entry.get(name) or 0.0), reverse=name == "energy_j")
-    return tables.span(_result(ordered[0], name), _result(ordered[-1], name), " to ")
+        ordered = sorted(group, key=lambda entry: float(entry.get(name) or 0.0), reverse=name == "energy_j")
+        cells.append(tables.span(_result(ordered[0], name), _result(ordered[-1], name), " to "))
+    return _HEADS[name][0], cells
 
 
 def _joint(joint: Mapping[str, Any] | None) -> str:
@@ -321,8 +334,8 @@ def _share(celsius: float, cooler: Cooler, throttle_c: float) -> str:
 
 def _dropped(space: Mapping[str, Any]) -> Table:
     reasons = sorted((space.get("infeasible") or {}).items(), key=lambda item: -item[1])
-    rows = [[reason, f"{count:,}"] for reason, count in reasons]
-    return Table("Layouts dropped, by the first rule that they break", ("reason", "layouts"), rows)
+    columns = [("reason", [reason for reason, _ in reasons]), ("layouts", [f"{count:,}" for _, count in reasons])]
+    return Table.of("Layouts dropped, by the first rule that they break", columns)
 
 
 def _space(space: Mapping[str, Any], job: Job) -> str:

@@ -69,6 +69,8 @@ def test_batch_and_micro_batch_follow_from_each_other(
 CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"plan": {"tp": 3}}, {}, "tp, pp and cp of the plan take 3 GPUs, which do not divide the 16 of the run"),
     ({"plan": {"tp": 2, "dp": 4}}, {}, r"The plan's degrees make 8 GPUs; the run has 16 \(--nodes\)"),
+    ({"cluster": {"num_gpus": 12}}, {}, r"The run has 12 GPUs, which are no 2 nodes of 8; give --nodes and"),
+    ({"cluster": {"num_gpus": 12, "nodes": 5}}, {}, r"The run has 12 GPUs, which are no 5 nodes of 2; give --nodes"),
     ({"cluster": {}}, {}, r"a\.sh does not state the number of nodes \(--nodes\); give them"),
     (
         {"cluster": {}, "model": {}},

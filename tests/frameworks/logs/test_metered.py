@@ -141,3 +141,10 @@ def test_a_window_may_begin_with_the_first_sample_and_end_with_the_last() -> Non
     assert results(dmon(START, 60), window=Window(START, START + 60.0, 20))[2] == ""
     assert "has samples from" in results(dmon(START, 60), window=Window(START, START + 60.5, 20))[2]
     assert "has samples from" in results(dmon(START, 60), window=Window(START - 0.5, START + 60.0, 20))[2]
+
+
+def test_power_that_goes_on_where_a_counter_ends_does_not_stand_in_for_it() -> None:
+    text = dmon(START, 40) + dmon(START + 41, 20, TOTEC="N/A")
+    assert "GPU 0 of 0.txt has samples from" in results(text)[2]
+    found, _, reason = results(text, window=Window(START + 2.0, START + 38.0, 18))
+    assert (reason, found["energy_j"]) == ("", pytest.approx(36 * (400 + 401) / 18, rel=1e-3))

@@ -140,3 +140,19 @@ def test_power_measured_in_a_tune_teaches_the_energy_of_plans_still_to_be_run(ma
         found = outlook.after(("iteration_time_s", "energy_j"), ran, rows).columns["energy_j"]
         errors.append(np.abs(np.log(found / energy_j))[7:].mean())
     assert errors[0] < 0.8 * errors[1]
+
+
+def test_an_interval_of_90_per_cent_is_as_wide_below_as_above_and_a_tighter_memory_makes_a_plan_fit_less(
+    make_runs, job: Job
+) -> None:
+    candidates = listed(ReplayLauncher(make_runs()).candidates(job), job)
+    load = np.zeros(candidates.size) - 0.1
+    fits = []
+    for room in (0.0, -0.2):
+        one = replace(candidates, log_load=load, log_room=np.full(candidates.size, room))
+        outlook = Outlook(job, one, Earlier(), Spread(), np.random.default_rng(0))
+        found = outlook.after(("iteration_time_s",), np.empty(0, np.int64), []).columns
+        middle, low, high = (found[f"iteration_time_s{end}"] for end in ("", "_low", "_high"))
+        np.testing.assert_allclose(low * high, middle**2)
+        fits.append(found["probability_fits"])
+    assert (fits[1] < fits[0]).all()
