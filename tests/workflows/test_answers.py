@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
-from jointopt.jobs.jobfile import shipped_job
-from jointopt.workflows.answers import assumptions
 import numpy as np
 import pytest
 
 import jointopt
 from jointopt.core.schema import POWER_LIMIT
+from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.jobs.machine import Machine
 from jointopt.workflows.answers import assumptions, with_limits
 
 

@@ -11,8 +11,6 @@ from jointopt.core.schema import ATTENTIONS, DTYPES, RECOMPUTE_NAMES, TOKEN_DISP
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework, recognise_framework
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_BYTES, ScalingRecipe, Training
-from jointopt.jobs.job import STATE_BYTES, Training
-from jointopt.jobs.scaling_recipe import ScalingRecipe
 from tests.each import each
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from jointopt.jobs.model import Model
 from jointopt.physics.layouts import seen_share, windowed_span
-from jointopt.physics.attention_span import seen_share, windowed_span
 from tests.each import each
 from tests.physics.hand.plain_machine import (
     DENSE,
