@@ -9,7 +9,6 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from jointopt.core.facts import Source
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import WEIGHTS, NewGroups
-from jointopt.surrogate.noise_file import NOISE, read_noise, write_noise
 from jointopt.surrogate.own_files import OWN_TREES, entry_of_own, heat_of, number_or_none, read_kernel, read_own
 from jointopt.surrogate.residual_gp import FEATURES, Runs
 from jointopt.surrogate.trees import Trees
@@ -63,7 +61,6 @@ def save(surrogate: Surrogate, folder: Path) -> None:
         np.savez_compressed(folder / LEARNED, row=np.unique(surrogate.learned_rows))
     trees = surrogate.trees and surrogate.trees.save(folder / TREES)
     own = [entry_of_own(one, folder, number) for number, one in enumerate(surrogate.own)]
-    write_noise(replace(surrogate, **_read_support(folder, names), noise={}), folder)
     written = sorted(path.name for path in folder.iterdir() if path.suffix in _HASHED and path.name != CARD)
     model = {
         "format": FORMAT,
@@ -179,9 +176,6 @@ def load(folder: Path) -> Surrogate:
         )  # fmt: skip
         _check_sizes(surrogate)
         _check_values(surrogate)
-        if NOISE in model["sha256"]:
-            _check_unpacked(folder / NOISE)
-            surrogate = replace(surrogate, noise=read_noise(folder / NOISE, surrogate))
     except DAMAGED as error:
         raise TableError(
             f"The surrogate in {folder} is damaged ({_reason(error)}): copy the folder anew from where it was written, "

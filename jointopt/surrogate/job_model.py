@@ -29,10 +29,9 @@ from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, sour
 from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
-from jointopt.surrogate.one_attention import as_learned, as_measured
+from jointopt.surrogate.one_recipe import as_learned, as_measured
 from jointopt.surrogate.out_of_memory import surely_out
 from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.recipe_likelihood import class_words
 from jointopt.surrogate.residual_gp import Runs
 
 if TYPE_CHECKING:
@@ -229,12 +228,11 @@ class JobModel:
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
 
-        ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
-        they look like, and `shown_by_few`; none without.
+        ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs `shown_by_few`.
         """
         correction = self._correction
         if correction is None or correction.own is None:
-            return (*filter(None, [class_words(self.evidence)]), *self.shown_by_few(layouts))
+            return self.shown_by_few(layouts)
         from jointopt.surrogate.own_words import learned_sentences
 
         clocks = None if stage_clock_mhz is None else stage_clock_mhz[:1]

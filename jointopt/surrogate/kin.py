@@ -90,7 +90,7 @@ def _renamed(surrogate: Surrogate, names: Mapping[str, str], classes: Mapping[st
     new = tuple(replace(one, sources=tuple(names.get(key, key) for key in one.sources)) for one in surrogate.new_groups)
     known = dict(surrogate.card.get("recipe_classes", {})) | {key: of for key, of in classes.items() if of is not None}
     card = dict(surrogate.card) | {"recipe_classes": known}
-    return replace(surrogate, support=support, noise={}, new_groups=new, card=card)
+    return replace(surrogate, support=support, new_groups=new, card=card)
 
 
 def of_kind(keys: Iterable[str], source: str, job: Job) -> list[str]:

@@ -127,4 +127,4 @@ def with_own(surrogate: Surrogate, found: Sequence[LearnedOwn]) -> Surrogate:
         *(np.clip(f.residual[at], -LARGEST_RESIDUAL, LARGEST_RESIDUAL) for f, at in zip(found, kept, strict=True)),
         surrogate.residual[rest],
     ])  # fmt: skip
-    return replace(surrogate, own=tuple(f.own for f in found), support=support, residual=residual, noise={})
+    return replace(surrogate, own=tuple(f.own for f in found), support=support, residual=residual)

@@ -60,17 +60,6 @@ SHARES = np.array([np.prod(p) for p in itertools.product(*([p for _, p in term] 
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Noise of measured runs as reweighting finds it: of those that count, under scales of some share each."""
-
-    rows: Ints  # (m,): positions of the runs that count
-    squares: Floats  # (scales, 5): squared multiples of the terms and of the noise
-    share: Floats  # (scales,), of sum 1
-    spread: Floats  # (scales, m): variance of each run's noise over the kernel's
-    log_evidence: float
-
-
-@dataclass(frozen=True)
 class Posterior:
     """Residuals after measured runs; without any, the prior: zero, and as wide as sources differ."""
 
@@ -82,7 +71,6 @@ class Posterior:
     inverse: Floats | None = None  # (scales, runs, runs), of the covariance of what was measured
     noise_variance: Floats | None = None  # (scales,)
     log_evidence: float = 0.0  # of what was measured, less what is the same for any kernel
-    noise: Noise | None = None  # that all of this follows from, which takes most of the time to find
 
     @property
     def log_evidence_near(self) -> float:
@@ -128,10 +116,6 @@ class Posterior:
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
         return mean, deviation
-
-    def without_noise(self, deviation: Floats) -> Floats:
-        """The ``deviation`` (n,) of `predict` without the noise of a run to come."""
-        return np.asarray(np.sqrt(np.maximum(np.square(deviation) - 0.5 * self.noise_of_two, 1e-9)))
 
     @functools.cached_property
     def _root(self) -> list[Singles]:
@@ -219,15 +203,12 @@ def _wider(kernel: Kernel) -> Kernel:
     )  # fmt: skip
 
 
-def condition(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
+def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
 
     Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
-    ``noise``: of the posterior after the same runs, where it was kept; nothing is then reweighted.
     """
     kernel = _wider(kernel)
-    if noise is not None:
-        return _again(kernel, runs, residual, noise)
     scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
     order = np.random.default_rng(0).permutation(len(runs))
     for size, count in SAMPLES if len(runs) else ():
@@ -240,25 +221,11 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None 
     return posterior
 
 
-def condition_alone(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
+def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
-    if noise is not None:
-        return _again(kernel, runs, residual, noise)
     if not len(runs):
         return Posterior(kernel, np.ones((1, 5)), np.ones(1))
     return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
-
-
-@one_blas_thread
-def _again(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise) -> Posterior:
-    """The posterior that had that ``noise``, to the last digit."""
-    some = runs.take(noise.rows)
-    variance = _variance(kernel, noise.squares)
-    covariance = _with_noise(_prior(kernel, noise.squares, some), variance * noise.spread)
-    inverse = np.asarray(np.linalg.inv(covariance), np.float64)
-    weights = (inverse @ _bounded(residual[noise.rows])[:, None])[:, :, 0]
-    found = weights, inverse, _typical(variance, noise.spread)
-    return Posterior(kernel, noise.squares, noise.share, some, *found, noise.log_evidence, noise)
 
 
 @one_blas_thread
@@ -281,10 +248,9 @@ def _under(
     share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
     log_evidence = float(np.log(share.sum()) + likely.max())
-    found = (squares, share / share[kept].sum(), spread, weights, inverse, _typical(variance, spread))
-    squares, share, spread, weights, inverse, noise_variance = (values[kept] for values in found)
-    noise = Noise(rows, squares, share, spread, log_evidence)
-    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence, noise)
+    found = (squares, share / share[kept].sum(), weights, inverse, _typical(variance, spread))
+    squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
+    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence)
 
 
 def _bounded(residual: Floats) -> Floats:

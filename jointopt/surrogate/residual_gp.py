@@ -2,8 +2,8 @@
 
 # r = J·δ + u + s(x) + noise: J the sensitivity of the predicted time to the physics' own constants
 # (`jointopt.physics.sensitivities.sensitivities`), δ how far those of this cluster and software are off, u one factor
-# for all runs of the source, s a smooth function of shape and shares. Hyperparameters by marginal likelihood over recorded
-# sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1); what a posterior makes of them: `posterior`.
+# for all runs of the source, s a smooth function of shape and shares. Hyperparameters by marginal likelihood over
+# recorded sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1); what a posterior makes of them: `posterior`.
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from jointopt.surrogate.lower_bounds import beyond, far_bounds, far_line, is_low
 from jointopt.surrogate.model import Surrogate, Widths
 from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, judge_new_groups, size_groups
 from jointopt.surrogate.new_sources import NewSource
-from jointopt.surrogate.one_class import learned_classes
 from jointopt.surrogate.own_folds import count_distinct
 from jointopt.surrogate.own_runs import LEAST_RUNS
 from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
@@ -374,7 +373,7 @@ def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[Le
         source: {str(name): float(error) for name, error in rows.groupby("group")["error"].median().round(4).items()}
         for source, rows in held_out.groupby("source")
     }
-    learned = {"learned_rows": data.fingerprints, "recipe_classes": learned_classes(data.known), "use": data.use}
+    learned = {"learned_rows": data.fingerprints, "recipe_classes": _learned_classes(data.known), "use": data.use}
     return {"groups": groups, "rows": held_out.to_dict("list"), "own": [found.own for found in own]} | learned
 
 
@@ -388,3 +387,14 @@ def _held_out_rows(data: TrainingSet, found: list[tuple[str, HeldOut]]) -> pd.Da
         for name, h in found
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HELD_OUT_COLUMNS)
+
+
+def _learned_classes(priced: Priced) -> dict[str, str]:
+    """The recipe class of the priced runs of each source that states one, several joined by commas."""
+    found = {}
+    for key in np.unique(priced.runs.source).tolist():
+        works = np.unique(priced.work[priced.runs.source == key]).tolist()
+        names = sorted({priced.works[i].job.training.recipe_class or "none" for i in works})
+        if names != ["none"]:
+            found[str(key)] = ", ".join(names)
+    return found

@@ -81,6 +81,15 @@ def test_a_card_of_an_earlier_version_with_a_figure_that_nothing_reads_is_loaded
     assert load(folder).widths == Widths(1.1, 1.2, 1.3)
 
 
+def test_a_file_of_noise_that_an_earlier_version_wrote_is_checked_and_not_read(folder: Path) -> None:
+    np.savez(folder / "noise.npz", rows=np.arange(3))
+    save(load(folder), folder)  # whose card has the hashes of all that lies there
+    assert len(load(folder).support)
+    (folder / "noise.npz").write_bytes(b"changed")
+    with pytest.raises(TableError, match="noise.npz has changed"):
+        load(folder)
+
+
 def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:
     plain = replace(surrogate, trees=None)
     mean, half, _ = plain.predict(runs(5, source=B), fitted=True)
