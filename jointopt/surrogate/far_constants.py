@@ -16,8 +16,8 @@ from jointopt.surrogate.evidence import Evidence
 # such floor (0.9, 3.2 or 9.5 ms, as `jointopt.physics.sensitivities` moves it). Their effect on time is no straight
 # line, so that runs are priced under each of these and compared by how likely they are there: far from zero,
 # sensitivities of the slower network explain every error as one of the network (three runs of nanotron, one of them
-# broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at all. Floors of profiles are left alone:
-# ten of nanotron's runs, of which some wait for other things, made it twenty times as high.
+# broken, 23 % instead of 4 %), and a host that no run waits for at first has no sensitivity at all. Floors of profiles
+# are left alone: ten of nanotron's runs, of which some wait for other things, made it twenty times as high.
 STAYS = 0.5
 FAR: Mapping[int, Mapping[float, float]] = {
     NETWORK: {1.0: 0.2, 2.0: 0.12, 3.0: 0.05, -1.0: 0.05},

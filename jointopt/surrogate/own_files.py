@@ -9,7 +9,6 @@ from typing import Any
 
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.heat_names import HEAT_NAMES
-from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_mix import Mix
 from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
@@ -135,4 +134,4 @@ def _response(values: Mapping[str, Any] | None) -> LearnedResponse | None:
 def read_kernel(values: dict[str, Any]) -> Kernel:
     """The kernel that a card describes, of a cluster's own runs where it says which constants vary."""
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in values.items()}
-    return OwnKernel(**read) if "varying" in read else Kernel(**read)
+    return Kernel(**read)

@@ -29,12 +29,11 @@ from jointopt.surrogate.own_folds import (
     sure_part,
     units_left_out,
 )
-from jointopt.surrogate.own_kernel import learn_alone
 from jointopt.surrogate.own_mix import LEAST_GAIN, Blend, CrossedTrees, Mix, learn_mix, mixed_again
 from jointopt.surrogate.own_targets import OwnTarget, at_rest_w, limit_cut, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Kernel, Runs
+from jointopt.surrogate.residual_gp import Kernel, Runs, learn_alone
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all

@@ -86,7 +86,7 @@ def test_a_file_of_noise_that_an_earlier_version_wrote_is_checked_and_not_read(f
     save(load(folder), folder)  # whose card has the hashes of all that lies there
     assert len(load(folder).support)
     (folder / "noise.npz").write_bytes(b"changed")
-    with pytest.raises(TableError, match="noise.npz has changed"):
+    with pytest.raises(TableError, match=r"noise\.npz has changed"):
         load(folder)
 
 

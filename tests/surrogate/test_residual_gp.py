@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition
 from jointopt.surrogate.residual_gp import (
     FEATURES,
-    Kernel,
     Runs,
-    _penalised_likelihood,
+    _penalised,
     _tasks,
     default_kernel,
     learn,
@@ -139,7 +138,7 @@ def test_runs_never_widen_and_never_overshoot(n, shift, seed):
 
 
 def test_kernels_pack_and_unpack_to_themselves():
-    again = Kernel.unpack(KERNEL.pack(), 2)
+    again = KERNEL.unpack(KERNEL.pack())
     np.testing.assert_allclose(again.pack(), KERNEL.pack())
     assert again.lengths == pytest.approx(KERNEL.lengths)
 
@@ -161,13 +160,13 @@ def test_learning_finds_how_far_sources_are_apart():
 
 def test_the_gradient_of_learning_is_that_of_what_it_minimises():
     rng = np.random.default_rng(0)
-    parts = [_tasks(runs(14, s, str(s)), 0.2 * rng.normal(size=14), rng) for s in (1, 2)]
+    parts = [_tasks(runs(14, s, str(s)), 0.2 * rng.normal(size=14), rng, KERNEL) for s in (1, 2)]
     centre = KERNEL.pack()
     logs = np.concatenate([centre, [-3.0, -2.5]]) + 0.1 * rng.normal(size=len(centre) + 2)
-    _, gradient = _penalised_likelihood(logs, parts, centre, 2)
+    _, gradient = _penalised(logs, parts, KERNEL)
     for i, slope in enumerate(gradient):
         step = 1e-5 * np.eye(len(logs))[i]
-        up, down = (_penalised_likelihood(logs + side * step, parts, centre, 2)[0] for side in (1, -1))
+        up, down = (_penalised(logs + side * step, parts, KERNEL)[0] for side in (1, -1))
         assert slope == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
 
 
