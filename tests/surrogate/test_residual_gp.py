@@ -36,8 +36,8 @@ def test_without_runs_the_posterior_is_the_prior():
     mean, deviation = condition(KERNEL, runs(0), np.zeros(0)).predict(new)
     np.testing.assert_array_equal(mean, 0.0)
     recorded = np.sqrt(variances(KERNEL, new).sum(axis=0))
-    assert (deviation > 1.1 * recorded).all()
-    assert deviation.mean() > 1.3 * recorded.mean()
+    assert (deviation > recorded).all()
+    assert deviation.mean() > 1.15 * recorded.mean()
 
 
 def test_one_run_moves_a_comparable_run_towards_it_and_another_source_not_at_all():
@@ -90,7 +90,7 @@ def test_runs_to_come_may_be_outliers_where_known_ones_are_but_none_counts_witho
     rows, kernel = runs(12), replace(KERNEL, shape=0.01, constants=(0.01, 0.01))
     outliers = [np.where(np.arange(12) == 3, size, 0.01) for size in (0.01, 0.1, 0.4, 1.4)]
     none, some, large, huge = (condition(kernel, rows, y).noise_of_two for y in outliers)
-    assert 2.0 * none < some < large
+    assert 1.5 * none < some < large
     assert huge == pytest.approx(large, rel=0.01)
 
 
