@@ -99,7 +99,7 @@ def _predictions(folder: Path) -> object:
     """Times by all parts of a surrogate, whichever of them answer for the job."""
     for trees in _trees(load(folder)):
         columns = np.zeros((2, len(trees.low)))
-        answers = trees.predict(columns), trees.booster.predict(columns), trees.contributions(columns)
+        answers = trees.predict(columns), trees.regressor.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):
             raise FloatingPointError("trees predict what is not finite")
     model = JobModel.of(JOB, str(folder))

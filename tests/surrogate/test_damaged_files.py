@@ -118,7 +118,7 @@ def reason(folder: Path, name: str) -> str:
         found = load(folder)
         trees = dict(zip(TREES, (found.trees, *(mix.trees for mix in found.own[0].mixes.values())), strict=True))
         if (one := trees.get(name)) is not None:
-            for answers in (one.predict(columns), one.booster.predict(columns), one.contributions(columns)):
+            for answers in (one.predict(columns), one.regressor.predict(columns), one.contributions(columns)):
                 assert np.abs(answers).max() < 100.0
     except TableError as error:
         return str(error)
