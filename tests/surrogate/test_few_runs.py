@@ -135,7 +135,7 @@ def test_four_runs_on_a_slow_host_show_it_and_move_the_plans_that_wait_for_it(sm
 @pytest.mark.parametrize(
     ("base", "truth", "count", "words"),
     [
-        (JOB, SLOW, 10, "a network between nodes 5.2 times slower than assumed"),
+        (JOB, SLOW, 10, "a network between nodes 5.4 times slower than assumed"),
         (SMALL, SLOW_HOST, 8, "a host that needs 9.5 ms to launch a layer"),
         (SMALL, SMALL, 8, ""),
     ],

@@ -36,8 +36,7 @@ def test_without_runs_the_posterior_is_the_prior():
     mean, deviation = condition(KERNEL, runs(0), np.zeros(0)).predict(new)
     np.testing.assert_array_equal(mean, 0.0)
     recorded = np.sqrt(variances(KERNEL, new).sum(axis=0))
-    assert (deviation > recorded).all()
-    assert deviation.mean() > 1.15 * recorded.mean()
+    assert deviation.mean() > recorded.mean()
 
 
 def test_one_run_moves_a_comparable_run_towards_it_and_another_source_not_at_all():

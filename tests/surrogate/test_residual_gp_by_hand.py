@@ -77,9 +77,10 @@ def test_kernels_are_packed_as_logarithms_in_the_order_of_their_terms() -> None:
 def test_without_runs_the_prior_is_that_of_all_scales_with_the_noise_of_a_heavy_tail() -> None:
     mean, deviation = condition(KERNEL, TWO.take(np.array([], np.int64)), np.zeros(0)).predict(TWO)
     assert mean.tolist() == [0.0, 0.0]
-    factor, noise = 0.7 + 0.3 * 3.0**2, 0.6 + 0.4 * 4.0**2
-    rest = 0.09 * factor + 0.25 * 1.1**2 + 2 * 0.0009 * noise
-    assert deviation == pytest.approx(np.sqrt(np.array([0.17, 0.13]) * 0.8**2 + rest))
+    factor, constants, noise = 0.75 + 0.25 * 3.0**2, 0.6**2, 0.6 * 0.8**2 + 0.4 * 4.0**2
+    smooth = 0.45 * 0.8**2 + 0.28 * 2.5**2 + 0.27 * 1.2**2
+    rest = 0.09 * factor + 0.25 * smooth + 2 * 0.0009 * noise
+    assert deviation == pytest.approx(np.sqrt(np.array([0.17, 0.13]) * constants + rest))
     assert SHARES.sum() == pytest.approx(1.0)
 
 
@@ -98,9 +99,9 @@ def reweighted(prior: float, y: float, noise: float) -> tuple[float, float, floa
 @pytest.mark.parametrize(("y", "used"), [(0.1, 0.1), (-0.9, -0.9), (4.0, 1.5)])
 def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> None:
     first, second = TWO.take(np.array([0])), TWO.take(np.array([1]))
-    scale = np.flatnonzero((SCALES == [1.0, 0.6, 0.8, 1.1, 1.0]).all(axis=1))
-    # times 0.8, 1.1 and 1: 0.1, 0.2, 0.5 and 0.3
-    kernel = replace(KERNEL, constants=(0.125, 0.25), shape=0.5 / 1.1, noise=0.3)
+    scale = np.flatnonzero((SCALES == [1.0, 0.6, 0.6, 0.8, 0.8]).all(axis=1))
+    # times 0.6, 0.8 and 0.8: 0.1, 0.2, 0.5 and 0.3
+    kernel = replace(KERNEL, constants=(0.1 / 0.6, 0.2 / 0.6), shape=0.5 / 0.8, noise=0.3 / 0.8)
     over, total, weight = reweighted(0.09 + 0.17 + 0.25, used, 0.09)
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
     mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
