@@ -12,7 +12,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Ints
 from jointopt.jobs.job import Job
 from jointopt.surrogate.evidence import Evidence, kind, renamed, sources_of_kind
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.surrogate import Surrogate
 
 _log = logging.getLogger(__name__)
 HERE = "this job"  # the origin of runs that are known of a job, which states none

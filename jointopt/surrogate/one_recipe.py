@@ -14,7 +14,7 @@ import numpy as np
 
 from jointopt.jobs.catalog.frameworks import conflict, job_of_class, of_efficiency, same_efficiency
 from jointopt.jobs.job import ATTENTIONS, Job
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.kernel import Runs
 
 if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from jointopt.core.blas import one_blas_thread
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.residual_gp import (
+from jointopt.surrogate.kernel import (
     CACHED_CELLS,
     Kernel,
     Runs,

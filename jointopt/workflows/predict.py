@@ -34,17 +34,17 @@ from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.heat_names import HEAT_COLUMNS
 from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
+from jointopt.surrogate.kernel import kinship
 from jointopt.surrogate.kin import answering, at_hand
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
 from jointopt.surrogate.one_recipe import of_learned_class
-from jointopt.surrogate.residual_gp import kinship
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.model import Surrogate
+    from jointopt.surrogate.surrogate import Surrogate
 
 _log = logging.getLogger(__name__)
 _BLANKS: dict[str, tuple[bool | str, type]] = {

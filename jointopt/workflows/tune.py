@@ -28,7 +28,7 @@ from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.out_of_memory import OUT
-from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.campaign import Campaign, count
 from jointopt.workflows.campaign.candidates import Candidates, listed, searched

@@ -37,7 +37,7 @@ from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, SourceTexts, price, timed_runs
 from jointopt.surrogate.evidence import evidence_by_source, with_kin
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
 
 PROFILES = ("own", "generic")

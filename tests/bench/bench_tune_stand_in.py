@@ -29,7 +29,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.measure.devices.identity import FOR_TESTS
 from jointopt.measure.launchers.torchrun import TorchrunLauncher
-from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.tune import tune
 

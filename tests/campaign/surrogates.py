@@ -22,11 +22,11 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
-from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.trees import Trees
 
 JOB = shipped_job("opt-350m-2x4-a100")

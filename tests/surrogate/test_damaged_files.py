@@ -18,13 +18,13 @@ from jointopt.core.atomic_write import READY
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import CARD, SUPPORT, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, inputs
-from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import Trees
 
 SOURCE, NAMES = "lab|megatron-lm|h100-sxm5-80gb|8", ("log2_tp", "log2_pp")

@@ -12,15 +12,23 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
 from jointopt.jobs.jobfile import job_from_options, shipped_job, with_changes
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.surrogate.alike import apart, are_twins, half_width_apart, half_width_of_new, share_of_unlike
-from jointopt.surrogate.differences import Apart, against, of_limits, recorded
-from jointopt.surrogate.held_out import HeldOut, calibrated, pairs, predict_pairs
+from jointopt.surrogate.differences import (
+    Apart,
+    against,
+    apart,
+    are_twins,
+    half_width_apart,
+    half_width_of_new,
+    of_limits,
+    recorded,
+    share_of_unlike,
+)
+from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, pairs, predict_pairs, with_calibrated_widths
 from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.kernel import Kernel, Runs, contrast_variances, default_kernel, terms, variances
 from jointopt.surrogate.posterior import condition_alone
-from jointopt.surrogate.residual_gp import Kernel, Runs, contrast_variances, default_kernel, terms, variances
-from jointopt.surrogate.scores import Scores, with_calibrated_widths
+from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.workflows.propose import propose
 
 NONE = np.empty(0, np.int64)

@@ -20,8 +20,7 @@ from jointopt.physics.sensitivities import CONSTANTS, NETWORK, moved, only
 from jointopt.report.plans import plan_frame
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import price
-from jointopt.surrogate.evidence import evidence_by_source
-from jointopt.surrogate.far_constants import _Moved
+from jointopt.surrogate.evidence import _Moved, evidence_by_source
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.predict import predict
 

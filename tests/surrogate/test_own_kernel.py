@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.surrogate import residual_gp
-from jointopt.surrogate.posterior import condition_alone
-from jointopt.surrogate.residual_gp import (
+from jointopt.surrogate import kernel as residual_gp
+from jointopt.surrogate.kernel import (
     FEATURES,
     OF_MODELS,
     SHAPES,
@@ -25,6 +24,7 @@ from jointopt.surrogate.residual_gp import (
     unlikelihood,
     variances,
 )
+from jointopt.surrogate.posterior import condition_alone
 
 SHARED = default_kernel(2)
 KERNEL = replace(Kernel.own(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)

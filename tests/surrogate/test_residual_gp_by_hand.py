@@ -7,6 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.surrogate.kernel import (
+    FEATURES,
+    Runs,
+    _penalised,
+    _tasks,
+    default_kernel,
+    kinship,
+    terms,
+    unlikelihood,
+    variances,
+)
 from jointopt.surrogate.posterior import (
     LARGE,
     SCALES,
@@ -17,17 +28,6 @@ from jointopt.surrogate.posterior import (
     _squared,
     _under,
     condition,
-)
-from jointopt.surrogate.residual_gp import (
-    FEATURES,
-    Runs,
-    _penalised,
-    _tasks,
-    default_kernel,
-    kinship,
-    terms,
-    unlikelihood,
-    variances,
 )
 
 KERNEL = replace(default_kernel(2), constants=(0.1, 0.2), source=0.3, shape=0.5, noise=0.03)

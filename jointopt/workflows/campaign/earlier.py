@@ -16,18 +16,18 @@ from jointopt.jobs.machine import Machine
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
-from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.heat_names import PEAK
+from jointopt.surrogate.memory import MemoryEvidence
 from jointopt.surrogate.out_of_memory import OUT, surely_out_of
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns
+from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.job_model import JobModel
-    from jointopt.surrogate.model import Surrogate
-    from jointopt.surrogate.other_jobs import OtherJobs
-    from jointopt.surrogate.residual_gp import Runs
+    from jointopt.surrogate.kernel import Runs
+    from jointopt.surrogate.surrogate import Surrogate
+    from jointopt.surrogate.tune_model import OtherJobs
     from jointopt.workflows.campaign.candidates import Candidates
 
 _MOVED = ("iteration_time_s", "energy_j", "avg_power_w")  # results that a surrogate knows something of
@@ -182,7 +182,7 @@ def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> Oth
     """A model of the runs of other jobs, None where they are too few."""
     if known is None or len(known.runs) < LEAST_RUNS:
         return None
-    from jointopt.surrogate.other_jobs import from_other_jobs
+    from jointopt.surrogate.tune_model import from_other_jobs
 
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 

@@ -9,7 +9,7 @@ import numpy as np
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.machine import Machine
-from jointopt.surrogate.residual_gp import Kernel, Runs
+from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.workflows.campaign.candidates import Candidates
 from jointopt.workflows.campaign.earlier import Earlier
 
@@ -38,7 +38,7 @@ class Growing:
         """Logarithm of the factor (n,) on the predicted time of every candidate, None where too few runs are known.
 
         ``index`` (m,) of the candidates that ran, ``residual`` (m,) log(measured / physics) of their time. At those
-        that were learned from it is what others say of them (`jointopt.surrogate.other_jobs.with_own_rows`).
+        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.with_own_rows`).
         """
         count = len(index)
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
@@ -48,7 +48,7 @@ class Growing:
         return self._log_factor
 
     def _learned(self, index: Ints, residual: Floats) -> Floats | None:
-        from jointopt.surrogate.other_jobs import with_own_rows
+        from jointopt.surrogate.tune_model import with_own_rows
 
         plans = self._plans = self._as_runs() if self._plans is None else self._plans
         if plans is None or self._kernel is None:

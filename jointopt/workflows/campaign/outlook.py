@@ -14,9 +14,8 @@ from jointopt.jobs.job import OBJECTIVES, Job
 from jointopt.measure.launchers.rows import is_bounded
 from jointopt.physics.cost_model import judged_by, stated
 from jointopt.search.acquire import SAMPLES
-from jointopt.surrogate.feasibility import MemoryEvidence
-from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior
-from jointopt.surrogate.within_job import (
+from jointopt.surrogate.memory import FEASIBLE, MemoryEvidence, MemoryPosterior
+from jointopt.surrogate.tune_model import (
     INFORMED,
     OF_POWER,
     Adapted,

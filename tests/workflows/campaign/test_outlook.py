@@ -15,7 +15,7 @@ from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.measure.launchers.replay import ReplayLauncher
-from jointopt.surrogate.within_job import Adapted, Spread
+from jointopt.surrogate.tune_model import Adapted, Spread
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.earlier import Earlier
 from jointopt.workflows.campaign.outlook import (

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition
-from jointopt.surrogate.residual_gp import (
+from jointopt.surrogate.kernel import (
     FEATURES,
     Runs,
     _penalised,
@@ -21,6 +20,7 @@ from jointopt.surrogate.residual_gp import (
     terms,
     variances,
 )
+from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition
 
 KERNEL = default_kernel(2)
 

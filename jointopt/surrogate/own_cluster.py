@@ -15,25 +15,28 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse, MeasuredClocks
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
-from jointopt.surrogate.measured_clocks import MeasuredClocks
-from jointopt.surrogate.measured_limits import MeasuredPower
-from jointopt.surrogate.own_folds import (
+from jointopt.surrogate.kernel import Kernel, Runs, learn_alone
+from jointopt.surrogate.own_mix import (
+    LEAST_GAIN,
+    Blend,
+    CrossedTrees,
+    Mix,
     crossed,
     folds_by_layout,
     folds_by_model,
     held_half_width,
+    learn_mix,
     median_error,
+    mixed_again,
     model_names,
     sure_part,
     units_left_out,
 )
-from jointopt.surrogate.own_mix import LEAST_GAIN, Blend, CrossedTrees, Mix, learn_mix, mixed_again
 from jointopt.surrogate.own_targets import OwnTarget, at_rest_w, limit_cut, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
-from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Kernel, Runs, learn_alone
+from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all

@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.surrogate.alike import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
 from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.differences import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
+from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.lower_bounds import beyond, telling
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
-from jointopt.surrogate.own_runs import OwnRuns
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
-from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
 from jointopt.surrogate.trees import Trees
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
