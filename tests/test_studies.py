@@ -114,7 +114,7 @@ def test_a_learner_computed_alone_joins_the_figures_of_the_others(tmp_path: Path
 
 def test_trees_with_the_process_follow_it_where_it_is_right_and_learn_from_what_it_says_of_other_models() -> None:
     from jointopt.studies.learning.learn import with_process
-    from jointopt.surrogate.residual_gp import Runs
+    from jointopt.surrogate.kernel import Runs
 
     hidden = np.random.default_rng(0).uniform(-0.5, 0.5, 300)  # told by the group alone, which no tree sees
     group = np.array([f"model {i % 6}|{value}" for i, value in enumerate(hidden)])

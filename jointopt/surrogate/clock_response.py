@@ -14,11 +14,11 @@ import numpy as np
 from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
-from jointopt.surrogate.measured_clocks import BELOW
-from jointopt.surrogate.residual_gp import Kernel, Runs, terms
+from jointopt.surrogate.kernel import Kernel, Runs, terms
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced, PricedPlans
+from jointopt.core.schema import Bools
 
 CLOCK = "clock"  # the feature that has a run's clock as a share of the top one
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned
@@ -237,3 +237,46 @@ def _left_out(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floa
         left = y - slopes @ shares
         out[at] = left[at] - covariance[np.ix_(at, rest)] @ (inverse @ left[rest])
     return out
+
+
+# At which clocks a cluster's own runs are evidence of its time.
+
+
+BELOW = 0.97  # share of the top clock below which a run is evidence of the response
+ABOVE = 1.05  # times the highest measured clock, beyond which nothing was measured
+
+
+@dataclass(frozen=True)
+class MeasuredClocks:
+    """Lowest and highest clock of a cluster's runs as shares of the top one.
+
+    ``off_below``: median error of runs below the top clock, where these hold nothing that could be learned.
+    """
+
+    low: float = 1.0
+    high: float = 1.0
+    off_below: float = 0.0
+
+    def beyond(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Floats:
+        """By how much the logarithm of a plan's lowest clock is below those measured, or of its highest above, (n,)."""
+        under = np.log(np.maximum(self.low * top_mhz / np.nanmin(stage_clock_mhz, axis=1), 1.0))
+        highest = _highest(stage_clock_mhz, top_mhz)
+        over = np.where(self.above(stage_clock_mhz, top_mhz), np.log(highest / (self.high * top_mhz)), 0.0)
+        return np.asarray(np.maximum(under, over))
+
+    def above(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Bools:
+        """Whether a clock of a plan (n, S) lies beyond `ABOVE` times the highest measured one, (n,)."""
+        return np.asarray(_highest(stage_clock_mhz, top_mhz) > ABOVE * self.high * top_mhz)
+
+    def contradicted(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Bools:
+        """Whether a plan has a clock at which runs of the cluster were far from what is predicted, (n,)."""
+        lowest = np.nanmin(stage_clock_mhz, axis=1)
+        return np.asarray((self.off_below > 0.0) & (lowest < BELOW * top_mhz))
+
+
+def _highest(stage_clock_mhz: Floats, top_mhz: float | Floats) -> Floats:
+    """Highest clock of each plan (n,), at most the GPU's."""
+    return np.asarray(np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz))
+
+
+TOP_ONLY = MeasuredClocks()

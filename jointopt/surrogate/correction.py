@@ -16,12 +16,13 @@ from jointopt.jobs.catalog.frameworks import of_efficiency
 from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import CostModel, HeatScale, by_mean_power
 from jointopt.physics.sensitivities import CONSTANTS, moved
-from jointopt.surrogate.clock_response import ClockResponse
-from jointopt.surrogate.evidence import Evidence, as_it_is
-from jointopt.surrogate.far_constants import far_by
+from jointopt.surrogate.clock_response import TOP_ONLY, ClockResponse, MeasuredClocks
+from jointopt.surrogate.evidence import Evidence, as_it_is, far_by
+from jointopt.surrogate.heat import LearnedHeat
 from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.intervals import (
     RESULTS,
+    above_peak,
     add_intervals,
     bounds_within_limits,
     narrower,
@@ -34,18 +35,14 @@ from jointopt.surrogate.intervals import (
     with_power_interval,
     with_time_interval,
 )
-from jointopt.surrogate.learned_heat import LearnedHeat
-from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
-from jointopt.surrogate.measured_limits import at_limit
+from jointopt.surrogate.kernel import Runs, together
 from jointopt.surrogate.network_doubt import delay_of, network_half_width
-from jointopt.surrogate.peak_doubt import above_peak
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import Runs, together
+from jointopt.surrogate.power import PowerScale, at_limit
 from jointopt.surrogate.time_unit import as_wide_as_doubt, span_of_doubt
 
 if TYPE_CHECKING:
-    from jointopt.surrogate.model import Conditioned, Surrogate
-    from jointopt.surrogate.own_runs import OwnRuns
+    from jointopt.surrogate.own_cluster import OwnRuns
+    from jointopt.surrogate.surrogate import Conditioned, Surrogate
 
 _MODELS = Path(__file__).parents[1] / "models"
 

@@ -22,9 +22,8 @@ from jointopt.runs.relevance import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import PEAK
-from jointopt.surrogate.measured_limits import MeasuredPower, drawn_by, within_limits
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import Runs, together
+from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.power import MeasuredPower, PowerScale, drawn_by, within_limits
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from jointopt.physics.cost_model import CostModel, by_physics_alone
 from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.sensitivities import sensitivities, shape_columns, share_columns
 from jointopt.surrogate.heat_names import PEAK, RISE
+from jointopt.surrogate.kernel import DELAY, Runs
 from jointopt.surrogate.network_doubt import network_delay
-from jointopt.surrogate.residual_gp import DELAY, Runs
 
 
 def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.alike import are_twins
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_folds import COVERAGE
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.differences import are_twins
+from jointopt.surrogate.kernel import Runs
+from jointopt.surrogate.new_groups import DRAWS, LEAST_GROUPS, SURE, NewGroups, size_groups
+from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
+from jointopt.surrogate.own_mix import COVERAGE, held_half_width, sure_part
+from jointopt.surrogate.surrogate import Surrogate, Widths
 
 FOLDS = 5
 MOST_PAIRS = 400  # of one group, so that a large one does not take all the time
@@ -157,3 +160,123 @@ def conformal(held: list[HeldOut]) -> float:
     scores = np.concatenate([np.abs(h.mean - h.truth) / h.half_width for h in held])
     weight = np.concatenate([np.full(len(h.truth), 1.0 / len(h.truth)) for h in held])
     return float(np.quantile(scores, COVERAGE, weights=weight, method="inverted_cdf"))
+
+
+def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
+    """A `NewGroups` of few ``runs``, by answers of the whole process for those ``held`` out; and what counts of these.
+
+    All of the process where it is `no_worse` than the physics; else as far as it is sure of each plan, if the median
+    error is then no worse than that of the physics; else none of it. Fewer than `LEAST_GROUPS` choose nothing.
+    """
+    some = runs.take(held.rows)
+    group = size_groups(some)
+    count, wider = len(np.unique(group)), 1.0
+    of_physics, of_part = (
+        replace(held, mean=part * held.mean) for part in (0.0, sure_part(held.mean, held.half_width))
+    )
+    weight, as_sure, left = 1.0, False, held
+    if count >= LEAST_GROUPS and not no_worse(held, of_physics, group):
+        as_sure = of_part.median_error <= of_physics.median_error
+        weight, left = (1.0, of_part) if as_sure else (0.0, of_physics)
+    if count >= LEAST_GROUPS:
+        wider = max(held_half_width((left.mean - held.truth) / held.half_width, count), 1.0)
+    judged = {"physics": of_physics, "process": held, "time": left}
+    errors = {name: round(one.median_error, 6) for name, one in judged.items()}
+    found = NewGroups(tuple(np.unique(some.source).tolist()), weight, wider, errors, count, as_sure)
+    return found, replace(left, half_width=wider * held.half_width)
+
+
+def no_worse(held: HeldOut, other: HeldOut, group: Ints, seed: int = 0) -> bool:
+    """Whether the median error of runs ``held`` out is at most the ``other``'s in `SURE` of draws of their groups.
+
+    ``group`` (n,): numbers of the runs' groups, whole ones of which are drawn, as runs of one are off alike.
+    """
+    rng, rows = np.random.default_rng(seed), [np.flatnonzero(group == one) for one in np.unique(group)]
+    errors = np.abs(np.expm1(np.stack([one.mean - one.truth for one in (held, other)])))
+    drawn = (np.concatenate([rows[i] for i in rng.integers(0, len(rows), len(rows))]) for _ in range(DRAWS))
+    medians = np.array([np.median(errors[:, some], axis=1) for some in drawn])
+    return bool((medians[:, 0] <= medians[:, 1]).mean() >= SURE)
+
+
+# Errors of a surrogate on each source's runs that it has not seen, as a table, and the widths that follow.
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Held-out errors of one source, and the held-out predictions behind them."""
+
+    source: str
+    physics: float
+    group_out: HeldOut | None
+    source_out: HeldOut | None
+    three: HeldOut | None
+    ten: HeldOut | None
+    unseen: HeldOut | None  # as source_out and three, under a framework without a profile
+    unseen_three: HeldOut | None
+    few: HeldOut | None = None  # three runs of each cluster and software, with a profile of it and without
+    unseen_few: HeldOut | None = None
+    pairs: Mapping[str, HeldOut | None] = field(default_factory=dict)  # of differences: source_out, three, and unseen
+    new: NewSource | None = None  # what it was off by where nothing of it was known
+    by_size: HeldOut | None = None  # as group_out, by `leave_size_out`: where all that is known of it are few runs
+
+
+def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrogate:
+    """The surrogate, whose widths are 1, with those that the held-out predictions need."""
+    # By how much was known: runs of the source, a profile of its framework, neither. Profiles were fitted to recorded
+    # sources, so that a cluster of one's own lies between these under their profile and under none.
+    kinds = {
+        "measured": ("group_out",), "few": ("few", "unseen_few"),
+        "fitted": ("source_out", "unseen"), "unknown": ("unseen",),
+    }  # fmt: skip
+    held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
+    pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
+    found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
+    widths = replace(
+        found.widths, new_cluster=bounds_of_clusters(new), new_software=bounds_of_software(new),
+        difference_new=_of_new_pairs(scores, "source_out"), difference_unknown=_of_new_pairs(scores, "unseen"),
+    )  # fmt: skip
+    return replace(found, widths=widths)
+
+
+def _of_new_pairs(scores: list[Scores], kind: str) -> float | None:
+    """The factor on the roots of half-widths of differences of that kind; None where there are none.
+
+    What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
+    """
+    held = [h.by_root for s in scores if (h := s.pairs.get(kind))]
+    return conformal(held) if held else None
+
+
+def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
+    """Median errors and coverage per source, one row each, and their means; intervals have the factors ``widths``."""
+    w = widths or Widths()
+    rows = []
+    for s in scores:
+        held = {
+            "group out": (s.group_out, w.measured), "source out": (s.source_out, w.fitted),
+            "+3 runs": _after(s.three, w), "+10 runs": _after(s.ten, w), "framework unknown": (s.unseen, w.unknown),
+            "framework unknown, +3 runs": _after(s.unseen_three, w),
+        }  # fmt: skip
+        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
+        row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
+        held |= {"differences": _by_root(s.pairs.get("source_out"), w.difference_new, w.fitted * w.difference)}
+        if (three := s.pairs.get("three")) and w.difference_after is not None:
+            held |= {"differences, +3 runs": (three.by_root, w.difference_after)}
+        row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
+        if s.new is not None and w.new_cluster is not None and w.new_software is not None:
+            own, generic = s.new.covered(w.new_cluster, w.new_software)
+            row |= {"source out covered": own, "framework unknown covered": generic}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
+    return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
+
+
+def _by_root(held: HeldOut | None, factor: float | None, of_card: float) -> tuple[HeldOut | None, float]:
+    """Held-out differences and the factor on their half-widths; on the roots of these where the card has such."""
+    return (held, of_card) if held is None or factor is None else (held.by_root, factor)
+
+
+def _after(held: HeldOut | None, widths: Widths) -> tuple[HeldOut | None, float]:
+    """Held-out predictions after some runs of the source, and the factor on their half-widths."""
+    return held, widths.of_measured(held.known) if held else 1.0

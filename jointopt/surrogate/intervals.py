@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats
+from jointopt.core.units import TERA
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
+from jointopt.physics.throughput import model_flops_per_token, peak_tflops
+from jointopt.surrogate.clock_response import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
-from jointopt.surrogate.host_doubt import may_wait_for_host
-from jointopt.surrogate.measured_clocks import TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.network_doubt import NETWORK_DOUBT
 
 RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
@@ -389,3 +391,45 @@ def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
 def _bounds(error: dict[str, list[float]], known: Bools) -> tuple[Any, Any]:
     (low, high), (wide_low, wide_high) = error["known"], error["unknown"]
     return np.where(known, low, wide_low), np.where(known, high, wide_high)
+
+
+# Doubt of the time of plans with layers shorter than any recorded: launching their kernels may take longer.
+
+
+def may_wait_for_host(job: Job, columns: Columns, shortest_s: float) -> Bools:
+    """Whether layers of plans (n,) take less than ``shortest_s`` at the GPU's peak, and the host's share is not known.
+
+    A profile with a host floor states it, and captured graphs launch their kernels at once.
+    """
+    training = job.training
+    known = training.framework.host_floor_s > 0.0 or training.cuda_graph or job.cluster.gpu.is_cpu
+    return np.zeros(len(columns["pp"]), bool) if known else layer_peak_s(job, columns) < shortest_s
+
+
+def layer_peak_s(job: Job, columns: Columns) -> Floats:
+    """Seconds of one layer's flops, forward and backward of a micro-batch, at the peak of its precision, (n,).
+
+    The mean over the layers, of model flops (`model_flops_per_token`): a kernel reaches half of the peak, seldom more.
+    NaN without a peak. Degrees and sizes that ``columns`` lack are 1.
+    """
+    one = np.ones(len(columns["pp"]))
+    size, tp, cp = (np.asarray(columns.get(name, one)) for name in ("micro_batch_size", "tp", "cp"))
+    layers, training = replace(job.model, vocab_size=0), job.training
+    flops = model_flops_per_token(layers, training.seq_length, training=training) / job.model.num_layers
+    return np.asarray(flops * training.seq_length * size / (tp * cp) / (peak_tflops(job) * TERA), np.float64)
+
+
+# Doubt of times that measured runs have moved below what the GPU's peak allows.
+
+
+def above_peak(job: Job, columns: Columns) -> Bools:
+    """Whether the flops of the model, causal attention alone, would take longer at the peak than the times (n,).
+
+    False where ``columns`` hold no time, and on a core of a CPU, whose peak has no bound.
+    """
+    if "iteration_time_s" not in columns or job.cluster.gpu.is_cpu:
+        return np.zeros(len(columns["pp"]), bool)
+    training = job.training
+    flops = model_flops_per_token(job.model, training.seq_length, causal=True, training=training)
+    tokens = training.seq_length * training.global_batch_size / job.cluster.num_gpus
+    return np.asarray(columns["iteration_time_s"] < flops * tokens / (peak_tflops(job) * TERA))

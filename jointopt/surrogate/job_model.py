@@ -21,25 +21,22 @@ from jointopt.physics.cost_model import CostModel, Drawn, by_mean_power, memory_
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
-from jointopt.surrogate.evidence import Evidence
-from jointopt.surrogate.far_constants import far_words
+from jointopt.surrogate.evidence import Evidence, far_words
 from jointopt.surrogate.features import clocks_reached, runs_of, watts_at
 from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
+from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.kin import answering, in_part, of_kind, remembered, source_here, warn_of_left_aside
-from jointopt.surrogate.measured_limits import CLOCKS, MeasuredPower, drawn_by, other_limits, within_limits
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
-from jointopt.surrogate.one_attention import as_learned, as_measured
+from jointopt.surrogate.one_recipe import as_learned, as_measured
 from jointopt.surrogate.out_of_memory import surely_out
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.recipe_likelihood import class_words
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.power import CLOCKS, MeasuredPower, PowerScale, drawn_by, other_limits, within_limits
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.measurements import Measurements
-    from jointopt.surrogate.model import Surrogate
+    from jointopt.surrogate.surrogate import Surrogate
 
 _log = logging.getLogger(__name__)
 # A layout is corrected by one factor at every clock: measured runs hardly ever vary the clock.
@@ -229,12 +226,11 @@ class JobModel:
     def learned(self, layouts: Columns, stage_clock_mhz: Floats | None = None) -> tuple[str, ...]:
         """Sentences on what many runs of the cluster move time, power and heat of the first of ``layouts`` by.
 
-        ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs, one on the recipe class that
-        they look like, and `shown_by_few`; none without.
+        ``stage_clock_mhz`` (n, S): clocks of the plans, None: the top one. Of a few runs `shown_by_few`.
         """
         correction = self._correction
         if correction is None or correction.own is None:
-            return (*filter(None, [class_words(self.evidence)]), *self.shown_by_few(layouts))
+            return self.shown_by_few(layouts)
         from jointopt.surrogate.own_words import learned_sentences
 
         clocks = None if stage_clock_mhz is None else stage_clock_mhz[:1]

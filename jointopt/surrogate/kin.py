@@ -12,7 +12,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import Ints
 from jointopt.jobs.job import Job
 from jointopt.surrogate.evidence import Evidence, kind, renamed, sources_of_kind
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.surrogate import Surrogate
 
 _log = logging.getLogger(__name__)
 HERE = "this job"  # the origin of runs that are known of a job, which states none
@@ -90,7 +90,7 @@ def _renamed(surrogate: Surrogate, names: Mapping[str, str], classes: Mapping[st
     new = tuple(replace(one, sources=tuple(names.get(key, key) for key in one.sources)) for one in surrogate.new_groups)
     known = dict(surrogate.card.get("recipe_classes", {})) | {key: of for key, of in classes.items() if of is not None}
     card = dict(surrogate.card) | {"recipe_classes": known}
-    return replace(surrogate, support=support, noise={}, new_groups=new, card=card)
+    return replace(surrogate, support=support, new_groups=new, card=card)
 
 
 def of_kind(keys: Iterable[str], source: str, job: Job) -> list[str]:

@@ -10,13 +10,128 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.surrogate import feasibility
-from jointopt.surrogate.feasibility import GRID, MemoryEvidence, MemoryMargin
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.dataset import Priced
+import math
+from dataclasses import fields
+
+# Probability that a plan fits in memory: a learned correction of the memory model, and how sure it is.
+
+
+GRID = np.linspace(-1.0, 1.0, 201)  # log(measured / predicted memory) of a source
+_FINENESS = 40.0  # points of the table of `fit_probability` per standard deviation of a plan
+_REACH = 9.0  # standard deviations beyond which a plan is certain to fit, or not to, in double precision
+_TAIL = 3.0  # degrees of freedom of measured memory: allocators keep what they once had
+
+
+@dataclass(frozen=True)
+class MemoryMargin:
+    """Error of predicted memory, as standard deviations of log(measured / predicted)."""
+
+    centre: float
+    source_sd: float  # of one source against the next
+    plan_sd: float  # of one plan against the others of its source
+    crash_share: float  # of runs that fail for other reasons, where a table does not keep them apart from OOM
+
+
+@dataclass(frozen=True)
+class MemoryEvidence:
+    """Memory evidence from the runs of one source; loads are log(predicted memory / limit)."""
+
+    log_ratio: Floats = field(default_factory=lambda: np.empty(0))  # log(measured / predicted memory), where measured
+    ok_load: Floats = field(default_factory=lambda: np.empty(0))  # runs that fitted, memory not measured
+    oom_load: Floats = field(default_factory=lambda: np.empty(0))
+    failed_load: Floats = field(default_factory=lambda: np.empty(0))  # out of memory or crashed: in learning alone
+
+    def __len__(self) -> int:
+        return len(self.log_ratio) + len(self.ok_load) + len(self.oom_load)
+
+    def __add__(self, other: MemoryEvidence) -> MemoryEvidence:
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return MemoryEvidence(*map(np.concatenate, pairs))
+
+
+def source_weights(margin: MemoryMargin, evidence: MemoryEvidence) -> Floats:
+    """Probability (201,) of every value of `GRID` after what was measured at a source; sums to 1."""
+    log_weight = log_prior(margin.centre, margin.source_sd) + log_likelihood(evidence, margin.plan_sd)
+    return np.asarray(np.exp(log_weight - np.logaddexp.reduce(log_weight)))
+
+
+def fit_probability(log_load: Floats, weights: Floats, margin: MemoryMargin) -> Floats:
+    """Probability (n,) that plans of that load fit, by `source_weights` of their source; falls with the load.
+
+    The sum over `GRID` of normal distribution functions, by its Taylor series of order 5 around the next of
+    `_FINENESS` points per standard deviation, whose remainder is below 1e-13.
+    """
+    first, step, table = _fit_table(tuple(weights.tolist()), margin.plan_sd)
+    place = np.clip((-log_load - first) / step, 0.0, table.shape[1] - 1.0)
+    nearest = np.rint(place).astype(np.int64)
+    beyond = (place - nearest) * (step / margin.plan_sd)
+    total = np.zeros(len(log_load))
+    for derivative in table[::-1]:
+        total = total * beyond + derivative[nearest]
+    return np.clip(total, 0.0, 1.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _fit_table(weights: tuple[float, ...], plan_sd: float) -> tuple[float, float, Floats]:
+    """(first room, step, Taylor coefficients (6, points) of the probability in standard deviations around each room).
+
+    Room is -log(load). Rooms are so spaced that their distances to `GRID` are multiples of one step.
+    """
+    apart = float(GRID[1] - GRID[0])
+    finer = math.ceil(_FINENESS * apart / plan_sd)
+    step = apart / finer
+    points = 2 * math.ceil((GRID[-1] + _REACH * plan_sd) / step) + 1
+    room = step * (np.arange(points + (len(GRID) - 1) * finer) - (points - 1) // 2 - (len(GRID) - 1) * finer // 2)
+    x = room / plan_sd
+    below = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x.tolist()])
+    density = np.exp(-0.5 * x**2) / math.sqrt(2.0 * math.pi)
+    # derivatives of the density are Hermite polynomials times it
+    series = (below, density, -x * density / 2, (x**2 - 1) * density / 6, (3 * x - x**3) * density / 24,
+              (x**4 - 6 * x**2 + 3) * density / 120)  # fmt: skip
+    windows = (np.lib.stride_tricks.sliding_window_view(part, (len(GRID) - 1) * finer + 1) for part in series)
+    table = np.stack([window[:, ::finer] @ np.array(weights)[::-1] for window in windows])
+    return float(room[0] + GRID[-1]), step, table
+
+
+def load_limit(weights: Floats, margin: MemoryMargin, probability: float) -> float:
+    """The log of the load up to which plans of a source fit with at least that probability."""
+    loads = np.linspace(-2.0, 2.0, 4001)
+    return float(np.interp(-probability, -fit_probability(loads, weights, margin), loads))
+
+
+def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator) -> Bools:
+    """Fit or not of each plan in ``count`` draws (n, count); the source's offset is common to all plans of a draw."""
+    offset = rng.choice(GRID, count, p=weights)
+    own = margin.plan_sd * rng.standard_normal((len(log_load), count))
+    return np.asarray(log_load[:, None] + offset + own <= 0.0)
+
+
+def log_prior(centre: float, deviation: float) -> Floats:
+    """Log of the probability (201,) of every value of `GRID` before a source is measured."""
+    log_weight = -0.5 * ((GRID - centre) / deviation) ** 2
+    return np.asarray(log_weight - np.logaddexp.reduce(log_weight))
+
+
+def log_likelihood(evidence: MemoryEvidence, plan_sd: float, crash_share: float | None = None) -> Floats:
+    """Log-likelihood (201,) of a source's runs at every offset; failures count where the share of crashes is given."""
+    if not len(evidence) and not len(evidence.failed_load):
+        return np.zeros(len(GRID))
+    from scipy.special import log_ndtr, ndtr
+
+    error = (evidence.log_ratio[:, None] - GRID) / plan_sd
+    total = (-0.5 * (_TAIL + 1.0) * np.log1p(error**2 / _TAIL) - np.log(plan_sd)).sum(axis=0)
+    total += log_ndtr((-evidence.ok_load[:, None] - GRID) / plan_sd).sum(axis=0)
+    total += log_ndtr((evidence.oom_load[:, None] + GRID) / plan_sd).sum(axis=0)
+    if crash_share is not None and len(evidence.failed_load):
+        out = ndtr((evidence.failed_load[:, None] + GRID) / plan_sd)
+        total += np.log(crash_share + (1.0 - crash_share) * out).sum(axis=0)
+        total += (len(evidence.log_ratio) + len(evidence.ok_load)) * np.log1p(-crash_share)
+    return np.asarray(total)
 
 
 FEASIBLE = 0.5  # a plan that fits in memory with at least this probability is feasible, for every verb
@@ -50,7 +165,7 @@ class MemoryPosterior:
 
     @functools.cached_property
     def _weights(self) -> Floats:
-        return feasibility.source_weights(self.margin, self.evidence)
+        return source_weights(self.margin, self.evidence)
 
     @property
     def margin(self) -> MemoryMargin:
@@ -69,7 +184,7 @@ class MemoryPosterior:
 
     def largest_load(self, probability: float = FEASIBLE) -> float:
         """Predicted memory (by the physics alone) over the limit at which a plan fits with that probability."""
-        return float(np.exp(feasibility.load_limit(self._weights, self.margin, probability)))
+        return float(np.exp(load_limit(self._weights, self.margin, probability)))
 
     def fits(self, log_load: Floats) -> Bools:
         """Whether plans fit (n,); ``log_load``: log(memory by the physics alone / what a GPU may use)."""
@@ -77,11 +192,11 @@ class MemoryPosterior:
 
     def fit_probability(self, log_load: Floats) -> Floats:
         """Probability that plans of that load fit (n,)."""
-        return feasibility.fit_probability(log_load, self._weights, self.margin)
+        return fit_probability(log_load, self._weights, self.margin)
 
     def fit_draws(self, log_load: Floats, count: int, rng: np.random.Generator) -> Bools:
         """Joint draws of whether plans fit (n, count)."""
-        return feasibility.fit_draws(log_load, self._weights, self.margin, count, rng)
+        return fit_draws(log_load, self._weights, self.margin, count, rng)
 
 
 def log_load(priced: Priced) -> Floats:

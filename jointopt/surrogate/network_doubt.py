@@ -10,7 +10,7 @@ from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.costs import Common
 from jointopt.physics.sensitivities import NETWORK, least_times_s, moved, only
-from jointopt.surrogate.residual_gp import DELAY, Runs
+from jointopt.surrogate.kernel import DELAY, Runs
 
 # How many times slower a network may be than the reference system of its GPU (95 %): Jean Zay's A100 have 6.25 GB/s
 # each, where that system has 25. Recorded runs whose network is assumed, under stand-ins of their profiles: where a

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Floats, Ints
-from jointopt.surrogate.own_folds import held_half_width, sure_part
-from jointopt.surrogate.residual_gp import Runs, kinship
-
-if TYPE_CHECKING:
-    from jointopt.surrogate.held_out import HeldOut
+from jointopt.surrogate.kernel import Runs, kinship
+from jointopt.surrogate.own_mix import sure_part
 
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # that cards may have: earlier versions chose among these
 # Draws of as many groups, with replacement, and the share of them in which the process must be no worse than the
@@ -104,39 +100,3 @@ def _sizes(runs: Runs) -> Floats:
     """Hidden size, layers, sequence length, GPUs and batch (n, 5), as rounded logarithms."""
     batch = runs.matrix(("log2_micro_batches", "log2_micro_batch_size", "log2_dp")).sum(axis=1)
     return np.column_stack([runs.matrix(_SIZES), batch]).round(4) + 0.0  # no negative zero
-
-
-def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
-    """A `NewGroups` of few ``runs``, by answers of the whole process for those ``held`` out; and what counts of these.
-
-    All of the process where it is `no_worse` than the physics; else as far as it is sure of each plan, if the median
-    error is then no worse than that of the physics; else none of it. Fewer than `LEAST_GROUPS` choose nothing.
-    """
-    some = runs.take(held.rows)
-    group = size_groups(some)
-    count, wider = len(np.unique(group)), 1.0
-    of_physics, of_part = (
-        replace(held, mean=part * held.mean) for part in (0.0, sure_part(held.mean, held.half_width))
-    )
-    weight, as_sure, left = 1.0, False, held
-    if count >= LEAST_GROUPS and not no_worse(held, of_physics, group):
-        as_sure = of_part.median_error <= of_physics.median_error
-        weight, left = (1.0, of_part) if as_sure else (0.0, of_physics)
-    if count >= LEAST_GROUPS:
-        wider = max(held_half_width((left.mean - held.truth) / held.half_width, count), 1.0)
-    judged = {"physics": of_physics, "process": held, "time": left}
-    errors = {name: round(one.median_error, 6) for name, one in judged.items()}
-    found = NewGroups(tuple(np.unique(some.source).tolist()), weight, wider, errors, count, as_sure)
-    return found, replace(left, half_width=wider * held.half_width)
-
-
-def no_worse(held: HeldOut, other: HeldOut, group: Ints, seed: int = 0) -> bool:
-    """Whether the median error of runs ``held`` out is at most the ``other``'s in `SURE` of draws of their groups.
-
-    ``group`` (n,): numbers of the runs' groups, whole ones of which are drawn, as runs of one are off alike.
-    """
-    rng, rows = np.random.default_rng(seed), [np.flatnonzero(group == one) for one in np.unique(group)]
-    errors = np.abs(np.expm1(np.stack([one.mean - one.truth for one in (held, other)])))
-    drawn = (np.concatenate([rows[i] for i in rng.integers(0, len(rows), len(rows))]) for _ in range(DRAWS))
-    medians = np.array([np.median(errors[:, some], axis=1) for some in drawn])
-    return bool((medians[:, 0] <= medians[:, 1]).mean() >= SURE)

@@ -17,8 +17,8 @@ import numpy as np
 
 from jointopt.core.schema import Floats
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate.own_folds import COVERAGE
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.kernel import Runs
+from jointopt.surrogate.own_mix import COVERAGE
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced  # it imports pandas, which most predictions never need

@@ -15,9 +15,9 @@ from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.runs.table import row_names
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
-from jointopt.surrogate.own_folds import crossed
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.kernel import Runs
+from jointopt.surrogate.own_mix import crossed
+from jointopt.surrogate.power import PowerScale
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,11 +16,11 @@ from jointopt.physics.sensitivities import CATEGORY
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.features import heat_of, runs_of, watts_at
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
+from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import SENSITIVITY, Mix, inputs
-from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import at_clock
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import Runs, together
+from jointopt.surrogate.power import PowerScale
 
 if TYPE_CHECKING:
     from jointopt.surrogate.correction import Correction

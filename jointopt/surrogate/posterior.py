@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.system import one_blas_thread
-from jointopt.surrogate.residual_gp import (
+from jointopt.surrogate.kernel import (
     CACHED_CELLS,
     Kernel,
     Runs,
@@ -35,41 +34,33 @@ from jointopt.surrogate.residual_gp import (
 DEGREES_OF_FREEDOM = 1.0
 REWEIGHTS, LEAST_SPREAD, LARGEST_SPREAD = 8, 0.3, 20.0
 # (runs, scales): of at most so many runs so many of the likeliest scales count, those chosen before on fewer runs
-SAMPLES = ((40, 10**6), (200, 8), (800, 1))
+SAMPLES = ((200, 8), (800, 1))
 LARGEST_RESIDUAL = 1.5
 LEAST_WEIGHT = 0.003  # of scales that are not dropped
 LARGE = 256  # rows of a matrix, above which its root is multiplied
 Singles = npt.NDArray[np.float32]
 CELLS = 4_000_000  # scales x runs x measured runs that are held at a time
-# Multiples of the kernel's standard deviations, and the share of sources that each is expected of. Recorded sources
-# alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted to have
-# been 37 % off by nearly one factor, and their networks ten times slower than assumed
-# (docs/appendix/surrogate-experiments.md).
-_MULTIPLES = (
-    ((1.0, 0.7), (3.0, 0.3)),  # one factor for all runs
-    ((0.3, 0.5), (1.0, 0.35), (4.0, 0.15)),  # network between nodes
-    ((0.1, 0.3), (0.5, 0.4), (1.2, 0.3)),  # other constants
-    ((0.6, 0.35), (1.6, 0.35), (4.0, 0.3)),  # smooth function
-    ((0.6, 0.4), (1.5, 0.35), (5.0, 0.25)),  # noise: recipes that a table does not distinguish are 40 % apart
-)
+# Eight kinds of clusters: multiples of the kernel's standard deviations of one factor for all runs, the network between
+# nodes, other constants, the smooth function and noise, and the share of sources that each is expected of. Recorded
+# sources alone want the narrow ones: the profiles of the physics were fitted to them. Clusters that nothing was fitted
+# to have been 37 % off by nearly one factor, and their networks ten times slower than assumed; recipes that a table
+# does not distinguish are 40 % apart. 162 scales did no better (docs/appendix/surrogate-experiments.md).
+_KINDS = np.array([
+    (1.0, 0.6, 0.6, 0.8, 0.8, 0.18),  # as recorded
+    (1.0, 0.6, 0.6, 2.5, 0.8, 0.17),  # plans differ by what the physics does not know
+    (1.0, 0.6, 0.6, 0.8, 4.0, 0.12),  # runs of a plan differ
+    (1.0, 0.6, 0.6, 2.5, 4.0, 0.11),
+    (3.0, 0.6, 0.6, 0.8, 0.8, 0.15),  # all runs are slower or faster
+    (3.0, 0.6, 0.6, 1.2, 4.0, 0.10),
+    (1.0, 4.0, 0.6, 1.2, 0.8, 0.10),  # another network
+    (1.0, 4.0, 0.6, 1.2, 4.0, 0.07),
+])  # fmt: skip
 # Deviation of the one factor: sources whose profiles never saw them are off by 0.10 in the median (root mean square
 # over 13), the recorded ones, which profiles were fitted to, by 0.05 to 0.07
 LEAST_FACTOR = 0.09
 LEAST_NETWORK = 0.48  # deviation of the network's logarithm: recorded clusters, whose networks are known, teach less
 LONGER = 1.5  # than in the kernel: lengths of the smooth function, whose scales are wider than recorded sources want
-SCALES = np.array(list(itertools.product(*([m for m, _ in term] for term in _MULTIPLES))))  # (scales, 5)
-SHARES = np.array([np.prod(p) for p in itertools.product(*([p for _, p in term] for term in _MULTIPLES))])
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Noise of measured runs as reweighting finds it: of those that count, under scales of some share each."""
-
-    rows: Ints  # (m,): positions of the runs that count
-    squares: Floats  # (scales, 5): squared multiples of the terms and of the noise
-    share: Floats  # (scales,), of sum 1
-    spread: Floats  # (scales, m): variance of each run's noise over the kernel's
-    log_evidence: float
+SCALES, SHARES = _KINDS[:, :5], _KINDS[:, 5]  # (scales, 5), (scales,)
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,6 @@ class Posterior:
     inverse: Floats | None = None  # (scales, runs, runs), of the covariance of what was measured
     noise_variance: Floats | None = None  # (scales,)
     log_evidence: float = 0.0  # of what was measured, less what is the same for any kernel
-    noise: Noise | None = None  # that all of this follows from, which takes most of the time to find
 
     @property
     def log_evidence_near(self) -> float:
@@ -130,10 +120,6 @@ class Posterior:
             mean[at] = self.share @ means
             deviation[at] = np.sqrt(np.maximum(self.share @ (variance + means**2) - mean[at] ** 2, 1e-9))
         return mean, deviation
-
-    def without_noise(self, deviation: Floats) -> Floats:
-        """The ``deviation`` (n,) of `predict` without the noise of a run to come."""
-        return np.asarray(np.sqrt(np.maximum(np.square(deviation) - 0.5 * self.noise_of_two, 1e-9)))
 
     @functools.cached_property
     def _root(self) -> list[Singles]:
@@ -221,15 +207,12 @@ def _wider(kernel: Kernel) -> Kernel:
     )  # fmt: skip
 
 
-def condition(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
+def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
 
     Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
-    ``noise``: of the posterior after the same runs, where it was kept; nothing is then reweighted.
     """
     kernel = _wider(kernel)
-    if noise is not None:
-        return _again(kernel, runs, residual, noise)
     scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
     order = np.random.default_rng(0).permutation(len(runs))
     for size, count in SAMPLES if len(runs) else ():
@@ -242,25 +225,11 @@ def condition(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None 
     return posterior
 
 
-def condition_alone(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
+def condition_alone(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """`condition` under the kernel's own scales alone: one that was learned from runs of the very source."""
-    if noise is not None:
-        return _again(kernel, runs, residual, noise)
     if not len(runs):
         return Posterior(kernel, np.ones((1, 5)), np.ones(1))
     return _under(kernel, np.ones((1, 5)), np.ones(1), runs, residual)[1]
-
-
-@one_blas_thread
-def _again(kernel: Kernel, runs: Runs, residual: Floats, noise: Noise) -> Posterior:
-    """The posterior that had that ``noise``, to the last digit."""
-    some = runs.take(noise.rows)
-    variance = _variance(kernel, noise.squares)
-    covariance = _with_noise(_prior(kernel, noise.squares, some), variance * noise.spread)
-    inverse = _inverse(covariance)
-    weights = (inverse @ _bounded(residual[noise.rows])[:, None])[:, :, 0]
-    found = weights, inverse, _typical(variance, noise.spread)
-    return Posterior(kernel, noise.squares, noise.share, some, *found, noise.log_evidence, noise)
 
 
 @one_blas_thread
@@ -283,10 +252,9 @@ def _under(
     share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
     log_evidence = float(np.log(share.sum()) + likely.max())
-    found = (squares, share / share[kept].sum(), spread, weights, inverse, _typical(variance, spread))
-    squares, share, spread, weights, inverse, noise_variance = (values[kept] for values in found)
-    noise = Noise(rows, squares, share, spread, log_evidence)
-    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence, noise)
+    found = (squares, share / share[kept].sum(), weights, inverse, _typical(variance, spread))
+    squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
+    return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence)
 
 
 def _inverse(covariance: Floats) -> Floats:

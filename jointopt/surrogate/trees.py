@@ -6,14 +6,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from jointopt.core.schema import Floats
 
 if TYPE_CHECKING:
-    from jointopt.surrogate.residual_trees import ResidualBooster
+    import xgboost
+
     from jointopt.surrogate.tree_files import Forest
 
 
@@ -51,6 +52,17 @@ SETTINGS = {
 LATER_SETTINGS = {"subsample", "colsample"}  # which cards of trees that see every row and column lack
 
 
+class Fitted(Protocol):
+    """A `ResidualBooster` that was fitted."""
+
+    booster_: xgboost.XGBRegressor
+    low_: Floats
+    high_: Floats
+
+    def get_params(self) -> dict[str, Any]:
+        """Its settings."""
+
+
 @dataclass(frozen=True)
 class Trees:
     """Trained trees: the settings of `ResidualBooster`, its range of training, and the file that holds its trees."""
@@ -58,12 +70,12 @@ class Trees:
     settings: Mapping[str, Any]
     low: Floats
     high: Floats
-    source: Path | ResidualBooster
+    source: Path | xgboost.XGBRegressor
 
     @classmethod
-    def of(cls, booster: ResidualBooster) -> Trees:
+    def of(cls, booster: Fitted) -> Trees:
         """The trees of a booster that was fitted."""
-        return cls(booster.get_params(), booster.low_, booster.high_, booster)
+        return cls(booster.get_params(), booster.low_, booster.high_, booster.booster_)
 
     @classmethod
     def read(cls, path: Path, settings: Mapping[str, Any] | None) -> Trees | None:
@@ -82,7 +94,7 @@ class Trees:
 
     def save(self, path: Path) -> dict[str, Any]:
         """Write the trees as XGBoost's JSON; what a card holds of them for `read`."""
-        self.booster.booster_.get_booster().save_model(path)
+        self.regressor.get_booster().save_model(path)
         return {"parameters": dict(self.settings), "low": self.low.tolist(), "high": self.high.tolist()}
 
     @property
@@ -96,26 +108,20 @@ class Trees:
         return TrainingRange.of(self.low, self.high, self.settings.get("categories"), self.settings.get("monotone"))
 
     @functools.cached_property
-    def booster(self) -> ResidualBooster:
+    def regressor(self) -> xgboost.XGBRegressor:
         """The trees themselves; TableError for a file that holds none of this shape."""
         if not isinstance(self.source, Path):
             return self.source
-        from jointopt.surrogate.residual_trees import ResidualBooster
         from jointopt.surrogate.tree_files import load_regressor
 
-        booster = ResidualBooster(**self.settings)
-        booster.booster_ = load_regressor(self.source, len(self.low))
-        booster.low_, booster.high_ = self.low, self.high
-        booster.n_features_in_ = len(self.low)
-        return booster
+        return load_regressor(self.source, len(self.low))
 
     def predict(self, features: Floats) -> Floats:
         """Correction of log(measured / physics) after strength and gate, (n,)."""
         if not self.strength:
             return np.zeros(len(features))
-        if len(features) > MANY or self._forest is None:
-            return self.booster.predict(features)
-        return self.strength * self.range.gate(features) * self._forest.predict(features)
+        trees = self.regressor if len(features) > MANY or self._forest is None else self._forest
+        return np.asarray(self.strength * self.range.gate(features) * trees.predict(features), np.float64)
 
     def contributions(self, features: Floats) -> Floats:
         """Shares of each feature in `predict`, and behind them that of none, (n, k + 1), whose sum `predict` is.
@@ -124,7 +130,7 @@ class Trees:
         """
         import xgboost
 
-        answer = self.booster.booster_.get_booster().predict(xgboost.DMatrix(features), pred_contribs=True)
+        answer = self.regressor.get_booster().predict(xgboost.DMatrix(features), pred_contribs=True)
         gate = self.strength * self.range.gate(features)
         return np.asarray(answer * gate[:, None], np.float64)
 

@@ -26,7 +26,6 @@ from jointopt.surrogate.known_rows import Fingerprints, fingerprints
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.power_unit import MeasuredWatts, static_power_w
 from jointopt.surrogate.precision_doubt import precision_lines
-from jointopt.surrogate.recipe_likelihood import class_lines
 from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.predict import predict
@@ -72,9 +71,6 @@ def evaluate(
     of_precision = precision_lines(some)
     for sentence in [*of_unit, *_doubts(judged, of_precision), *of_precision.values(), *_power_doubts(judged)]:
         _log.warning("%s", sentence)
-    if given is None or not runs.table.equals(given.table):  # else `predict` has logged them
-        for sentence in class_lines(some):
-            _log.info("The table judged: %s", sentence)
     groups = [dict(zip(known, key, strict=True)) | _figures(rows) for key, rows in judged.groupby(known, sort=False)]
     learned = _learned_rows(runs, judged, surrogate, given)
     return Evaluation(pd.DataFrame(groups), _figures(judged, ranked=False), _summary(judged), learned)

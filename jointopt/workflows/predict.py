@@ -32,18 +32,17 @@ from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
 from jointopt.surrogate.heat_names import HEAT_COLUMNS
 from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
+from jointopt.surrogate.kernel import kinship
 from jointopt.surrogate.kin import answering, at_hand
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import MemoryPosterior
 from jointopt.surrogate.network_doubt import network_assumed, network_delay
-from jointopt.surrogate.one_class import of_learned_class
-from jointopt.surrogate.recipe_likelihood import class_lines
-from jointopt.surrogate.residual_gp import kinship
+from jointopt.surrogate.one_recipe import of_learned_class
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.model import Surrogate
+    from jointopt.surrogate.surrogate import Surrogate
 
 _log = logging.getLogger(__name__)
 _BLANKS: dict[str, tuple[bool | str, type]] = {
@@ -202,10 +201,7 @@ def _evidence(runs: Measurements, sources: set[str], given: int) -> dict[str, Ev
         works = [part.work for part, alike in zip(parts, kin.tolist(), strict=True) if alike > 0.0]
         effect = "they correct its rows in part"
         _log.warning("%s", unlike_line(works, len(runs.table), "framework, GPU or node size than the table", effect))
-    evidence = runs.evidence_by_source()
-    for line in class_lines(evidence):
-        _log.info("%s: %s", runs.name, line)
-    return evidence
+    return runs.evidence_by_source()
 
 
 def _log_unpredicted(reasons: Mapping[int, str]) -> None:

@@ -29,8 +29,8 @@ from jointopt.runs.table import checked_results, read_table, readable_runs, toge
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.timed_rows import Use
+from jointopt.surrogate.lower_bounds import Use
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
 from jointopt.workflows.answers import from_files, paths
 

@@ -24,13 +24,11 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.own_folds import crossed, folds_by_model
-from jointopt.surrogate.own_mix import inputs
-from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, supporting
-from jointopt.surrogate.own_training import learn_source
+from jointopt.surrogate.kernel import Kernel, Runs, default_kernel
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, supporting
+from jointopt.surrogate.own_mix import crossed, folds_by_model, inputs
 from jointopt.surrogate.posterior import condition
-from jointopt.surrogate.residual_gp import Kernel, Runs, default_kernel
-from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, training_set
+from jointopt.surrogate.training import OWN_BROKEN, TrainingSet, learn_source, training_set
 
 ROWS = (30, 100, 300, 1000, 3000, 10_000)
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "layouts_nanotron_ultrascale.csv"

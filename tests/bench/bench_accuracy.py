@@ -23,7 +23,7 @@ from scipy.stats import kendalltau
 import jointopt
 from jointopt.runs.workloads import workloads
 from jointopt.studies import figures
-from jointopt.surrogate.host_doubt import layer_peak_s
+from jointopt.surrogate.intervals import layer_peak_s
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = "python tests/bench/bench_accuracy.py --write DATA_FOLDER"

@@ -19,8 +19,14 @@ from memory_margin import learn_margin, own_margin
 
 import jointopt
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.feasibility import MemoryEvidence, MemoryMargin, fit_probability, source_weights
-from jointopt.surrogate.memory import log_load, memory_evidence
+from jointopt.surrogate.memory import (
+    MemoryEvidence,
+    MemoryMargin,
+    fit_probability,
+    log_load,
+    memory_evidence,
+    source_weights,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"

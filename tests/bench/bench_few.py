@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from bench_accuracy import ROOT, clean
+from bench_accuracy import ROOT, SOURCES, clean
 from threadpoolctl import threadpool_limits
 
 from jointopt.core.schema import Floats, Ints
@@ -37,7 +37,7 @@ from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction, load_surrogate
 from jointopt.surrogate.dataset import Priced, SourceTexts, price, timed_runs
 from jointopt.surrogate.evidence import evidence_by_source, with_kin
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
 
 PROFILES = ("own", "generic")
@@ -74,9 +74,9 @@ class Recorded:
 
 
 def read(folder: Path, profile: str) -> dict[str, Recorded]:
-    """Every table of the folder as the physics prices it under that profile."""
-    paths = {path.stem.removeprefix("layouts_"): path for path in sorted(folder.glob("layouts_*.csv"))}
-    return {name: recorded(timed(name, pd.read_csv(path)), profile) for name, path in paths.items()}
+    """The tables of the folder, those of `SOURCES`, as the physics prices them under that profile."""
+    paths = {name: folder / f"layouts_{name}.csv" for name in SOURCES}
+    return {name: recorded(timed(name, pd.read_csv(path)), profile) for name, path in paths.items() if path.exists()}
 
 
 def timed(name: str, table: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from bench_replay import DATA, TIME, groups, job_document
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.within_job import Spread
+from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.expectation import Growing, Outlook, earlier_runs
 

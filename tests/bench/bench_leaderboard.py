@@ -51,10 +51,9 @@ from jointopt.studies import figures
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, timed_runs
 from jointopt.surrogate.files import save
-from jointopt.surrogate.held_out import HeldOut, pairs, predict_pairs
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.held_out import HeldOut, Scores, pairs, predict_pairs, with_calibrated_widths
 from jointopt.surrogate.new_sources import NewSource, factors_by_others
-from jointopt.surrogate.scores import Scores, with_calibrated_widths
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, cross_validate, fit, learn_kernel, training_set
 
 PAGE, HEADING = ROOT / "docs" / "appendix" / "accuracy-by-source.md", "## Leaderboard"

@@ -26,14 +26,13 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.core.system import one_blas_thread
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
-from jointopt.surrogate.held_out import HeldOut
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.new_groups import NewGroups, judge_new_groups, size_groups
-from jointopt.surrogate.own_folds import folds_by_model, units_left_out
-from jointopt.surrogate.own_runs import LEAST_RUNS, OwnRuns, supporting
-from jointopt.surrogate.own_training import learn_source
-from jointopt.surrogate.residual_gp import Kernel
-from jointopt.surrogate.training import LEAST_ROWS, OWN_BROKEN, TrainingSet, leave_size_out, training_set
+from jointopt.surrogate.held_out import HeldOut, judge_new_groups
+from jointopt.surrogate.kernel import Kernel
+from jointopt.surrogate.new_groups import NewGroups, size_groups
+from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, supporting
+from jointopt.surrogate.own_mix import folds_by_model, units_left_out
+from jointopt.surrogate.surrogate import Surrogate
+from jointopt.surrogate.training import LEAST_ROWS, OWN_BROKEN, TrainingSet, learn_source, leave_size_out, training_set
 
 
 def main() -> None:

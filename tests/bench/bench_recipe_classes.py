@@ -8,9 +8,6 @@ The default folder is ../shared/data beside the repository; rows are those that 
   source's times is right, everything else as in the source's own profile;
 - spread: standard deviation (1.48 times the median one) of log(measured / predicted) there.
 
-Then which class drawn runs look like (`jointopt.surrogate.recipe_likelihood`): shares of 10 draws of three and ten runs
-of each GPU and software, right, wrong and undecided.
-
 Then errors of sources under the profile of another class, as they are and with the class stated; the factor between
 classes is learned without the source that is judged.
 """
@@ -30,9 +27,6 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.framework import Framework
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.surrogate.dataset import PricedPlans, timed_runs
-from jointopt.surrogate.evidence import Evidence
-from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.recipe_likelihood import class_words
 
 # by who ran them and how; of vtrain it is not stated
 VENDOR, UNKNOWN = ("korthikanti_2205_05198", "mlperf_pretrain", "nvidia_nemo_docs"), ("vtrain",)
@@ -82,22 +76,6 @@ def judged(table: pd.DataFrame, works: list[Workload], profile: str, by: float) 
     return [float(np.nanmedian(np.abs(np.expm1(-ratio)))) for ratio in times]
 
 
-def shares(table: pd.DataFrame, vendor: bool, count: int) -> tuple[float, float, float]:
-    """Shares of draws of ``count`` runs whose class is found right, found wrong, and not found."""
-    found = []
-    for one in Measurements(table).evidence_by_source().values():
-        for draw in range(10 if one.runs is not None and len(one.runs) > count else 0):
-            rows = np.random.default_rng(draw).choice(len(one.timed), count, replace=False)
-            drawn = Evidence(one.runs.take(rows), one.residual[rows], (one.priced[0].take(rows),), np.ones(count, bool))
-            words = class_words(drawn)
-            found.append(words.partition("look like a ")[2])
-    right = [("vendor" in text) == vendor for text in found if text]
-    if not found:
-        return np.nan, np.nan, np.nan
-    share = 1.0 / len(found)
-    return sum(right) * share, (len(right) - sum(right)) * share, 1.0 - len(right) * share
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -117,11 +95,6 @@ def main() -> None:
     without = [between(logs, name) for name in logs]
     print(f"\ncommunity over vendor {between(logs):.3f}, {min(without):.3f} to {max(without):.3f} without one source")
     print(f"deviation of the logarithms of communities' factors {np.std(ours, ddof=1):.3f}\n")
-    for name, (table, _) in sources.items():
-        for count in (3, 10):
-            right, wrong, undecided = shares(table.head(60), name in (*VENDOR, *UNKNOWN), count)
-            print(f"{name:24s} {count:2d} runs: right {right:4.0%}  wrong {wrong:4.0%}  undecided {undecided:4.0%}")
-    print()
     for name, source in sources.items():
         vendor, by = name in (*VENDOR, *UNKNOWN), between(logs, name)
         for profile in OTHERS["vendor" if vendor else "community"]:

@@ -25,10 +25,9 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.search.acquire import SAMPLES, acquire
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price
-from jointopt.surrogate.feasibility import MemoryEvidence, fit_draws, fit_probability, source_weights
-from jointopt.surrogate.memory import memory_margin
-from jointopt.surrogate.residual_gp import Runs, together
-from jointopt.surrogate.within_job import INFORMED, Adapted, Spread, adapted, plan_features
+from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.memory import MemoryEvidence, fit_draws, fit_probability, memory_margin, source_weights
+from jointopt.surrogate.tune_model import INFORMED, Adapted, Spread, adapted, plan_features
 from jointopt.workflows.campaign.candidates import Candidates, listed
 from jointopt.workflows.tune import tune
 

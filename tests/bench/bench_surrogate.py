@@ -41,7 +41,7 @@ from jointopt.runs.table import write_table
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.held_out import group_folds, measured_split
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, fit, learn_kernel, source_weights, training_set  # fmt: skip
 from jointopt.workflows.predict import predict
 

@@ -28,7 +28,7 @@ from jointopt.physics.cost_model import CostModel
 from jointopt.physics.sensitivities import with_clock_shares
 from jointopt.search.pareto import non_dominated, volume
 from jointopt.studies.learning.truths import FOLLOWING, Drawn, jobs, physics_with_steps, simulated
-from jointopt.surrogate.within_job import Spread
+from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import Candidates, searched
 from jointopt.workflows.campaign.expectation import Earlier, Outlook
 from jointopt.workflows.tune import tune

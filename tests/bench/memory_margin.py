@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jointopt.core.schema import Floats
-from jointopt.surrogate.feasibility import GRID, MemoryEvidence, MemoryMargin, log_likelihood, log_prior
+from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, log_likelihood, log_prior
 
 _MOST = 100.0  # runs that a source counts for in learning, so that a big one does not drown the rest
 _MOST_OF_ONE = 10.0  # the same where one framework's own margin is learned

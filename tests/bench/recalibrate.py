@@ -20,9 +20,9 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from jointopt.surrogate.files import load, save
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.held_out import score_table, with_calibrated_widths
 from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
-from jointopt.surrogate.scores import score_table, with_calibrated_widths
+from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.training import TrainingSet, cross_validate, training_set
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -30,10 +30,11 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.model import Surrogate
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.own_kernel import OwnKernel
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
-from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.trees import Trees
 
 JOB = shipped_job("opt-350m-2x4-a100")
@@ -121,7 +122,7 @@ def _predictions(folder: Path, name: str, in_whole: bool) -> object:
     surrogate = load(folder)
     for trees in _trees(surrogate, "" if name == CARD else name):
         columns = np.zeros((2, len(trees.low)))
-        answers = trees.predict(columns), trees.booster.predict(columns), trees.contributions(columns)
+        answers = trees.predict(columns), trees.regressor.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):
             raise FloatingPointError("trees predict what is not finite")
     model = JobModel.of(JOB, str(folder))

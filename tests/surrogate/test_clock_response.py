@@ -19,6 +19,7 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.studies.learning import truths
 from jointopt.surrogate.clock_response import (
+    BELOW,
     LEAST_BELOW,
     ClockResponse,
     LearnedResponse,
@@ -29,11 +30,10 @@ from jointopt.surrogate.clock_response import (
 )
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.measured_clocks import BELOW
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_folds import folds_by_model
-from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.residual_gp import Runs, default_kernel
+from jointopt.surrogate.kernel import Runs, default_kernel
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.own_mix import folds_by_model
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, training_set
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict

@@ -18,13 +18,13 @@ from jointopt.core.atomic_write import READY
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import CARD, SUPPORT, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
+from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, inputs
-from jointopt.surrogate.own_runs import OwnRuns
 from jointopt.surrogate.own_targets import OwnTarget
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import Trees
 
 pytestmark = pytest.mark.long  # the short part of a campaign
@@ -120,7 +120,7 @@ def reason(folder: Path, name: str) -> str:
         found = load(folder)
         trees = dict(zip(TREES, (found.trees, *(mix.trees for mix in found.own[0].mixes.values())), strict=True))
         if (one := trees.get(name)) is not None:
-            for answers in (one.predict(columns), one.booster.predict(columns), one.contributions(columns)):
+            for answers in (one.predict(columns), one.regressor.predict(columns), one.contributions(columns)):
                 assert np.abs(answers).max() < 100.0
     except TableError as error:
         return str(error)

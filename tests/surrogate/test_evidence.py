@@ -13,7 +13,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, kind, power_log_ratio, sources_of_kind
-from jointopt.surrogate.residual_gp import FEATURES, Runs
+from jointopt.surrogate.kernel import FEATURES, Runs
 
 
 def evidence(count: int, source: str = "lab", static_w: float = 0.0, first: float = 0.0) -> Evidence:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from jointopt.surrogate.feasibility import (
+from jointopt.surrogate.memory import (
     GRID,
     MemoryEvidence,
     MemoryMargin,

@@ -12,8 +12,7 @@ from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
-from jointopt.surrogate.host_doubt import layer_peak_s, may_wait_for_host
-from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals
+from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals, layer_peak_s, may_wait_for_host
 
 PLANS = {
     name: np.array(values) for name, values in {"pp": [1, 1, 1], "tp": [1, 4, 8], "micro_batch_size": [1, 1, 2]}.items()

@@ -14,6 +14,7 @@ from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.catalog.kernels import scaling_recipe
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
+from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
@@ -31,7 +32,6 @@ from jointopt.surrogate.intervals import (
     with_power_interval,
     with_time_interval,
 )
-from jointopt.surrogate.measured_clocks import MeasuredClocks
 
 
 def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:

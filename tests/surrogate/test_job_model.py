@@ -27,9 +27,9 @@ from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.memory import cost_of_failing
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.polish import Schedule, polish
 from jointopt.workflows.propose import propose

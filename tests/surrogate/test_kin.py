@@ -12,13 +12,13 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.kernel import Runs, together
 from jointopt.surrogate.kin import answering, as_one, at_hand, of_kind, remembered, source_here
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.residual_gp import Runs, together
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.workflows.predict import predict
 from tests.surrogate.test_job_model import measured_runs
-from tests.surrogate.test_own_runs import KERNEL, runs
+from tests.surrogate.test_own_cluster import KERNEL, runs
 
 HERE, LAB = "this job|{}|a100-sxm4-40gb|4", "lab|{}|a100-sxm4-40gb|4"
 PROFILE = "megatron-deepspeed"

@@ -21,9 +21,8 @@ from jointopt.search.exact import exact_front_of_profiles
 from jointopt.search.pareto import is_covered, objectives
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.measured_limits import at_limit, drawn_by
-from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.power import PowerScale, at_limit, drawn_by
 from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import search_problem
 from jointopt.workflows.predict import predict

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jointopt.surrogate.dataset import price, with_results
-from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.memory import (
     FEASIBLE,
+    MemoryEvidence,
     MemoryPosterior,
     cost_of_failing,
     log_load,

@@ -16,12 +16,11 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.files import load, save, write_card
-from jointopt.surrogate.held_out import HeldOut
+from jointopt.surrogate.held_out import HeldOut, Scores, judge_new_groups
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.model import Surrogate, Widths
-from jointopt.surrogate.new_groups import NewGroups, judge_new_groups
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
-from jointopt.surrogate.scores import Scores
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.new_groups import NewGroups
+from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.training import _of_few
 from jointopt.workflows.explain import explain
 from jointopt.workflows.propose import propose

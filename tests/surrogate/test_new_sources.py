@@ -9,7 +9,7 @@ import pytest
 
 from jointopt.core.schema import Floats
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.new_sources import (
     DOUBT,
     HOST,
@@ -20,7 +20,7 @@ from jointopt.surrogate.new_sources import (
     host_share,
     stand_in,
 )
-from jointopt.surrogate.residual_gp import Runs, default_kernel
+from jointopt.surrogate.surrogate import Surrogate, Widths
 
 WIDTHS = Widths(new_cluster=(0.2, 0.3), new_software=(0.4, 0.5))
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.surrogate.other_jobs import OtherJobs, from_other_jobs, with_own_rows
-from jointopt.surrogate.own_runs import Measured
-from jointopt.surrogate.residual_gp import Runs
-from tests.surrogate.test_own_runs import KERNEL, noise, runs, steps, timed
+from jointopt.surrogate.kernel import Runs
+from jointopt.surrogate.own_cluster import Measured
+from jointopt.surrogate.tune_model import OtherJobs, from_other_jobs, with_own_rows
+from tests.surrogate.test_own_cluster import KERNEL, noise, runs, steps, timed
 
 
 def learned(plans: Runs, known: Runs, residual: Floats, log_power: float = np.nan) -> OtherJobs | None:

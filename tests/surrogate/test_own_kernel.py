@@ -8,13 +8,26 @@ import numpy as np
 import pytest
 
 from jointopt.core.schema import Floats
-from jointopt.surrogate import residual_gp
-from jointopt.surrogate.own_kernel import OF_MODELS, SHAPES, OwnKernel, _penalised, inputs, learn_alone, unlikelihood
+from jointopt.surrogate import kernel as residual_gp
+from jointopt.surrogate.kernel import (
+    FEATURES,
+    OF_MODELS,
+    SHAPES,
+    Kernel,
+    Runs,
+    _penalised,
+    _task,
+    contrast_variances,
+    default_kernel,
+    learn_alone,
+    terms,
+    unlikelihood,
+    variances,
+)
 from jointopt.surrogate.posterior import condition_alone
-from jointopt.surrogate.residual_gp import FEATURES, Kernel, Runs, contrast_variances, default_kernel, terms, variances
 
 SHARED = default_kernel(2)
-KERNEL = replace(OwnKernel.around(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
+KERNEL = replace(Kernel.own(SHARED), constants=(0.1, 0.2), varying=(0.3, 0.4), shape=0.5, source=0.6)
 
 
 def drawn(count: int, seed: int = 0) -> Runs:
@@ -58,7 +71,7 @@ def test_variances_are_the_diagonal_and_differences_what_two_runs_do_not_share()
 
 def test_logarithms_are_those_of_every_hyperparameter() -> None:
     logs = np.linspace(-3.0, 1.0, len(KERNEL.pack()))
-    again = OwnKernel.unpack(logs, 2)
+    again = KERNEL.unpack(logs)
     np.testing.assert_allclose(again.pack(), logs)
     assert all(found == wanted for found, wanted in again.sizes.values())
     assert replace(again, varying=(1.0,)).sizes["varying constants"] == (1, 2)
@@ -66,8 +79,9 @@ def test_logarithms_are_those_of_every_hyperparameter() -> None:
 
 def test_the_gradient_of_learning_is_that_of_what_it_minimises() -> None:
     rng, some = np.random.default_rng(0), drawn(14)
-    middle = OwnKernel.around(SHARED).pack()
-    given = (inputs(some), some.sensitivity, 0.2 * rng.standard_normal(14), middle)
+    centre = Kernel.own(SHARED)
+    given = [[_task(some, 0.2 * rng.standard_normal(14), 1.0, centre)]], centre
+    middle = np.append(centre.pack(), np.log(0.03))
     logs = middle + 0.1 * rng.standard_normal(len(middle))
     _, gradient = _penalised(logs, *given)
     for i, slope in enumerate(gradient):
@@ -92,7 +106,7 @@ def test_residuals_have_the_likelihood_of_their_covariance() -> None:
     some, y = drawn(3), np.array([0.1, -0.2, 0.3])
     covariance = terms(KERNEL, some, some).sum(axis=0) + KERNEL.noise**2 * np.eye(3)
     expected = 0.5 * y @ np.linalg.solve(covariance, y) + 0.5 * np.linalg.slogdet(covariance)[1]
-    assert unlikelihood(KERNEL, inputs(some), some.sensitivity, y)[0] == pytest.approx(expected)
+    assert unlikelihood(KERNEL, _task(some, y, 1.0, KERNEL))[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("far", [-4.0, 4.0])

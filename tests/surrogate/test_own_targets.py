@@ -21,7 +21,7 @@ from jointopt.jobs.jobfile import job_from_options, shipped_job
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.bounds import idle_power_w
 from jointopt.physics.cost_model import CostModel, by_physics_alone
-from jointopt.surrogate import own_runs
+from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import relabelled
@@ -29,9 +29,8 @@ from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.own_cluster import Measured, OwnRuns
 from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_runs import Measured, OwnRuns
 from jointopt.surrogate.own_targets import (
     OwnTarget,
     at_rest_w,
@@ -40,14 +39,15 @@ from jointopt.surrogate.own_targets import (
     limit_overshoot,
     measures_heat,
 )
-from jointopt.surrogate.power_scale import PowerScale
+from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import training_set
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.propose import propose
 from tests.surrogate.test_job_model import measured_runs
-from tests.surrogate.test_own_runs import KERNEL, STATIC_W, noise, runs, steps
+from tests.surrogate.test_own_cluster import KERNEL, STATIC_W, noise, runs, steps
 
 PLAN, AIR_C = "dp=4 tp=2 micro_batch_size=4 clock_mhz=1410", 22.5
 
@@ -243,7 +243,7 @@ def own_of_steps() -> OwnRuns:
     blank = np.full(120, np.nan)
     heat = {PEAK: (peaks, values), RISE: (rare, values / 10.0)}
     measured = Measured(some, noise(120), blank, np.full(120, 0.25), STATIC_W, heat)
-    return own_runs.learn_own("lab|megatron-lm|h100-sxm5-80gb|8", measured, KERNEL)[0]
+    return own_cluster.learn_own("lab|megatron-lm|h100-sxm5-80gb|8", measured, KERNEL)[0]
 
 
 def test_peaks_count_with_trees_as_far_as_they_help_and_only_from_fifty_runs_on() -> None:
@@ -368,7 +368,7 @@ def test_peaks_of_the_physics_alone_know_nothing_of_what_was_learned() -> None:
 
 
 def test_runs_under_lower_limits_are_priced_by_the_power_of_those_under_the_highest() -> None:
-    from jointopt.surrogate.own_training import learn_source
+    from jointopt.surrogate.training import learn_source
 
     table = pd.concat([measured_runs(job(), 1.0)] * 10, ignore_index=True)
     whole = price(with_results(table))
@@ -413,7 +413,7 @@ def judged(*, limited: bool) -> tuple[OwnTarget, float]:
     log_ratio = np.log(np.minimum(1.3 * values, 1.04 * of_run) / values)
     blank = np.full(120, np.nan)
     some = Measured(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
-    target, errors, _ = own_runs._target_of("peak power", some, log_ratio, 0, values)
+    target, errors, _ = own_cluster._target_of("peak power", some, log_ratio, 0, values)
     return target, errors["peak power"]
 
 

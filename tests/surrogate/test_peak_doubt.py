@@ -11,7 +11,7 @@ import pytest
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
-from jointopt.surrogate.peak_doubt import above_peak
+from jointopt.surrogate.intervals import above_peak
 from jointopt.workflows.predict import predict
 
 JOB = Job("j", load_model("llama-2-7b"), Training(4096, 64), build_cluster({"gpu": "h100-sxm5-80gb", "nodes": 1}))

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import huber
 
-from jointopt.surrogate.power_scale import RUN_SD, SOURCE_SD, PowerScale, _two, _two_are_better, power_scale
+from jointopt.surrogate.power import RUN_SD, SOURCE_SD, PowerScale, _two, _two_are_better, power_scale
 
 
 def test_nothing_measured_moves_nothing() -> None:

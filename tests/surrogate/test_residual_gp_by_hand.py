@@ -7,6 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jointopt.surrogate.kernel import (
+    FEATURES,
+    Runs,
+    _penalised,
+    _tasks,
+    default_kernel,
+    kinship,
+    terms,
+    unlikelihood,
+    variances,
+)
 from jointopt.surrogate.posterior import (
     LARGE,
     SCALES,
@@ -17,18 +28,6 @@ from jointopt.surrogate.posterior import (
     _squared,
     _under,
     condition,
-)
-from jointopt.surrogate.residual_gp import (
-    FEATURES,
-    Kernel,
-    Runs,
-    _penalised_likelihood,
-    _tasks,
-    _unlikelihood,
-    default_kernel,
-    kinship,
-    terms,
-    variances,
 )
 
 KERNEL = replace(default_kernel(2), constants=(0.1, 0.2), source=0.3, shape=0.5, noise=0.03)
@@ -72,15 +71,14 @@ def test_kernels_are_packed_as_logarithms_in_the_order_of_their_terms() -> None:
     packed = np.exp(KERNEL.pack())
     assert packed[:4] == pytest.approx([0.1, 0.2, 0.3, 0.5])
     assert packed[-1] == pytest.approx(0.03)
-    assert Kernel.unpack(np.log(packed), 2).shape == pytest.approx(0.5)
+    assert KERNEL.unpack(np.log(packed)).shape == pytest.approx(0.5)
 
 
 def test_without_runs_the_prior_is_that_of_all_scales_with_the_noise_of_a_heavy_tail() -> None:
     mean, deviation = condition(KERNEL, TWO.take(np.array([], np.int64)), np.zeros(0)).predict(TWO)
     assert mean.tolist() == [0.0, 0.0]
-    factor, constants = 0.7 + 0.3 * 3.0**2, 0.3 * 0.1**2 + 0.4 * 0.5**2 + 0.3 * 1.2**2
-    smooth = 0.35 * 0.6**2 + 0.35 * 1.6**2 + 0.3 * 4.0**2
-    noise = 0.4 * 0.6**2 + 0.35 * 1.5**2 + 0.25 * 5.0**2
+    factor, constants, noise = 0.75 + 0.25 * 3.0**2, 0.6**2, 0.6 * 0.8**2 + 0.4 * 4.0**2
+    smooth = 0.45 * 0.8**2 + 0.28 * 2.5**2 + 0.27 * 1.2**2
     rest = 0.09 * factor + 0.25 * smooth + 2 * 0.0009 * noise
     assert deviation == pytest.approx(np.sqrt(np.array([0.17, 0.13]) * constants + rest))
     assert SHARES.sum() == pytest.approx(1.0)
@@ -101,9 +99,9 @@ def reweighted(prior: float, y: float, noise: float) -> tuple[float, float, floa
 @pytest.mark.parametrize(("y", "used"), [(0.1, 0.1), (-0.9, -0.9), (4.0, 1.5)])
 def test_one_run_moves_another_by_their_covariance(y: float, used: float) -> None:
     first, second = TWO.take(np.array([0])), TWO.take(np.array([1]))
-    scale = np.flatnonzero((SCALES == [1.0, 1.0, 0.5, 1.6, 1.5]).all(axis=1))
-    # times 0.5, 1.6 and 1.5: 0.1, 0.2, 0.5 and 0.3
-    kernel = replace(KERNEL, constants=(0.2, 0.4), shape=0.5 / 1.6, noise=0.2)
+    scale = np.flatnonzero((SCALES == [1.0, 0.6, 0.6, 0.8, 0.8]).all(axis=1))
+    # times 0.6, 0.8 and 0.8: 0.1, 0.2, 0.5 and 0.3
+    kernel = replace(KERNEL, constants=(0.1 / 0.6, 0.2 / 0.6), shape=0.5 / 0.8, noise=0.3 / 0.8)
     over, total, weight = reweighted(0.09 + 0.17 + 0.25, used, 0.09)
     cross = 0.03 - 0.08 + 0.09 + SMOOTH
     mean, deviation = _under(kernel, SCALES[scale], SHARES[scale], first, np.array([y]))[1].predict(second)
@@ -129,12 +127,12 @@ def test_runs_weigh_scales_by_how_likely_they_make_them() -> None:
 
 def tasks_of(y: float = 0.2, n: int = 1):
     row = runs([[1.0, 2.0]] * n, [0.0] * n, [0.2] * n, "g" * n)
-    return _tasks(row, np.full(n, y), np.random.default_rng(0))
+    return _tasks(row, np.full(n, y), np.random.default_rng(0), KERNEL)
 
 
 def test_a_source_of_one_run_has_the_likelihood_of_a_normal() -> None:
     # y²/2K + log(K)/2, without the constant
-    value, _, _ = _unlikelihood(KERNEL, tasks_of()[0], 0.01)
+    value, _ = unlikelihood(replace(KERNEL, noise=0.1), tasks_of()[0])
     assert value == pytest.approx(0.5 * 0.04 / 0.52 + 0.5 * np.log(0.52))
 
 
@@ -142,13 +140,13 @@ def test_a_source_of_one_run_has_the_likelihood_of_a_normal() -> None:
 def test_a_source_counts_for_one_sample_of_twelve_runs_at_most(n: int, count: int, size: int) -> None:
     tasks = tasks_of(n=n)
     assert len(tasks) == count
-    assert [len(task.residual) for task in tasks] == [len(task.runs) for task in tasks] == [size] * count
+    assert [len(task.residual) for task in tasks] == [len(task.inputs) for task in tasks] == [size] * count
     assert sum(task.weight for task in tasks) == pytest.approx(1.0)
 
 
 def test_residuals_far_from_a_source_s_median_are_clipped_at_a_half() -> None:
     rows = runs([[0.0, 0.0]] * 3, [0.0] * 3, [0.0] * 3, "ggg")
-    for task in _tasks(rows, np.array([0.1, 0.2, 3.0]), np.random.default_rng(0)):
+    for task in _tasks(rows, np.array([0.1, 0.2, 3.0]), np.random.default_rng(0), KERNEL):
         assert sorted(task.residual) == pytest.approx([0.1, 0.2, 0.7])
 
 
@@ -157,10 +155,10 @@ def test_learning_weighs_a_prior_on_logarithms_and_on_the_noise_of_each_source()
     centre = KERNEL.pack()
     logs = np.append(centre, np.log(0.06))
     logs[2] += 0.5
-    kernel = replace(KERNEL, source=0.3 * np.exp(0.5))
+    kernel = replace(KERNEL, source=0.3 * np.exp(0.5), noise=0.06)
     tasks = tasks_of()
-    own = sum(task.weight * _unlikelihood(kernel, task, 0.06**2)[0] for task in tasks)
-    value, _ = _penalised_likelihood(logs, [tasks], centre, 2)
+    own = sum(task.weight * unlikelihood(kernel, task)[0] for task in tasks)
+    value, _ = _penalised(logs, [tasks], KERNEL)
     assert value == pytest.approx(0.125 + 0.5 * (np.log(2) / 0.7) ** 2 + own)
 
 

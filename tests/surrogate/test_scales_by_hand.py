@@ -8,20 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from jointopt.surrogate.feasibility import (
-    GRID,
-    MemoryEvidence,
-    MemoryMargin,
-    fit_probability,
-    load_limit,
-    source_weights,
-)
-from jointopt.surrogate.model import Surrogate, Widths
+from jointopt.surrogate.kernel import Runs, default_kernel
+from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, load_limit, source_weights
 from jointopt.surrogate.posterior import condition
-from jointopt.surrogate.power_scale import power_scale
-from jointopt.surrogate.residual_gp import Runs, default_kernel
+from jointopt.surrogate.power import power_scale
 from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.within_job import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
+from jointopt.surrogate.surrogate import Surrogate, Widths
+from jointopt.surrogate.tune_model import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
 from tests.bench.memory_margin import loss
 
 MARGIN = MemoryMargin(centre=0.05, source_sd=0.2, plan_sd=0.1, crash_share=0.1)

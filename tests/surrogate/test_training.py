@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from jointopt.core.errors import TableError
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate import own_training, training
-from jointopt.surrogate.held_out import HeldOut, calibrated, group_folds, measured_split
-from jointopt.surrogate.own_training import measured
-from jointopt.surrogate.residual_gp import Runs, default_kernel
-from jointopt.surrogate.scores import Scores, score_table
+from jointopt.surrogate import training
+from jointopt.surrogate import training as own_training
+from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, group_folds, measured_split, score_table
+from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
@@ -29,6 +28,7 @@ from jointopt.surrogate.training import (
     fit,
     leave_group_out,
     leave_source_out,
+    measured,
     source_weights,
     train,
     training_set,

@@ -30,8 +30,8 @@ from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_mix import Mix
 from jointopt.surrogate.own_targets import OwnTarget
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.within_job import Spread
+from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.expectation import Earlier, Outlook, beside_surrogate, earlier_runs
 from jointopt.workflows.explain import explain

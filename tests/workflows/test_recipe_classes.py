@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.runs.workloads import workloads
 from jointopt.workflows.campaign.candidates import measurement_columns
 from jointopt.workflows.check import check
-from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.explain import explain
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain
@@ -70,32 +68,6 @@ def test_rows_of_runs_keep_the_class_of_their_job() -> None:
     (work,), _ = workloads(rows[2].assign(iteration_time_s=1.0))
     assert work.job.training.recipe_class == "community"
     assert work.job.training.framework == job_of(**CLASSES[2]).training.framework
-
-
-def test_explain_states_what_the_measured_runs_look_like(community: pd.DataFrame) -> None:
-    (sentence,) = explain(job_of(), PLAN, measured=community).learned
-    assert sentence.startswith("3 measured runs take 1.1")
-    assert "1.00 times as long as a community recipe: they look like a community recipe (" in sentence
-
-
-def test_predict_and_evaluate_state_the_likely_class_of_every_source(
-    community: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    evaluate(community, surrogate="none")
-    predict(community.drop(columns="iteration_time_s"), measured=community)
-    messages = [record.message.split(": ", 1) for record in caplog.records if "they look like" in record.message]
-    assert [table for table, _ in messages] == ["The table judged", "the measured runs given"]
-    assert messages[0][1] == messages[1][1]
-    assert messages[0][1].startswith("megatron-lm, a100-sxm4-80gb, 8 GPUs a node: 3 measured runs take ")
-
-
-def test_a_table_judged_by_its_own_runs_states_its_class_once(
-    community: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    evaluate(community, surrogate="none", measured=community)
-    assert caplog.text.count("they look like") == 1
 
 
 STATED = [("", ""), ("community", ""), ("", "Community"), ("community", "community")]

@@ -15,7 +15,7 @@ import pytest
 from jointopt.core.errors import InfeasibleError, TableError, UsageError
 from jointopt.runs.store import Store
 from jointopt.surrogate.files import load, write_card
-from jointopt.surrogate.scores import Scores, score_table
+from jointopt.surrogate.held_out import Scores, score_table
 from jointopt.workflows import retrain as retraining
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.predict import predict

@@ -17,6 +17,16 @@ from jointopt.workflows.campaign import expectation as outlook_module
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.expectation import Earlier, Growing, Outlook
 from tests.surrogate.test_own_runs import KERNEL, runs, timed
+from jointopt.measure.launchers.replay import ReplayLauncher
+from jointopt.surrogate import tune_model
+from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.tune_model import Spread
+from jointopt.workflows.campaign import outlook as outlook_module
+from jointopt.workflows.campaign.candidates import listed
+from jointopt.workflows.campaign.earlier import Earlier
+from jointopt.workflows.campaign.growing import Growing
+from jointopt.workflows.campaign.outlook import Outlook
+from tests.surrogate.test_own_cluster import KERNEL, runs, timed
 
 UNUSED: Any = None
 
@@ -35,7 +45,7 @@ def learned_from(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(index))
         return np.full(40, float(len(index)))
 
-    monkeypatch.setattr(other_jobs, "with_own_rows", learn)
+    monkeypatch.setattr(tune_model, "with_own_rows", learn)
     return counts
 
 

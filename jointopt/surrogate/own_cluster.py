@@ -15,26 +15,28 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse, MeasuredClocks
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
-from jointopt.surrogate.measured_clocks import MeasuredClocks
-from jointopt.surrogate.measured_limits import MeasuredPower
-from jointopt.surrogate.own_folds import (
+from jointopt.surrogate.kernel import Kernel, Runs, learn_alone
+from jointopt.surrogate.own_mix import (
+    LEAST_GAIN,
+    Blend,
+    CrossedTrees,
+    Mix,
     crossed,
     folds_by_layout,
     folds_by_model,
     held_half_width,
+    learn_mix,
     median_error,
+    mixed_again,
     model_names,
     sure_part,
     units_left_out,
 )
-from jointopt.surrogate.own_kernel import learn_alone
-from jointopt.surrogate.own_mix import LEAST_GAIN, Blend, CrossedTrees, Mix, learn_mix, mixed_again
 from jointopt.surrogate.own_targets import OwnTarget, at_rest_w, limit_cut, line_clocks
-from jointopt.surrogate.posterior import Noise, Posterior, condition, condition_alone
-from jointopt.surrogate.power_scale import PowerScale, power_scale
-from jointopt.surrogate.residual_gp import Kernel, Runs
+from jointopt.surrogate.posterior import Posterior, condition, condition_alone
+from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
 
 LEAST_RUNS = 50  # of one source, below which the process of all sources answers alone
 SUPPORT = 1000  # runs that the process remembers; trees see all
@@ -101,11 +103,11 @@ class OwnRuns:
         """Power by factors alone, by which runs under other limits are priced; None where it was not learned."""
         return MeasuredPower(self.power, self.measured_limit_w) if self.knows_power else None
 
-    def process(self, shared: Kernel, runs: Runs, residual: Floats, noise: Noise | None = None) -> Posterior:
-        """The process after runs of the source; ``shared``: the kernel of all sources, ``noise``: theirs, if known."""
+    def process(self, shared: Kernel, runs: Runs, residual: Floats) -> Posterior:
+        """The process after runs of the source; ``shared``: the kernel of all sources."""
         if self.kernel is None:
-            return condition(shared, runs, residual, noise)
-        return condition_alone(self.kernel, runs, residual, noise)
+            return condition(shared, runs, residual)
+        return condition_alone(self.kernel, runs, residual)
 
     def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""

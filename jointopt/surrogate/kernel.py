@@ -1,9 +1,11 @@
 """A Gaussian process on the residual of the physics, r = log(measured / predicted), with the physics in its kernel."""
 
-# r = J·δ + u + s(x) + noise: J the sensitivity of the predicted time to the physics' own constants
+# r = J·δ + J·δ(z) + u + s(x) + noise: J the sensitivity of the predicted time to the physics' own constants
 # (`jointopt.physics.sensitivities.sensitivities`), δ how far those of this cluster and software are off, u one factor
-# for all runs of the source, s a smooth function of shape and shares. Hyperparameters by marginal likelihood over
-# recorded sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1); what a posterior makes of them: `posterior`.
+# for all runs of the source, s a smooth function of shape and shares; δ(z) in the kernel of one cluster's own runs
+# alone: what constants vary by with the shape z of a plan, since a product that is slow at narrow widths costs by its
+# share of the time (Hastie and Tibshirani 1993, Varying-coefficient models). Hyperparameters by marginal likelihood
+# over recorded sources (Rasmussen and Williams 2006, sections 5.1 and 5.4.1). What runs make of it: `posterior`.
 
 from __future__ import annotations
 
@@ -30,11 +32,21 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 USUAL_LENGTHS = {"plan": 2.0, "switch": 1.0, "model": 2.0, "software": 1.0, "size": 2.0, "share": 0.3}
 FEATURES = tuple(name for names in CLASSES.values() for name in names)
+# Of one cluster's own runs: what merely distinguishes models would fit hundreds of runs of ten of them; what it does to
+# a rank's work is in its width, layers and tokens
+OF_MODELS = ("log2_hidden", "log2_layers", "log2_head_dim")
+SHARES = CLASSES["share"]
+SHAPES = tuple(name for name in FEATURES if name not in (*OF_MODELS, *SHARES))
+LEAST_SHARE, OCTAVE = 0.02, 0.3  # added to shares, so that far smaller ones are alike; what a factor of two counts as
+VARYING, SENSITIVITY_LENGTH = 0.5, 0.3  # what constants vary by, of what they are off by, and the length, before runs
+USUAL_NOISE, NOISES = 0.03, 0.7  # of runs, and by how many logarithms that differs
+OWN_RUNS = 500  # of one cluster that hyperparameters are learned from
 DELAY = "network_delay"  # a feature that nothing is learned from: see `jointopt.surrogate.network_doubt`
 # Correlation of what sources of one origin are off by: one software on other GPUs or nodes, other software on that GPU.
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
 TASKS = 8  # samples of one source
+TURNS, OWN_TURNS, NEAR_TURNS = 60, 40, 12  # of learning: by all sources, by one cluster's runs, from close by
 CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: three times as fast
 
 
@@ -114,24 +126,43 @@ def together(parts: Sequence[Runs]) -> Runs:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Standard deviations of each term, of logarithms of time, and lengths over which the smooth term varies."""
+    """Standard deviations of each term, of logarithms of time, and lengths over which the smooth term varies.
+
+    One of a cluster's own runs has what its constants vary by too, over ``varying_lengths`` of `SHAPES`, and lengths of
+    its own `inputs`; one that sources share has neither, and a length per name in `FEATURES`.
+    """
 
     constants: tuple[float, ...]
     source: float
     shape: float
-    lengths: tuple[float, ...]  # one per name in `FEATURES`
+    lengths: tuple[float, ...]
     noise: float
+    varying: tuple[float, ...] = ()  # standard deviations of what constants vary by
+    varying_lengths: tuple[float, ...] = ()
 
     @classmethod
-    def unpack(cls, logs: Floats, count: int) -> Self:
-        """The kernel of `pack` with ``count`` constants."""
-        v = np.exp(logs).tolist()
-        return cls(tuple(v[:count]), v[count], v[count + 1], tuple(v[count + 2 : -1]), v[-1])
+    def own(cls, shared: Kernel) -> Self:
+        """The centre of the prior on that of one cluster's own runs, after the kernel of all sources."""
+        of = dict(zip(FEATURES, shared.lengths, strict=True))
+        shapes, shares = ([of[name] for name in names] for names in (SHAPES, SHARES))
+        lengths = (*shapes, *shares, *[SENSITIVITY_LENGTH] * len(shared.constants))
+        varying = tuple(VARYING * value for value in shared.constants)
+        return cls(shared.constants, shared.source, shared.shape, lengths, USUAL_NOISE, varying, tuple(shapes))
+
+    def unpack(self, logs: Floats) -> Self:
+        """The kernel of `pack`, of as many constants and lengths as this one."""
+        values = np.exp(logs).tolist()
+        ends = np.cumsum([len(self.constants), 1, 1, len(self.lengths), len(self.varying), len(self.varying_lengths)])
+        constants, source, shape, lengths, varying, varying_lengths, noise = (
+            tuple(values[start:end]) for start, end in zip([0, *ends], [*ends, None], strict=True)
+        )
+        return type(self)(constants, source[0], shape[0], lengths, noise[0], varying, varying_lengths)
 
     @property
     def values(self) -> tuple[float, ...]:
         """All hyperparameters, one after the other."""
-        return (*self.constants, self.source, self.shape, *self.lengths, self.noise)
+        first = (*self.constants, self.source, self.shape, *self.lengths)
+        return (*first, *self.varying, *self.varying_lengths, self.noise)
 
     def pack(self) -> Floats:
         """Logarithms of `values`."""
@@ -140,29 +171,66 @@ class Kernel:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Numbers of each tuple as they are, and as they should be."""
-        return {"lengths": (len(self.lengths), len(FEATURES))}
+        if not self.varying:
+            return {"lengths": (len(self.lengths), len(FEATURES))}
+        count = len(self.constants)
+        found = {"lengths": (len(self.lengths), len(SHAPES) + len(SHARES) + count)}
+        found["varying constants"] = len(self.varying), count
+        return found | {"lengths of varying constants": (len(self.varying_lengths), len(SHAPES))}
+
+    def inputs(self, runs: Runs) -> Floats:
+        """Inputs (n, k) of the smooth function: `FEATURES`, or those of one cluster's own runs.
+
+        Of these `SHAPES`, logarithms of `SHARES`, sensitivities: what merely distinguishes models is none.
+        """
+        if not self.varying:
+            return runs.matrix(FEATURES)
+        shares = OCTAVE * np.log2(np.maximum(runs.matrix(SHARES), 0.0) + LEAST_SHARE)
+        return np.hstack([runs.matrix(SHAPES), shares, runs.sensitivity])
 
     def points(self, runs: Runs) -> Floats:
-        """Features (n, `FEATURES`) in units of the lengths over which the smooth function varies."""
-        return np.asarray(runs.matrix(FEATURES) / self.lengths)
+        """`inputs` in units of the lengths over which the smooth function varies.
+
+        Beside them, of one cluster's own runs, shapes in units of theirs and sensitivities in those of ``varying``.
+        """
+        x = self.inputs(runs)
+        if not self.varying:
+            return np.asarray(x / self.lengths)
+        shapes = x[:, : len(SHAPES)] / self.varying_lengths
+        return np.hstack([x / self.lengths, shapes, runs.sensitivity * self.varying])
 
     def smooth(self, x: Floats, y: Floats) -> Floats:
-        """Prior covariance (n, m) of the smooth function at `points`, of one source."""
-        out = alike(x, y)
+        """Prior covariance (n, m) of the smooth function and of varying constants at `points`, of one source."""
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
+        out = alike(a, b)
         out *= self.shape**2
+        if self.varying:
+            out += alike(shape_a, shape_b) * (moved_a @ moved_b.T)
         return out
 
     def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
-        """`smooth` times ``weights`` (m,), (n,), without ever holding it."""
-        return self.shape**2 * alike_sums(x, y, weights)
+        """`smooth` times ``weights`` (m,), (n,): of shapes, which many plans have in common, once for each."""
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
+        smooth = self.shape**2 * alike_sums(a, b, weights)
+        if not self.varying:
+            return smooth
+        first, of = distinct([*shape_a.T])
+        constants = alike_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
+        return np.asarray((constants * moved_a).sum(axis=1) + smooth)
 
     def smooth_variance(self, x: Floats) -> Floats:
         """Prior variance (n,) of the same."""
-        return np.full(len(x), self.shape**2)
+        return np.asarray(self.shape**2 + np.square(self._parts(x)[2]).sum(axis=1))
 
     def smooth_apart(self, x: Floats, y: Floats) -> Floats:
         """Prior variance (n,) of its difference between `points` and as many others, or one."""
-        return 2.0 * self.shape**2 * apart(x, y)
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
+        moved = np.square(moved_a - moved_b).sum(axis=1)
+        moved += 2.0 * (moved_a * moved_b).sum(axis=1) * apart(shape_a, shape_b)
+        return np.asarray(moved + 2.0 * self.shape**2 * apart(a, b))
+
+    def _parts(self, points: Floats) -> list[Floats]:
+        return np.split(points, np.cumsum([len(self.lengths), len(self.varying_lengths)]), axis=1)
 
 
 def default_kernel(constants: int) -> Kernel:
@@ -289,88 +357,114 @@ def learn(sources: Sequence[tuple[Runs, Floats]], seed: int = 0) -> Kernel:
     drowns the rest and that priors are as good as a few runs need. A log-normal prior around `default_kernel` keeps
     in place what no source informs.
     """
-    rng = np.random.default_rng(seed)
-    parts = [_tasks(runs, y, rng) for runs, y in sources if len(y) >= 4]
-    return _likeliest(parts, default_kernel(sources[0][0].sensitivity.shape[1]))
+    rng, centre = np.random.default_rng(seed), default_kernel(sources[0][0].sensitivity.shape[1])
+    parts = [_tasks(runs, y, rng, centre) for runs, y in sources if len(y) >= 4]
+    return _likeliest(parts, centre, np.append(centre.pack(), np.full(len(parts), np.log(0.04))), TURNS)
 
 
-def _likeliest(parts: list[list[_Task]], centre: Kernel) -> Kernel:
+def learn_alone(runs: Runs, residual: Floats, shared: Kernel, seed: int = 0, start: Kernel | None = None) -> Kernel:
+    """Hyperparameters that make the residuals (n,) of many runs of one source likely, around those of all sources.
+
+    ``start``: hyperparameters close to those found, to be quicker.
+    """
+    rows = np.random.default_rng(seed).choice(len(residual), min(OWN_RUNS, len(residual)), replace=False)
+    some, y = runs.take(rows.astype(np.int64)), _near_middle(residual)[rows]
+    centre = Kernel.own(shared)
+    first, turns = (centre, OWN_TURNS) if start is None else (start, NEAR_TURNS)
+    logs = np.append(first.pack()[:-1], np.log([USUAL_NOISE, first.noise]))
+    return _likeliest([[_task(some, y, 1.0, centre)]], centre, logs, turns)
+
+
+def _near_middle(residual: Floats) -> Floats:
+    middle = np.median(residual)
+    return np.clip(residual, middle - 0.5, middle + 0.5)
+
+
+def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Floats, turns: int) -> Kernel:
     """Hyperparameters of the greatest likelihood times prior; each part of ``parts`` has a noise of its own."""
     from scipy.optimize import minimize
 
-    middle, count = centre.pack(), len(centre.constants)
-    around = np.concatenate([middle, np.full(len(parts), np.log(0.04))])
+    around = np.append(centre.pack(), np.full(len(parts), np.log(USUAL_NOISE)))
     found = minimize(
-        _penalised_likelihood, around, args=(parts, middle, count), jac=True, method="L-BFGS-B",
-        bounds=[(value - 4.0, value + 4.0) for value in around], options={"maxiter": 60},
+        _penalised, start, args=(parts, centre), jac=True, method="L-BFGS-B",
+        bounds=[(value - 4.0, value + 4.0) for value in around], options={"maxiter": turns},
     )  # fmt: skip
-    logs = found.x[: len(middle)].copy()
-    logs[-1] = np.median(found.x[len(middle) :]) if parts else middle[-1]
-    return Kernel.unpack(logs, count)
+    count = len(centre.values)
+    noise = np.median(found.x[count:]) if parts else centre.pack()[-1]
+    return centre.unpack(np.append(found.x[: count - 1], noise))
 
 
 @dataclass(frozen=True)
 class _Task:
-    runs: Runs
-    squares: Floats  # (features, n, n): squared differences of each feature
+    inputs: Floats
+    sensitivity: Floats
     kin: Floats
     residual: Floats
     weight: float
 
 
-def _tasks(runs: Runs, residual: Floats, rng: np.random.Generator) -> list[_Task]:
+def _tasks(runs: Runs, residual: Floats, rng: np.random.Generator, kernel: Kernel) -> list[_Task]:
     """Samples of a source that count for one together, as many as it takes to see its runs twice."""
     size = min(TASK_RUNS, len(residual))
     count = min(TASKS, -(-2 * len(residual) // size))
-    y = np.clip(residual, np.median(residual) - 0.5, np.median(residual) + 0.5)
+    y = _near_middle(residual)
     drawn = (rng.choice(len(y), size, replace=False).astype(np.int64) for _ in range(count))
-    return [_task(runs.take(rows), y[rows], 1.0 / count) for rows in drawn]
+    return [_task(runs.take(rows), y[rows], 1.0 / count, kernel) for rows in drawn]
 
 
-def _task(runs: Runs, residual: Floats, weight: float) -> _Task:
-    x = runs.matrix(FEATURES).T
-    squares = np.square(x[:, :, None] - x[:, None, :])
-    return _Task(runs, squares, kinship(runs.source, runs.source), residual, weight)
+def _task(runs: Runs, residual: Floats, weight: float, kernel: Kernel) -> _Task:
+    return _Task(kernel.inputs(runs), runs.sensitivity, kinship(runs.source, runs.source), residual, weight)
 
 
-def _penalised_likelihood(logs: Floats, parts: list[list[_Task]], centre: Floats, count: int) -> tuple[float, Floats]:
-    """Negative log of likelihood times prior, and its gradient with respect to the logarithms."""
-    kernel = Kernel.unpack(logs[: len(centre)], count)
-    away = logs[: len(centre)] - centre
-    noisy = (logs[len(centre) :] - np.log(0.03)) / 0.7
+def _penalised(logs: Floats, parts: list[list[_Task]], centre: Kernel) -> tuple[float, Floats]:
+    """Negative log of likelihood times a log-normal prior, and its gradient with respect to the logarithms."""
+    count = len(centre.values)
+    away = logs[:count] - centre.pack()
+    noisy = (logs[count:] - np.log(USUAL_NOISE)) / NOISES
     total = 0.5 * float(np.square(away).sum() + np.square(noisy).sum())
-    gradient = np.concatenate([away, noisy / 0.7])
-    for i, tasks in enumerate(parts, len(centre)):
+    gradient = np.concatenate([away, noisy / NOISES])
+    for i, tasks in enumerate(parts, count):
+        kernel = centre.unpack(np.append(logs[: count - 1], logs[i]))
         for task in tasks:
-            value, slope, slope_of_noise = _unlikelihood(kernel, task, float(np.exp(2.0 * logs[i])))
+            value, slope = unlikelihood(kernel, task)
             total += task.weight * value
-            gradient[: len(centre) - 1] += task.weight * slope
-            gradient[i] += task.weight * slope_of_noise
+            gradient[: count - 1] += task.weight * slope[:-1]
+            gradient[i] += task.weight * slope[-1]
     return total, gradient
 
 
-def _unlikelihood(kernel: Kernel, task: _Task, noise: float) -> tuple[float, Floats, float]:
-    """Negative log likelihood of one sample, and its slopes: the kernel's packed logarithms but the last, the noise.
+def unlikelihood(kernel: Kernel, task: _Task) -> tuple[float, Floats]:
+    """Negative log likelihood of the residuals of one sample, and its slopes by the kernel's packed logarithms.
 
     Rasmussen and Williams 2006, equations 5.8 and 5.9.
     """
     from scipy.linalg import cho_factor, cho_solve
 
-    j, kin = task.runs.sensitivity, task.kin
-    squares = np.square(kernel.constants)
-    distance = np.tensordot(1.0 / np.square(kernel.lengths), task.squares, 1)
-    smooth = kernel.shape**2 * np.exp(-0.5 * distance) * kin
+    x, j, kin = task.inputs, task.sensitivity, task.kin
+    z, squares, varied = x[:, : len(kernel.varying_lengths)], np.square(kernel.constants), np.square(kernel.varying)
+    smooth = kernel.shape**2 * alike(x / kernel.lengths, x / kernel.lengths) * kin
     prior = ((j * squares) @ j.T + kernel.source**2) * kin + smooth
-    factor = cho_factor(prior + noise * np.eye(len(j)), lower=True)
+    if kernel.varying:
+        like = alike(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
+        product = (j * varied) @ j.T * like
+        prior += product
+    factor = cho_factor(prior + kernel.noise**2 * np.eye(len(j)), lower=True)
     inverse = cho_solve(factor, np.eye(len(j)))
     alpha = inverse @ task.residual
     value = 0.5 * float(task.residual @ alpha) + float(np.log(np.diag(factor[0])).sum())
     outer = 0.5 * (inverse - np.outer(alpha, alpha))
     within, bent = outer * kin, outer * smooth
-    slope = np.concatenate([
+    slopes = [
         2.0 * squares * ((within @ j) * j).sum(axis=0),
-        [2.0 * kernel.source**2 * within.sum()],
-        [2.0 * bent.sum()],
-        np.tensordot(task.squares, bent, 2) / np.square(kernel.lengths),
-    ])  # fmt: skip
-    return value, slope, 2.0 * noise * float(np.trace(outer))
+        2.0 * np.array([kernel.source**2 * within.sum(), bent.sum()]),
+        _slope_of_lengths(bent, x) / np.square(kernel.lengths),
+    ]
+    if kernel.varying:
+        slopes.append(2.0 * varied * (((outer * like) @ j) * j).sum(axis=0))
+        slopes.append(_slope_of_lengths(outer * product, z) / np.square(kernel.varying_lengths))
+    return value, np.concatenate([*slopes, [2.0 * kernel.noise**2 * float(np.trace(outer))]])
+
+
+def _slope_of_lengths(outer: Floats, x: Floats) -> Floats:
+    """Sum of ``outer`` (n, n), symmetric, times squared differences of each column of x (n, k), (k,)."""
+    return np.asarray(2.0 * (np.square(x).T @ outer.sum(axis=1) - ((outer @ x) * x).sum(axis=0)))

@@ -14,23 +14,26 @@ from hypothesis import strategies as st
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate import own_mix, own_runs
+from jointopt.surrogate import own_cluster, own_mix
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save
-from jointopt.surrogate.model import Surrogate
-from jointopt.surrogate.own_folds import (
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
+from jointopt.surrogate.own_cluster import Measured, OwnRuns, _best_blend, _best_process, learn_own
+from jointopt.surrogate.own_mix import (
+    Blend,
+    CrossedTrees,
+    Mix,
     count_distinct,
     folds_by_layout,
     folds_by_model,
     held_half_width,
+    learn_mix,
     median_error,
     units_left_out,
 )
-from jointopt.surrogate.own_mix import Blend, CrossedTrees, Mix, learn_mix
-from jointopt.surrogate.own_runs import Measured, OwnRuns, _best_blend, _best_process, learn_own
 from jointopt.surrogate.posterior import condition
-from jointopt.surrogate.power_scale import PowerScale
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel
+from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.trees import Trees
 
 SOURCE = "lab|megatron-lm|h100-sxm5-80gb|8"
@@ -324,8 +327,8 @@ def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
     monkeypatch: pytest.MonkeyPatch, relearned: float, kept: bool
 ) -> None:
     off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
-    monkeypatch.setattr(own_runs, "learn_alone", lambda *_: KERNEL)
-    monkeypatch.setattr(own_runs, "crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
+    monkeypatch.setattr(own_cluster, "learn_alone", lambda *_: KERNEL)
+    monkeypatch.setattr(own_cluster, "crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
     found, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
     assert (found.kernel is not None, mean is off[kept]) == (kept, True)
     assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))
@@ -374,9 +377,9 @@ def test_a_kernel_is_learned_anew_without_each_fold_up_to_400_runs(
     count: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some, learned_on = runs(count), []
-    monkeypatch.setattr(own_runs, "learn_alone", lambda runs, *rest: learned_on.append(len(runs)) or KERNEL)
+    monkeypatch.setattr(own_cluster, "learn_alone", lambda runs, *rest: learned_on.append(len(runs)) or KERNEL)
     fold = np.arange(count) % 2
-    own_runs.crossed_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
+    own_cluster.crossed_process(OwnRuns(SOURCE, kernel=KERNEL), KERNEL, timed(some, steps(some)), fold, 0)
     assert len(learned_on) == again
     assert sum(learned_on) == (count if again else 0)
 
@@ -386,7 +389,7 @@ def test_power_that_is_a_line_in_that_of_the_physics_is_learned_as_one() -> None
     physics_w = np.random.default_rng(3).uniform(200.0, 600.0, 60)
     watts = 1.1 * STATIC_W + 0.8 * (physics_w - STATIC_W)
     measured = Measured(some, noise(60), np.log(watts / physics_w) + noise(60, 4), STATIC_W / physics_w, STATIC_W)
-    own, errors = own_runs._with_power(OwnRuns(SOURCE), measured, 0)
+    own, errors = own_cluster._with_power(OwnRuns(SOURCE), measured, 0)
     assert own.power.over(physics_w) * physics_w == pytest.approx(watts, rel=0.03)
     assert errors["power physics"] == pytest.approx(np.median(1.0 - watts / physics_w), abs=0.03)
     assert errors["power process"] < 0.02

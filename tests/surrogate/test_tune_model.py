@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, truncnorm
 
-from jointopt.surrogate.within_job import Spread, _beyond, adapted, left_out, mean_loss, plan_features, unmoved_scatter
+from jointopt.surrogate.tune_model import Spread, _beyond, adapted, left_out, mean_loss, plan_features, unmoved_scatter
 
 PLANS = {
     "dp": np.array([8, 4, 2, 1]), "tp": np.array([1, 2, 4, 8]), "pp": np.ones(4, int), "cp": np.ones(4, int),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,16 +11,15 @@ import numpy.typing as npt
 
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
-from jointopt.surrogate.alike import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
 from jointopt.surrogate.clock_response import CLOCK
+from jointopt.surrogate.differences import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
+from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
 from jointopt.surrogate.known_rows import Fingerprints
 from jointopt.surrogate.lower_bounds import beyond, telling
 from jointopt.surrogate.new_groups import NewGroups
 from jointopt.surrogate.new_sources import MOST, Bounds, host_share
-from jointopt.surrogate.one_constant import ENOUGH, beside_constant
-from jointopt.surrogate.own_runs import OwnRuns
-from jointopt.surrogate.posterior import Noise, Posterior, condition
-from jointopt.surrogate.residual_gp import Kernel, Runs, kinship, together
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.trees import Trees
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
@@ -82,7 +80,6 @@ class Surrogate:
     own: tuple[OwnRuns, ...] = ()  # of sources with many runs
     new_groups: tuple[NewGroups, ...] = ()  # of each source of which it learned from a few runs
     learned_rows: Fingerprints | None = None  # of all runs that it learned from; None where none were written down
-    noise: Mapping[str, Noise] = field(default_factory=dict)  # of `remembered` runs by source, as far as it is known
 
     def predict(
         self, runs: Runs, fitted: bool, measured: tuple[Runs, Floats] | None = None
@@ -92,7 +89,7 @@ class Surrogate:
 
     def without_runs(self) -> Surrogate:
         """The same that remembers no runs."""
-        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0), noise={})
+        return replace(self, support=self.support.take(np.empty(0, np.int64)), residual=np.empty(0))
 
     def conditioned(
         self, source: str, fitted: bool, measured: tuple[Runs, Floats] | None = None, bounded: Bools | None = None
@@ -104,15 +101,14 @@ class Surrogate:
         """
         if measured is not None and bounded is not None and bounded.any():
             return self._with_bounds(source, fitted, measured, bounded)
-        rows, noise = self.remembered(source), self.noise.get(source)
+        rows = self.remembered(source)
         known, residual = self.support.take(rows), self.residual[rows]
         if measured is not None:
             own = _kin(measured[0], source)
             few, seen = _few_repeats(measured[0].take(own), measured[1][own])
             known, residual = together([few, known]), np.concatenate([seen, residual])
-            noise = None if len(seen) else noise
         if (many := self.own_of(source)) is not None:
-            process = many.process(self.kernel, known, residual, noise)
+            process = many.process(self.kernel, known, residual)
             return Conditioned(self, source, fitted, known, residual, process, False, many)
         if (new := self.new_groups_of(source)) is not None:
             known, residual = _few_repeats(known, residual)
@@ -226,26 +222,7 @@ class Conditioned:
             return self.own.mean(self.posterior, runs, self.known)
         if not len(self.known):
             return self.surrogate.correction_by_trees(runs)
-        if self._constant is not None:
-            return self._beside_constant(*self.posterior.predict(runs))
         return self.parts(runs)[0] * self.posterior.mean(runs)
-
-    def _beside_constant(self, mean: Floats, deviation: Floats) -> Floats:
-        """The process's ``mean`` (n,), of that ``deviation``, as far as it counts beside `_constant`."""
-        if self._constant is None:
-            return mean
-        return beside_constant(mean, self.posterior.without_noise(deviation), self._constant)
-
-    @functools.cached_property
-    def _constant(self) -> float | None:
-        """The median residual of a few runs of the source, beside which the process counts; None where all of it does.
-
-        Under a profile of the framework alone: what other software does is no constant.
-        """
-        own = self.residual[self.known.source == self.source]
-        judged = self.own is not None or self.new_groups is not None
-        few = ENOUGH <= len(own) < FEW_AND_MANY[1]
-        return float(np.median(own)) if few and self.fitted and not judged else None
 
     def parts(self, runs: Runs) -> tuple[Floats, Floats]:
         """`NewGroups.parts` of ``runs``: ones where there is no such."""
@@ -265,8 +242,7 @@ class Conditioned:
         mean, deviation = self.posterior.predict(some)
         if self.own is not None:
             mean = self.own.time(self.own.counted(mean, deviation, some, self.known), some)
-        mean = self._beside_constant(mean, deviation)[of]
-        inside, half_width = self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
+        mean, inside, half_width = mean[of], self.inside(runs), Z_90 * (self.widths(some) * deviation)[of]
         if self.own is None and not len(self.known):
             mean = self.surrogate.correction_by_trees(runs)
         if self.new_groups is not None:  # groups may differ where features do not

@@ -18,9 +18,9 @@ import pytest
 
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import load, save, write_card
-from jointopt.surrogate.model import Surrogate, Widths
-from jointopt.surrogate.residual_gp import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
 from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.trees import Trees
 
 NAMES = FEATURES
@@ -78,6 +78,15 @@ def test_a_card_of_an_earlier_version_with_a_figure_that_nothing_reads_is_loaded
     card["model"]["memory_log_sd"] = 0.18
     write_card(folder, card)
     assert load(folder).widths == Widths(1.1, 1.2, 1.3)
+
+
+def test_a_file_of_noise_that_an_earlier_version_wrote_is_checked_and_not_read(folder: Path) -> None:
+    np.savez(folder / "noise.npz", rows=np.arange(3))
+    save(load(folder), folder)  # whose card has the hashes of all that lies there
+    assert len(load(folder).support)
+    (folder / "noise.npz").write_bytes(b"changed")
+    with pytest.raises(TableError, match=r"noise\.npz has changed"):
+        load(folder)
 
 
 def test_a_source_without_runs_keeps_the_physics_and_wider_intervals(surrogate: Surrogate) -> None:

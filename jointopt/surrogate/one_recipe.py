@@ -1,6 +1,6 @@
-"""One attention kernel for a job that names none and the runs that its predictions rest on.
+"""One recipe class and one attention kernel for a job that names none and the runs that its predictions rest on.
 
-What runs show holds for the kernel that they are priced by: applied to another, it would count twice.
+What runs show holds for the class and the kernel that they are priced by: applied to another, it would count twice.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jointopt.jobs.catalog.frameworks import conflict, job_of_class, of_efficiency, same_efficiency
 from jointopt.jobs.job import ATTENTIONS, Job
-from jointopt.surrogate.one_class import of_learned_class, of_one_class
-from jointopt.surrogate.residual_gp import Runs
+from jointopt.surrogate.kernel import Runs
 
 if TYPE_CHECKING:
     from jointopt.surrogate.measurements import Measurements
@@ -31,6 +31,33 @@ def as_measured(job: Job, measurements: Sequence[Measurements]) -> Job:
 def as_learned(job: Job, recipe_class: str | None, runs: Runs) -> Job:
     """The job by the recipe class and the attention kernel that a surrogate's own runs of it were priced by."""
     return of_one_attention(of_learned_class(job, recipe_class), kernels_of(runs))
+
+
+def of_one_class(job: Job, stated: Set[str]) -> Job:
+    """The job by the class that measured runs of its source state, where it states none; a conflict is logged."""
+    own = job.training.recipe_class
+    classes = sorted({*stated, own} - {""})
+    if not classes:
+        return job
+    if not same_efficiency(classes):
+        _log.warning("%s", conflict("the job's cluster and the job itself", classes))
+        return job
+    if not own:
+        _log.info("The job is priced as a %s recipe, as the measured runs state.", classes[0])
+    return job if own else job_of_class(job, classes[0])
+
+
+def of_learned_class(job: Job, name: str | None) -> Job:
+    """The job by the class that a surrogate's own runs of it were priced by, None for none; a change is logged."""
+    found = job if name is None else of_efficiency(job, name)
+    if found is not job:
+        stated, learned = job.training.recipe_class, found.training.recipe_class
+        _log.warning(
+            "%s: the surrogate learned this cluster's efficiency from its own runs, whose recipe class is %s.",
+            f"Recipe class {stated} is passed over" if stated else f"The job is priced as a {learned} recipe",
+            learned or "not stated",
+        )
+    return found
 
 
 def of_one_attention(job: Job, stated: Set[str]) -> Job:
