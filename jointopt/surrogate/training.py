@@ -20,8 +20,6 @@ from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.table import row_names
-from jointopt.runs.row_names import row_names
-from jointopt.runs.unused import without_time
 from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
 from jointopt.surrogate.evidence import as_it_is

@@ -29,7 +29,7 @@ from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
 from jointopt.surrogate.out_of_memory import OUT
-from jointopt.surrogate.within_job import ROUGH, Spread
+from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import (
     UNLIKELY_LEFT,
@@ -42,14 +42,6 @@ from jointopt.workflows.campaign.campaign import (
 )
 from jointopt.workflows.campaign.candidates import Candidates, at_highest_clock, check_profiles, listed, searched
 from jointopt.workflows.campaign.expectation import Earlier, Expected, Growing, Outlook, beside_surrogate, of_candidate
-from jointopt.surrogate.tune_model import ROUGH, Spread
-from jointopt.workflows.campaign.behind import set_bounds
-from jointopt.workflows.campaign.campaign import Campaign, count
-from jointopt.workflows.campaign.candidates import Candidates, listed, searched
-from jointopt.workflows.campaign.earlier import Earlier, beside_surrogate
-from jointopt.workflows.campaign.growing import Growing
-from jointopt.workflows.campaign.outlook import Expected, Outlook, of_candidate
-from jointopt.workflows.campaign.profiles import at_highest_clock, check_profiles
 from jointopt.workflows.campaign.record import Queued, plan_keys
 from jointopt.workflows.campaign.stopping import Balance, front, run_s, set_bounds, stakes, volumes
 

@@ -23,8 +23,6 @@ from typing import Any
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.measure.torchrun import TorchrunLauncher
-from jointopt.surrogate.within_job import ROUGH, Spread
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.tune import tune

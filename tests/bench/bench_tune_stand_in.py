@@ -29,9 +29,6 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import load_job
 from jointopt.measure.hardware.host import FOR_TESTS
 from jointopt.measure.torchrun import TorchrunLauncher
-from jointopt.surrogate.within_job import ROUGH, Spread
-from jointopt.measure.devices.identity import FOR_TESTS
-from jointopt.measure.launchers.torchrun import TorchrunLauncher
 from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.tune import tune

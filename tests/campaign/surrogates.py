@@ -27,9 +27,8 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.files import CARD, load, save, write_card
 from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.model import Surrogate
+from jointopt.surrogate.kernel import Kernel
 from jointopt.surrogate.new_groups import NewGroups
-from jointopt.surrogate.own_kernel import OwnKernel
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix
 from jointopt.surrogate.own_targets import OwnTarget
@@ -54,7 +53,7 @@ def good() -> Path:
     assert default is not None
     of_power = {name: 0.05 for of in ("power", *HEAT_NAMES.values()) for name in (of, f"{of} physics", f"{of} process")}
     own = OwnRuns(
-        SOURCE, OwnKernel.around(default.kernel), _mix(default, 0), 1.2, 1.1, PowerScale(1.1, 0.05, 3.0),
+        SOURCE, Kernel.own(default.kernel), _mix(default, 0), 1.2, 1.1, PowerScale(1.1, 0.05, 3.0),
         _mix(default, 1), (0.6, 1.0), {"time": 0.02, "process": 0.03, "physics": 0.1} | of_power, "groups",
         {"time": {"log2_tp": 0.02}}, LearnedResponse(ClockResponse(0.8, 0.1), 0.05, 0.03), 0.01, "as it is", 300.0,
         {PEAK: OwnTarget(PowerScale(1.1, 0.05), _mix(default, 0), 1.02)}, as_sure=True, of_new=0.9,

@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointopt.core.errors import TableError
-from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition, condition_alone
-from jointopt.surrogate.residual_gp import (
 from jointopt.surrogate.kernel import (
     FEATURES,
     Runs,
@@ -23,7 +21,7 @@ from jointopt.surrogate.kernel import (
     terms,
     variances,
 )
-from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition
+from jointopt.surrogate.posterior import LEAST_FACTOR, SCALES, _under, condition, condition_alone
 
 KERNEL = default_kernel(2)
 

@@ -17,9 +17,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.measure.replay import ReplayLauncher
 from jointopt.runs.store import Store
-from jointopt.surrogate.within_job import Spread
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign.behind import set_bounds
 from jointopt.workflows.campaign.candidates import listed, searched
 from jointopt.workflows.campaign.expectation import Earlier, Outlook
 from jointopt.workflows.campaign.stopping import front, set_bounds, volumes

@@ -21,12 +21,11 @@ from jointopt.search.acquire import SAMPLES
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
-from jointopt.surrogate.feasibility import MemoryEvidence
 from jointopt.surrogate.heat_names import PEAK
-from jointopt.surrogate.memory import FEASIBLE, MemoryPosterior
+from jointopt.surrogate.memory import FEASIBLE, MemoryEvidence, MemoryPosterior
 from jointopt.surrogate.out_of_memory import OUT, surely_out_of
-from jointopt.surrogate.own_runs import LEAST_RUNS, Measured, OwnRuns
-from jointopt.surrogate.within_job import (
+from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns
+from jointopt.surrogate.tune_model import (
     INFORMED,
     OF_POWER,
     Adapted,
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.job_model import JobModel
-    from jointopt.surrogate.model import Surrogate
-    from jointopt.surrogate.other_jobs import OtherJobs
-    from jointopt.surrogate.residual_gp import Runs
+    from jointopt.surrogate.kernel import Runs
+    from jointopt.surrogate.surrogate import Surrogate
+    from jointopt.surrogate.tune_model import OtherJobs
     from jointopt.workflows.campaign.candidates import Candidates
 import logging
 
-from jointopt.surrogate.residual_gp import Kernel, Runs
+from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.workflows.campaign.candidates import Candidates
 
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
@@ -426,7 +425,7 @@ def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> Oth
     """A model of the runs of other jobs, None where they are too few."""
     if known is None or len(known.runs) < LEAST_RUNS:
         return None
-    from jointopt.surrogate.other_jobs import from_other_jobs
+    from jointopt.surrogate.tune_model import from_other_jobs
 
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
@@ -499,7 +498,7 @@ class Growing:
         """Logarithm of the factor (n,) on the predicted time of every candidate, None where too few runs are known.
 
         ``index`` (m,) of the candidates that ran, ``residual`` (m,) log(measured / physics) of their time. At those
-        that were learned from it is what others say of them (`jointopt.surrogate.other_jobs.with_own_rows`).
+        that were learned from it is what others say of them (`jointopt.surrogate.tune_model.with_own_rows`).
         """
         count = len(index)
         if self._log_factor is None or count < LEAST_OWN or self._others + count < LEAST:
@@ -509,7 +508,7 @@ class Growing:
         return self._log_factor
 
     def _learned(self, index: Ints, residual: Floats) -> Floats | None:
-        from jointopt.surrogate.other_jobs import with_own_rows
+        from jointopt.surrogate.tune_model import with_own_rows
 
         plans = self._plans = self._as_runs() if self._plans is None else self._plans
         if plans is None or self._kernel is None:

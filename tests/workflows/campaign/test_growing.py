@@ -10,22 +10,12 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.surrogate import other_jobs
-from jointopt.surrogate.correction import load_surrogate
-from jointopt.surrogate.within_job import Spread
-from jointopt.workflows.campaign import expectation as outlook_module
-from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.expectation import Earlier, Growing, Outlook
-from tests.surrogate.test_own_runs import KERNEL, runs, timed
-from jointopt.measure.launchers.replay import ReplayLauncher
 from jointopt.surrogate import tune_model
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign import outlook as outlook_module
+from jointopt.workflows.campaign import expectation as outlook_module
 from jointopt.workflows.campaign.candidates import listed
-from jointopt.workflows.campaign.earlier import Earlier
-from jointopt.workflows.campaign.growing import Growing
-from jointopt.workflows.campaign.outlook import Outlook
+from jointopt.workflows.campaign.expectation import Earlier, Growing, Outlook
 from tests.surrogate.test_own_cluster import KERNEL, runs, timed
 
 UNUSED: Any = None
