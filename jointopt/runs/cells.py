@@ -662,8 +662,11 @@ class Rule:
 
 def broken_rules(runs: pd.DataFrame, rules: Iterable[Rule]) -> Iterator[tuple[Rule, pd.Series]]:
     """(rule, which rows break it) for rows as `clean_runs` leaves them; columns may be missing."""
+    rules = list(rules)
+    needed = {name: None for rule in rules for name in rule.columns}
+    stated = runs.reindex(columns=pd.Index([*needed]))
     for rule in rules:
-        yield rule, rule.broken(runs.reindex(columns=pd.Index(rule.columns)))
+        yield rule, rule.broken(stated)
 
 
 def above(larger: str, smaller: str, factor: float = 1.0) -> Callable[[pd.DataFrame], pd.Series]:
