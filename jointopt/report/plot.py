@@ -15,7 +15,7 @@ from jointopt.core.errors import UsageError
 from jointopt.core.facts import Source
 from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.figures import front_figure
-from jointopt.surrogate.heat_names import HEAT_NAMES
+from jointopt.surrogate.features import HEAT_NAMES
 
 _LETTERS = "ABCDEFGH"
 _QUANTITIES = {"time": "time", "power": "power"} | dict(HEAT_NAMES)

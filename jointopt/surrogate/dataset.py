@@ -20,8 +20,7 @@ from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
 from jointopt.runs.relevance import runs_with_plans
 from jointopt.runs.workloads import Workload
-from jointopt.surrogate.features import heat_of, runs_of, watts_at
-from jointopt.surrogate.heat_names import PEAK
+from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
 from jointopt.surrogate.kernel import Runs, together
 from jointopt.surrogate.power import MeasuredPower, PowerScale, drawn_by, within_limits
 

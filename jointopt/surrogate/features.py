@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, by_physics_alone
+from jointopt.physics.costs import Common
 from jointopt.physics.makespan import least_makespan_s
-from jointopt.physics.sensitivities import sensitivities, shape_columns, share_columns
-from jointopt.surrogate.heat_names import PEAK, RISE
+from jointopt.physics.sensitivities import (
+    NETWORK,
+    least_times_s,
+    moved,
+    only,
+    sensitivities,
+    shape_columns,
+    share_columns,
+)
 from jointopt.surrogate.kernel import DELAY, Runs
-from jointopt.surrogate.network_doubt import network_delay
 
 
 def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
@@ -77,3 +86,62 @@ def clocks_reached(physics: CostModel, stage_clock_mhz: Floats) -> Floats:
 def group_key(job: Job) -> str:
     """Model, batch, GPUs and sequence length, which runs of one group share."""
     return f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
+
+
+# Doubt of the time of plans where the network between nodes is assumed.
+
+
+# How many times slower a network may be than the reference system of its GPU (95 %): Jean Zay's A100 have 6.25 GB/s
+# each, where that system has 25. Recorded runs whose network is assumed, under stand-ins of their profiles: where a
+# tenth of the network would make a plan e times as long, bounds of a new source held 65 % of them, with 2, e and 4
+# times 81, about 86 and 89 % (docs/appendix/surrogate-experiments.md).
+SLOWER = float(np.e)
+NETWORK_DOUBT = 0.15  # of a logarithm of time, from which a plan's network is remarked on
+SEEN = 0.5  # of a plan's delay: a run that depends as much on the network shows what that is
+
+
+def network_assumed(job: Job) -> bool:
+    """Whether traffic goes between nodes, and neither job, table, catalogued cluster nor machine states how fast."""
+    cluster = job.cluster
+    crossed = cluster.num_gpus > cluster.scale_up_gpus and cluster.nodes > 1
+    return crossed and cluster.origin("inter_node_gbytes_per_s") == "assumed"
+
+
+def network_delay(physics: CostModel, layout: Ints) -> Floats:
+    """The logarithm of how much longer plans of ``layout`` (n,) take on a network `SLOWER` times slower, (n,).
+
+    Priced there, at the top clock: traffic that passes hide on the network assumed comes to light on a slower one, so
+    that a tenth less of it shows a sixth of this where weights are gathered layer by layer.
+    """
+    if physics.job.cluster.nodes == 1:
+        return np.zeros(len(layout))
+    slower = moved(physics.job, only(NETWORK, np.log(SLOWER)))
+    common, every = physics.common or Common(physics.hardware, physics.shapes), np.arange(len(physics.layouts["pp"]))
+    top = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
+    (there_s,) = least_times_s([slower], physics, every, top, common)
+    return np.asarray(np.maximum(np.log(there_s / physics.least_time_s(every, top)), 0.0)[layout])
+
+
+def delay_of(runs: Runs) -> Floats:
+    """`network_delay` (n,) of runs; by their sensitivity, mostly less, where an older surrogate kept them without."""
+    known = runs.features.get(DELAY)
+    return np.asarray(np.log(SLOWER) * runs.sensitivity[:, NETWORK] if known is None else known)
+
+
+def network_half_width(job: Job, delay: Floats, seen: float = 0.0) -> Floats:
+    """The width that an assumed network adds to the upper 90 % half-width of the logarithm of time, (n,).
+
+    ``delay`` (n,): of plans; ``seen``: that of the run of the cluster which depends on the network most.
+    """
+    known: Bools = delay <= seen / SEEN
+    return np.where(known | (not network_assumed(job)), 0.0, delay)
+
+
+# Names of peak power and temperature as they are learned.
+
+
+# By their name among predictions: the temperature over the inlet air, which is what power heats. Then the column of
+# tables, and what lines and cards call it.
+PEAK, RISE = "peak_power_w", "temperature_rise_k"
+HEAT_COLUMNS: Mapping[str, str] = {PEAK: "peak_power_w", RISE: "temperature_c"}
+HEAT_NAMES: Mapping[str, str] = {PEAK: "peak power", RISE: "temperature above the air"}

@@ -19,15 +19,13 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Floats
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
-from jointopt.surrogate.heat_names import HEAT_NAMES
+from jointopt.surrogate.features import HEAT_NAMES
 from jointopt.surrogate.kernel import FEATURES, Kernel, Runs
-from jointopt.surrogate.known_rows import Fingerprints
-from jointopt.surrogate.new_groups import WEIGHTS, NewGroups
+from jointopt.surrogate.new_sources import WEIGHTS, NewGroups
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_targets import OwnTarget
+from jointopt.surrogate.own_mix import Mix, OwnTarget
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.surrogate import Surrogate, Widths
+from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths
 from jointopt.surrogate.trees import Trees
 
 CARD, TREES, SUPPORT = "card.json", "trees.json", "support.npz"

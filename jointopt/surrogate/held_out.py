@@ -12,8 +12,16 @@ import pandas as pd
 from jointopt.core.schema import Floats, Ints
 from jointopt.surrogate.differences import are_twins
 from jointopt.surrogate.kernel import Runs
-from jointopt.surrogate.new_groups import DRAWS, LEAST_GROUPS, SURE, NewGroups, size_groups
-from jointopt.surrogate.new_sources import NewSource, bounds_of_clusters, bounds_of_software
+from jointopt.surrogate.new_sources import (
+    DRAWS,
+    LEAST_GROUPS,
+    SURE,
+    NewGroups,
+    NewSource,
+    bounds_of_clusters,
+    bounds_of_software,
+    size_groups,
+)
 from jointopt.surrogate.own_mix import COVERAGE, held_half_width, sure_part
 from jointopt.surrogate.surrogate import Surrogate, Widths
 

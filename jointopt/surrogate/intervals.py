@@ -17,8 +17,7 @@ from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
 from jointopt.surrogate.clock_response import TOP_ONLY, MeasuredClocks
-from jointopt.surrogate.heat_names import HEAT_COLUMNS, PEAK, RISE
-from jointopt.surrogate.network_doubt import NETWORK_DOUBT
+from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, PEAK, RISE
 
 RESULTS = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib")
 

@@ -41,7 +41,7 @@ LEAST_SHARE, OCTAVE = 0.02, 0.3  # added to shares, so that far smaller ones are
 VARYING, SENSITIVITY_LENGTH = 0.5, 0.3  # what constants vary by, of what they are off by, and the length, before runs
 USUAL_NOISE, NOISES = 0.03, 0.7  # of runs, and by how many logarithms that differs
 OWN_RUNS = 500  # of one cluster that hyperparameters are learned from
-DELAY = "network_delay"  # a feature that nothing is learned from: see `jointopt.surrogate.network_doubt`
+DELAY = "network_delay"  # a feature that nothing is learned from: see `jointopt.surrogate.features`
 # Correlation of what sources of one origin are off by: one software on other GPUs or nodes, other software on that GPU.
 SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have

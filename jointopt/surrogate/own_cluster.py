@@ -16,25 +16,28 @@ from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse, MeasuredClocks
-from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
+from jointopt.surrogate.features import HEAT_NAMES, PEAK
 from jointopt.surrogate.kernel import Kernel, Runs, learn_alone
 from jointopt.surrogate.own_mix import (
     LEAST_GAIN,
     Blend,
     CrossedTrees,
     Mix,
+    OwnTarget,
+    at_rest_w,
     crossed,
     folds_by_layout,
     folds_by_model,
     held_half_width,
     learn_mix,
+    limit_cut,
+    line_clocks,
     median_error,
     mixed_again,
     model_names,
     sure_part,
     units_left_out,
 )
-from jointopt.surrogate.own_targets import OwnTarget, at_rest_w, limit_cut, line_clocks
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
 

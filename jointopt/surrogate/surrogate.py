@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +14,16 @@ from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.differences import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
+from jointopt.surrogate.evidence import beyond, telling
 from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
-from jointopt.surrogate.known_rows import Fingerprints
-from jointopt.surrogate.lower_bounds import beyond, telling
-from jointopt.surrogate.new_groups import NewGroups
-from jointopt.surrogate.new_sources import MOST, Bounds, host_share
+from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.posterior import Posterior, condition
 from jointopt.surrogate.trees import Trees
+
+if TYPE_CHECKING:
+    from jointopt.runs.workloads import Workload  # imports pandas
+
 
 SPEEDS, SAME_SPEED = ("log2_peak", "log2_memory"), 0.07  # of a GPU; of a base-2 logarithm: 5 %
 SAME_KIND = ("moe", "dtype")  # runs that differ in these are weak evidence of each other
@@ -371,3 +374,43 @@ def _few_repeats(runs: Runs, residual: Floats) -> tuple[Runs, Floats]:
         kept += rows if len(rows) <= MOST_REPEATS else [rows[len(rows) // 2]]
     at = np.array(sorted(kept), np.int64)
     return runs.take(at), residual[at]
+
+
+# Rows of tables recognised by what they state, whatever file they stand in: the work, the plan, the measured time.
+
+
+# What tables state and no default stands in for but that of a plain run; the time distinguishes what these leave alike.
+_PLAN = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch_size")
+_DIGITS = 8  # of a time: less than tables write, and rounding of any computation stays far below
+
+Fingerprints = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def fingerprints(works: Iterable[Workload], time_s: Floats) -> Fingerprints:
+    """A number for the content of each row of a table, (n,); 0 for those of no work or without a time.
+
+    ``works`` hold positions in the table, ``time_s`` (n,) are the measured iteration times of its rows in s. Rows of
+    one work, plan and clock whose times agree to eight digits are the same run.
+    """
+    out = np.zeros(len(time_s), np.uint64)
+    for work in works:
+        timed = time_s[work.rows] > 0.0
+        texts = (text for text, known in zip(_texts(work, time_s), timed.tolist(), strict=True) if known)
+        out[work.rows[timed]] = [_number(text) for text in texts]
+    return out
+
+
+def _texts(work: Workload, time_s: Floats) -> Iterator[str]:
+    job = work.job
+    alike = (
+        job.model.num_layers, job.model.hidden_size, job.training.seq_length, job.training.global_batch_size,
+        job.cluster.gpu.id, job.cluster.num_gpus,
+    )  # fmt: skip
+    plans = np.stack([work.plans[name] for name in _PLAN], axis=1).tolist()
+    clocks = np.nanmean(work.stage_clock_mhz, axis=1).tolist()
+    for plan, clock_mhz, seconds in zip(plans, clocks, time_s[work.rows].tolist(), strict=True):
+        yield "|".join(map(str, (*alike, *plan, round(clock_mhz), f"{seconds:.{_DIGITS}g}")))
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

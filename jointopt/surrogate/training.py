@@ -21,8 +21,9 @@ from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.table import row_names
 from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
+from jointopt.surrogate.data_doubts import power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
-from jointopt.surrogate.evidence import as_it_is
+from jointopt.surrogate.evidence import Use, as_it_is, beyond, far_bounds, far_line, is_lower_bound, telling
 from jointopt.surrogate.held_out import (
     FOLDS,
     HeldOut,
@@ -37,19 +38,13 @@ from jointopt.surrogate.held_out import (
     with_calibrated_widths,
 )
 from jointopt.surrogate.kernel import Kernel, Runs, learn, together
-from jointopt.surrogate.known_rows import Fingerprints, fingerprints
-from jointopt.surrogate.lower_bounds import Use, beyond, far_bounds, far_line, is_lower_bound, telling
-from jointopt.surrogate.new_groups import MOST_FOLDS, NewGroups, size_groups
-from jointopt.surrogate.new_sources import NewSource
+from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
 from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns, judge_shared, learn_own, supporting
-from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
-from jointopt.surrogate.own_targets import heat_log_ratios, measures_heat
+from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model, heat_log_ratios, measures_heat
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
-from jointopt.surrogate.power_unit import power_lines, power_log_ratio
-from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths, fingerprints
+from jointopt.surrogate.trees import ResidualBooster, Trees
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced

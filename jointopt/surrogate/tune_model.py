@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import gammaln
 
 from jointopt.core.schema import DOUBLINGS, POWER_LIMIT, SWITCHES, Bools, Columns, Floats, Ints
+from jointopt.surrogate.evidence import beyond
 from jointopt.surrogate.kernel import Kernel, Runs, together
-from jointopt.surrogate.lower_bounds import beyond
 from jointopt.surrogate.own_cluster import (
     LEAST_RUNS,
     SUPPORT,

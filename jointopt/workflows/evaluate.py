@@ -21,12 +21,18 @@ from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.table import doubtful_precision, row_names
 from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.data_doubts import (
+    MeasuredWatts,
+    apart_lines,
+    doubts,
+    impossible,
+    off_scale,
+    set_apart,
+    static_power_w,
+)
 from jointopt.surrogate.evidence import Evidence
-from jointopt.surrogate.known_rows import Fingerprints, fingerprints
-from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.power_unit import MeasuredWatts, static_power_w
-from jointopt.surrogate.precision_doubt import precision_lines
-from jointopt.surrogate.time_unit import apart_lines, doubts, impossible, off_scale, set_apart
+from jointopt.surrogate.measurements import Measurements, precision_lines
+from jointopt.surrogate.surrogate import Fingerprints, fingerprints
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.predict import predict
 

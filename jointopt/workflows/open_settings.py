@@ -21,9 +21,9 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import format_plan, plan_records
 from jointopt.report.doubts import OpenSetting
 from jointopt.search.exact import fastest
+from jointopt.surrogate.features import network_assumed
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
-from jointopt.surrogate.network_doubt import network_assumed
 from jointopt.workflows.feasible_layouts import at_top, search_problem, top_times, worth_starting
 
 if TYPE_CHECKING:

@@ -30,14 +30,12 @@ from jointopt.runs.workloads import Workload, lacks_heads, workloads
 from jointopt.surrogate.correction import Correction, Move, load_surrogate, surrogate_names
 from jointopt.surrogate.dataset import Part, PricedPlans, parts_by_source
 from jointopt.surrogate.evidence import Evidence, with_kin
-from jointopt.surrogate.heat_names import HEAT_COLUMNS
+from jointopt.surrogate.features import HEAT_COLUMNS, network_assumed, network_delay
 from jointopt.surrogate.intervals import NOT_AS_STATED, RESULTS, add_intervals, doubt_names, doubts, outside_of_domain
 from jointopt.surrogate.kernel import kinship
-from jointopt.surrogate.kin import answering, at_hand
 from jointopt.surrogate.measurements import Measurements, nothing_learned, unlike_line
 from jointopt.surrogate.memory import MemoryPosterior
-from jointopt.surrogate.network_doubt import network_assumed, network_delay
-from jointopt.surrogate.one_recipe import of_learned_class
+from jointopt.surrogate.sources import answering, at_hand, of_learned_class
 
 if TYPE_CHECKING:
     import pandas as pd

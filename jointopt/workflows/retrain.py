@@ -28,8 +28,8 @@ from jointopt.runs.ignored_columns import unfinished_lines, unread_lines, untime
 from jointopt.runs.table import checked_results, read_table, readable_runs, together, without
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
+from jointopt.surrogate.evidence import Use
 from jointopt.surrogate.files import DAMAGED, holds_surrogate, load, save
-from jointopt.surrogate.lower_bounds import Use
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import HELD_OUT_COLUMNS, train
 from jointopt.workflows.answers import from_files, paths

@@ -36,7 +36,7 @@ from jointopt.runs.cells import STRICT_READERS, floats, read_columns, shown
 from jointopt.runs.table import read_table
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel, of_surrogate
-from jointopt.surrogate.kin import in_part
+from jointopt.surrogate.sources import in_part
 from jointopt.workflows.answers import with_limits
 
 _SUFFIXES = (".json", ".csv", ".gz")  # a study's name may have dots too

@@ -28,7 +28,7 @@ from jointopt.report.tables import result
 from jointopt.search.acquire import acquire, expected_saving, gain_left
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.out_of_memory import OUT
+from jointopt.surrogate.memory import OUT
 from jointopt.surrogate.tune_model import ROUGH, Spread
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import (

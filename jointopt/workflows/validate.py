@@ -26,8 +26,7 @@ from jointopt.search.pareto import concat_plans, front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.memory import FEASIBLE, cost_of_failing
-from jointopt.surrogate.out_of_memory import OUT, holding_as_much
+from jointopt.surrogate.memory import FEASIBLE, OUT, cost_of_failing, holding_as_much
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.campaign.campaign import OUT_ALREADY, Campaign, unlikely, why_none
 from jointopt.workflows.campaign.candidates import (

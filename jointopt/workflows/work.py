@@ -30,7 +30,7 @@ from jointopt.search.exact import exact_front_of_levels, exact_front_of_profiles
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, merge, objectives, spread, stacked, take
 from jointopt.search.problem import Problem
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.out_of_memory import OUT, surely_out
+from jointopt.surrogate.memory import OUT, surely_out
 from jointopt.workflows.campaign.campaign import OUT_ALREADY
 from jointopt.workflows.feasible_layouts import problem_of_one_run
 from jointopt.workflows.functions import Answer, load_function

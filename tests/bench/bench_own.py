@@ -28,7 +28,7 @@ from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs
 from jointopt.surrogate.held_out import HeldOut, judge_new_groups
 from jointopt.surrogate.kernel import Kernel
-from jointopt.surrogate.new_groups import NewGroups, size_groups
+from jointopt.surrogate.new_sources import NewGroups, size_groups
 from jointopt.surrogate.own_cluster import LEAST_RUNS, OwnRuns, supporting
 from jointopt.surrogate.own_mix import folds_by_model, units_left_out
 from jointopt.surrogate.surrogate import Surrogate

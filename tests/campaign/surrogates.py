@@ -24,14 +24,13 @@ from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.features import HEAT_NAMES, PEAK
 from jointopt.surrogate.files import CARD, load, save, write_card
-from jointopt.surrogate.heat_names import HEAT_NAMES, PEAK
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import Kernel
-from jointopt.surrogate.new_groups import NewGroups
+from jointopt.surrogate.new_sources import NewGroups
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_targets import OwnTarget
+from jointopt.surrogate.own_mix import Mix, OwnTarget
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.trees import Trees
@@ -79,7 +78,7 @@ def _mix(default: Surrogate, seed: int) -> Mix:
 
 
 def _trees_of(width: int, seed: int) -> Trees:
-    from jointopt.surrogate.residual_trees import ResidualBooster
+    from jointopt.surrogate.trees import ResidualBooster
 
     features = np.random.default_rng(seed).uniform(-20, 20, (300, width))
     booster = ResidualBooster(max_depth=3, n_estimators=TREES, reg_lambda=1.0, min_child_weight=1.0)

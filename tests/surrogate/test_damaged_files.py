@@ -16,16 +16,14 @@ import pytest
 
 from jointopt.core.atomic_write import READY
 from jointopt.core.errors import TableError
+from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.files import CARD, SUPPORT, load, save, write_card
-from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import Mix, inputs
-from jointopt.surrogate.own_targets import OwnTarget
+from jointopt.surrogate.own_mix import Mix, OwnTarget, inputs
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import ResidualBooster, Trees
 
 pytestmark = pytest.mark.long  # the short part of a campaign
 

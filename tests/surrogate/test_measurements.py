@@ -10,8 +10,8 @@ from jointopt import explain, load_job, propose
 from jointopt.core.errors import TableError
 from jointopt.runs.store import Store
 from jointopt.surrogate import measurements
+from jointopt.surrogate.data_doubts import check_scale, off_scale
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.time_unit import check_scale, off_scale
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.ingest import ingest
 from jointopt.workflows.predict import predict

@@ -20,10 +20,10 @@ from jointopt.physics.sensitivities import CONSTANTS, sensitivities
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.correction import Correction
+from jointopt.surrogate.features import delay_of, network_assumed, network_delay, network_half_width
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import DELAY, Runs
-from jointopt.surrogate.network_doubt import delay_of, network_assumed, network_delay, network_half_width
 from jointopt.workflows.explain import explain
 
 OVER_NODES, INSIDE = "dp=1 tp=16 pp=1", "dp=2 tp=8 pp=1 mbs=4"

@@ -19,7 +19,7 @@ from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.held_out import HeldOut, Scores, judge_new_groups
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
-from jointopt.surrogate.new_groups import NewGroups
+from jointopt.surrogate.new_sources import NewGroups
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.surrogate.training import _of_few
 from jointopt.workflows.explain import explain

@@ -25,13 +25,13 @@ from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import relabelled
+from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.files import CARD, load, save, write_card
-from jointopt.surrogate.heat_names import PEAK, RISE
 from jointopt.surrogate.intervals import with_heat_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_cluster import Measured, OwnRuns
-from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_targets import (
+from jointopt.surrogate.own_mix import (
+    Mix,
     OwnTarget,
     at_rest_w,
     heat_log_ratios,

@@ -10,12 +10,11 @@ import pytest
 
 from jointopt.physics.sensitivities import CONSTANTS, OCCUPANCY, SHARES
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
-from jointopt.surrogate.heat_names import PEAK, RISE
+from jointopt.surrogate.features import PEAK, RISE
+from jointopt.surrogate.job_model import _GROUPS, group_words, learned_sentence, target_sentences
 from jointopt.surrogate.kernel import FEATURES, Runs
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import Mix, booster, inputs
-from jointopt.surrogate.own_targets import OwnTarget, at_clock
-from jointopt.surrogate.own_words import _GROUPS, group_words, learned_sentence, target_sentences
+from jointopt.surrogate.own_mix import Mix, OwnTarget, at_clock, booster, inputs
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.trees import Trees
 

@@ -11,9 +11,9 @@ import pytest
 
 from jointopt.runs.table import checked_results, row_names, together
 from jointopt.studies.learning import truths
+from jointopt.surrogate.data_doubts import MeasuredWatts, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.power_unit import MeasuredWatts, power_lines, power_log_ratio
 from jointopt.surrogate.training import training_set
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.predict import predict

@@ -8,8 +8,8 @@ import pytest
 
 from jointopt import explain, load_job
 from jointopt.runs.store import Store
+from jointopt.surrogate.data_doubts import as_wide_as_doubt, impossible, set_apart, span_of_doubt
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.time_unit import as_wide_as_doubt, impossible, set_apart, span_of_doubt
 from jointopt.workflows.evaluate import evaluate
 from jointopt.workflows.ingest import ingest
 from jointopt.workflows.predict import predict

@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.surrogate.residual_trees import ResidualBooster
-from jointopt.surrogate.tree_files import Forest, _check_nodes, check_trees, load_forest, load_regressor
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import (
+    Forest,
+    ResidualBooster,
+    Trees,
+    _check_nodes,
+    check_trees,
+    load_forest,
+    load_regressor,
+)
 
 FEATURES = 4
 POINTS = np.random.default_rng(1).uniform(-1, 1, (50, FEATURES))
@@ -110,7 +116,7 @@ def test_what_xgboost_could_not_follow_is_refused(text: bytes, damage: str) -> N
 def test_what_xgboost_itself_refuses_is_refused_in_one_sentence(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jointopt.surrogate.tree_files._SLOPES", (0.0, np.inf))
+    monkeypatch.setattr("jointopt.surrogate.trees._SLOPES", (0.0, np.inf))
     document = json.loads(text)
     DAMAGE["a slope of nothing"](document)
     (tmp_path / "trees.json").write_text(json.dumps(document))

@@ -23,7 +23,7 @@ from jointopt.measure.replay import ReplayLauncher
 from jointopt.report.results import MeasuredRun
 from jointopt.runs.store import Store
 from jointopt.search.pareto import take
-from jointopt.surrogate.out_of_memory import surely_out
+from jointopt.surrogate.memory import surely_out
 from jointopt.workflows.campaign.candidates import searched
 from jointopt.workflows.feasible_layouts import RAN_OUT
 from jointopt.workflows.propose import propose

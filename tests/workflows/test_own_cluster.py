@@ -25,11 +25,10 @@ from jointopt.report.scores import Retrained
 from jointopt.report.tables import reasons_of
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.features import PEAK
 from jointopt.surrogate.files import load
-from jointopt.surrogate.heat_names import PEAK
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.own_mix import Mix
-from jointopt.surrogate.own_targets import OwnTarget
+from jointopt.surrogate.own_mix import Mix, OwnTarget
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.tune_model import Spread
 from jointopt.workflows.campaign.candidates import listed, searched

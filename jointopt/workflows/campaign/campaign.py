@@ -24,10 +24,9 @@ from jointopt.report.results import MeasuredRun
 from jointopt.report.tables import figure, result
 from jointopt.runs.outages import PATIENCE_S
 from jointopt.runs.rows import is_bounded
+from jointopt.surrogate.data_doubts import DOUBTED, POWER_REFUSED, QUESTION
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.measurements import Measurements
-from jointopt.surrogate.power_unit import REFUSED
-from jointopt.surrogate.time_unit import DOUBTED, QUESTION
 from jointopt.workflows.campaign.candidates import Candidates, under_profile
 from jointopt.workflows.campaign.expectation import ENOUGH_TO_JUDGE, Earlier, broken_constraints, earlier_runs, held_to
 from jointopt.workflows.campaign.record import Done, Queued, Record
@@ -201,7 +200,7 @@ def drew_too_far(run: MeasuredRun) -> str:
     A run that takes longer may draw less, as its GPUs wait, and no less energy.
     """
     energy, time = (run.result(name) / run.predicted.get(name, math.nan) for name in ("energy_j", "iteration_time_s"))
-    if run.inside("energy_j") or not (energy / time > REFUSED or max(energy, energy / time) < 1 / REFUSED):
+    if run.inside("energy_j") or not (energy / time > POWER_REFUSED or max(energy, energy / time) < 1 / POWER_REFUSED):
         return ""
     return (
         f"drew {energy / time:.3g} times the power that was predicted, which is not learned from: is energy_j in J, of "

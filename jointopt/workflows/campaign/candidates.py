@@ -20,7 +20,7 @@ from jointopt.physics.cost_model import HEAT, CostModel
 from jointopt.runs.workloads import Workload, workloads
 from jointopt.search.pareto import front_order, non_dominated, spread
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.out_of_memory import holding_as_much
+from jointopt.surrogate.memory import holding_as_much
 from jointopt.workflows.feasible_layouts import priced_problem
 from jointopt.workflows.predict import predict
 

@@ -21,9 +21,8 @@ from jointopt.search.acquire import SAMPLES
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
-from jointopt.surrogate.heat_names import PEAK
-from jointopt.surrogate.memory import FEASIBLE, MemoryEvidence, MemoryPosterior
-from jointopt.surrogate.out_of_memory import OUT, surely_out_of
+from jointopt.surrogate.features import PEAK
+from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
 from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns
 from jointopt.surrogate.tune_model import (
     INFORMED,

@@ -13,8 +13,8 @@ from jointopt.jobs.plans.text import parse_plan
 from jointopt.surrogate.evidence import Evidence
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import Runs, together
-from jointopt.surrogate.kin import answering, as_one, at_hand, of_kind, remembered, source_here
 from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.sources import answering, as_one, at_hand, of_kind, remembered, source_here
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.workflows.predict import predict
 from tests.surrogate.test_job_model import measured_runs
