@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jointopt.core.errors import PlanError
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.physics.pipelines import Pipelines, across_ranks, of_rows
-from jointopt.physics.schedule import zero_bubble_time_s
+from jointopt.physics.schedule import check_micro_batches, warmup_slots, zero_bubble_time_s
 
 if TYPE_CHECKING:
     from jointopt.jobs.job import Job
     from jointopt.physics.stage_costs import StageCosts
-from jointopt.core.errors import PlanError
-from jointopt.physics.schedule import check_micro_batches, warmup_slots
 
 
 @dataclass(frozen=True)

@@ -6,29 +6,25 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jointopt.core.budget import Spent
 from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
+from jointopt.jobs.jobfile import dump_job
 from jointopt.report import tables
-from jointopt.report.plans import plan_table
+from jointopt.report.page.content import Table
+from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
+from jointopt.report.page.render import Page
+from jointopt.report.plans import differing, plan_table, plan_words
 from jointopt.report.tables import Result, TextColumn, own_reasons, pick, reasons_of, wider_lines
 from jointopt.surrogate.intervals import RESULTS
 
 if TYPE_CHECKING:
     from jointopt.report.page.render import Page
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
-from typing import TYPE_CHECKING
-
-from jointopt.jobs.jobfile import dump_job
-from jointopt.report.page.content import Table
-from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
-from jointopt.report.page.render import Page
-from jointopt.report.plans import differing, plan_words
 
 TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
 STOPPED = {  # why no further plan is run

@@ -8,29 +8,21 @@ import os
 import sys
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import reduce
 from itertools import accumulate, groupby, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from jointopt.core.facts import Assumption
+from jointopt.core.errors import TableError
+from jointopt.core.facts import Assumption, Source
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import Columns
 from jointopt.core.units import KWH
-from jointopt.jobs.plans.text import PLAN_KEYS, plan_records
-from jointopt.surrogate.memory import FEASIBLE
-
-if TYPE_CHECKING:
-    import pandas as pd
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from pathlib import Path
-
-from jointopt.core.errors import TableError
-from jointopt.core.facts import Source
 from jointopt.jobs.catalog.clusters import cluster_names, load_cluster
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework
 from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
@@ -38,8 +30,13 @@ from jointopt.jobs.catalog.models import load_model, model_names
 from jointopt.jobs.catalog.recipes import recipes_of
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job, shipped_jobs
+from jointopt.jobs.plans.text import PLAN_KEYS, plan_records
 from jointopt.surrogate.correction import load_surrogate, surrogate_names
 from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
+from jointopt.surrogate.memory import FEASIBLE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
 _NARROWEST = 60

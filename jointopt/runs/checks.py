@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError
-from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, Floats
+from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Floats
+from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
 from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.model import LATENT, LATENT_NEEDED
@@ -36,10 +37,6 @@ from jointopt.runs.shapes import SHAPE, whole_name
 
 if TYPE_CHECKING:
     import pandas as pd
-import pandas as pd
-
-from jointopt.core.schema import RECIPE_CLASSES
-from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from jointopt.core.errors import TableError
 from jointopt.core.schema import Columns
 from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job
-
-if TYPE_CHECKING:
-    import pandas as pd
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from jointopt.core.errors import TableError
 from jointopt.runs.workloads import Workload, workloads
 
 if TYPE_CHECKING:

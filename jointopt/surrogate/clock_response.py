@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
 from jointopt.surrogate.kernel import Kernel, Runs, terms
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced, PricedPlans
-from jointopt.core.schema import Bools
 
 CLOCK = "clock"  # the feature that has a run's clock as a share of the top one
 LEAST_BELOW = 20  # runs below the top clock, below which nothing is learned

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import UsageError, nearest
-from jointopt.core.schema import Bools, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.frameworks import of_efficiency
 from jointopt.jobs.job import Job
+from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, HeatScale, by_mean_power
 from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.surrogate.clock_response import TOP_ONLY, ClockResponse, MeasuredClocks
 from jointopt.surrogate.data_doubts import as_wide_as_doubt, span_of_doubt
 from jointopt.surrogate.evidence import Evidence, as_it_is, far_by
-from jointopt.surrogate.features import PEAK, delay_of, network_half_width
+from jointopt.surrogate.features import PEAK, RISE, delay_of, heat_of, network_half_width, runs_of
 from jointopt.surrogate.intervals import (
     RESULTS,
     above_peak,
@@ -36,15 +37,12 @@ from jointopt.surrogate.intervals import (
     with_time_interval,
 )
 from jointopt.surrogate.kernel import Runs, together
+from jointopt.surrogate.own_mix import OwnTarget
 from jointopt.surrogate.power import PowerScale, at_limit
 
 if TYPE_CHECKING:
     from jointopt.surrogate.own_cluster import OwnRuns
     from jointopt.surrogate.surrogate import Conditioned, Surrogate
-from jointopt.core.schema import LAYOUT_COLUMNS
-from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.surrogate.features import RISE, heat_of, runs_of
-from jointopt.surrogate.own_mix import OwnTarget
 
 _MODELS = Path(__file__).parents[1] / "models"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jointopt.core.facts import Source
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.jobs.job import Job
-from jointopt.physics.sensitivities import moved
-from jointopt.surrogate.data_doubts import power_log_ratio
+from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, moved, only
+from jointopt.surrogate.data_doubts import QUESTION, power_log_ratio
 from jointopt.surrogate.kernel import Runs, kinship, together
 from jointopt.surrogate.memory import MemoryEvidence, MemoryPosterior, memory_evidence
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale, scale_at_limit
@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.runs.workloads import Workload
-    from jointopt.surrogate.dataset import Priced
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from jointopt.core.schema import Ints
-from jointopt.physics.sensitivities import CONSTANTS, HOST, NETWORK, only
-from jointopt.surrogate.data_doubts import QUESTION
-
-if TYPE_CHECKING:
-    import pandas as pd
-
     from jointopt.surrogate.dataset import Priced
 
 

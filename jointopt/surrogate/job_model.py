@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Bools, Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.jobs.calibration import Calibration, calibrated
 from jointopt.jobs.clocks import without_limits
@@ -18,14 +19,27 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job, on_machine
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, Drawn, by_mean_power, memory_limit_gib
+from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
 from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence, far_words
-from jointopt.surrogate.features import clocks_reached, network_assumed, network_delay, runs_of, watts_at
+from jointopt.surrogate.features import (
+    HEAT_NAMES,
+    PEAK,
+    clocks_reached,
+    heat_of,
+    network_assumed,
+    network_delay,
+    runs_of,
+    watts_at,
+)
 from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
-from jointopt.surrogate.kernel import Runs
+from jointopt.surrogate.kernel import Runs, together
 from jointopt.surrogate.memory import MemoryPosterior, surely_out
+from jointopt.surrogate.own_cluster import OwnRuns
+from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
 from jointopt.surrogate.power import CLOCKS, MeasuredPower, PowerScale, drawn_by, other_limits, within_limits
 from jointopt.surrogate.sources import (
     answering,
@@ -41,22 +55,9 @@ from jointopt.surrogate.sources import (
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.surrogate.correction import Correction
     from jointopt.surrogate.measurements import Measurements
     from jointopt.surrogate.surrogate import Surrogate
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from jointopt.core.schema import COLUMNS
-from jointopt.physics.sensitivities import CATEGORY
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
-from jointopt.surrogate.features import HEAT_NAMES, PEAK, heat_of
-from jointopt.surrogate.kernel import together
-from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import SENSITIVITY, Mix, at_clock, inputs
-
-if TYPE_CHECKING:
-    from jointopt.surrogate.correction import Correction
 
 
 _log = logging.getLogger(__name__)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import TableError
+from jointopt.core.errors import JointOptError, TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Columns, Floats
 from jointopt.core.secrets import masked
+from jointopt.jobs.catalog.gpus import gpu_id as id_of
 from jointopt.jobs.cluster import Machine
-from jointopt.jobs.job import Job
+from jointopt.jobs.job import TF32, Job
 from jointopt.runs.checks import contradicting_lines, states_class
 from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
-from jointopt.runs.relevance import kind_of, related_to, runs_with_plans
+from jointopt.runs.relevance import kin_of, kind_of, related_to, runs_with_plans, wanted_by, wanted_by_table
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
 from jointopt.runs.workloads import Workload, lacks_heads, model_as_kin
 from jointopt.surrogate.data_doubts import (
@@ -44,15 +45,11 @@ from jointopt.surrogate.evidence import (
     log_time_ratio,
     relabelled,
 )
+from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.memory import OUT, ran_out
 
 if TYPE_CHECKING:
     import pandas as pd
-from collections.abc import Mapping
-
-from jointopt.core.errors import JointOptError
-from jointopt.jobs.job import TF32
-from jointopt.surrogate.intervals import physics_errors
 
 _log = logging.getLogger(__name__)
 MOST_RELATED = 5_000  # stored runs that a job's predictions rest on, all of them
@@ -110,7 +107,6 @@ class Measurements:
         """
         import pandas as pd
 
-        from jointopt.runs.relevance import kin_of, wanted_by
         from jointopt.runs.store import Store
 
         store = Store(url)
@@ -123,7 +119,6 @@ class Measurements:
     @classmethod
     def stored_for(cls, url: str, table: pd.DataFrame) -> Measurements:
         """Measurements of the database of that URL on the GPUs or by the frameworks of a table, of many the nearest."""
-        from jointopt.runs.relevance import wanted_by_table
         from jointopt.runs.store import Store
 
         found = Store(url).read(wanted_by_table(table, MOST_FOR_TABLE))
@@ -149,8 +144,6 @@ class Measurements:
 
     def on(self, gpu_id: str) -> Measurements:
         """The runs on that GPU that are `learned_from`."""
-        from jointopt.jobs.catalog.gpus import gpu_id as id_of
-
         if "gpu" not in self.table:
             return self.take(np.zeros(len(self.table), bool))
         names = self.table["gpu"].dropna().unique()

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from jointopt.core.schema import Bools, Floats
-from jointopt.jobs.catalog.catalog_files import read_yaml
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.dataset import Priced
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Bools, Columns, Floats, Ints
+from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.job import Job
 from jointopt.physics.memory import peak_memory_bytes
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from jointopt.runs.workloads import Workload
     from jointopt.surrogate.dataset import Priced
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.facts import Source
+from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate.kernel import Runs
-from jointopt.surrogate.own_mix import COVERAGE
+from jointopt.surrogate.kernel import Runs, kinship
+from jointopt.surrogate.own_mix import COVERAGE, sure_part
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced  # it imports pandas, which most predictions never need
-from collections.abc import Mapping
-from dataclasses import field
-
-from jointopt.core.facts import Source
-from jointopt.core.schema import Bools, Ints
-from jointopt.surrogate.kernel import kinship
-from jointopt.surrogate.own_mix import sure_part
 
 Bounds = tuple[float, float]  # 90 % half-widths below and above, of the logarithm of time
 # Host work of software that nothing is known of, in 10 ms a micro-batch: sources are off by up to three times where

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from jointopt.core.schema import Floats, Ints
-from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate.kernel import Runs
-from jointopt.surrogate.trees import Trees
-
-if TYPE_CHECKING:
-    from jointopt.surrogate.trees import ResidualBooster
-import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import numpy.typing as npt
 
 from jointopt.core.facts import Source
 from jointopt.core.progress import steps
+from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.physics.sensitivities import CATEGORY, CONSTANTS
 from jointopt.runs.table import row_names
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.features import HEAT_COLUMNS, PEAK, RISE
+from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.trees import ResidualBooster, Trees
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.dataset import Priced
+    from jointopt.surrogate.trees import ResidualBooster
 
 
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
@@ -180,9 +173,6 @@ def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[
 
 def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
     """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
-    from jointopt.physics.sensitivities import CATEGORY
-    from jointopt.surrogate.trees import ResidualBooster
-
     categories = [i for i, name in enumerate(names) if CATEGORY in name]
     return ResidualBooster(
         max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0, min_child_weight=3.0,

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-
-from jointopt.core.schema import Floats
-
-if TYPE_CHECKING:
-    import xgboost
-
-import json
-from typing import TYPE_CHECKING
-
 import numpy.typing as npt
-
-from jointopt.core.errors import TableError
-from jointopt.core.schema import Ints
-
-if TYPE_CHECKING:
-    import xgboost
-from typing import Self
-
 import xgboost
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from jointopt.core.errors import TableError
+from jointopt.core.schema import Floats, Ints
+
+if TYPE_CHECKING:
+    import xgboost
 
 
 @dataclass(frozen=True)

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jointopt.core.errors import InfeasibleError
-from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.errors import InfeasibleError, UsageError
+from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
+from jointopt.core.units import Z_90
 from jointopt.jobs.calibration import Calibration
+from jointopt.jobs.catalog.recipes import Recipe, recipes_for
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing
 from jointopt.jobs.plans.rules import check_plan
-from jointopt.jobs.plans.text import parse_plan, plan_records, widened
+from jointopt.jobs.plans.text import format_plan, parse_plan, plan_records, widened
 from jointopt.physics.cost_model import CostModel
+from jointopt.physics.explain.parts import time_parts
+from jointopt.physics.makespan import least_makespan_s
 from jointopt.physics.site import with_site
-from jointopt.report.layout_table import Layout
+from jointopt.physics.throughput import with_rates
+from jointopt.report.layout_table import NEAR, Layout
+from jointopt.report.plans import odds
 from jointopt.report.proposal import Proposal
+from jointopt.report.published_plans import Beside
 from jointopt.report.shortage import remedy, shortage_of
+from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
-from jointopt.search.exact import ExactFront, fastest
+from jointopt.search.exact import ExactFront, fastest, ranked
 from jointopt.search.local_search import front_within_limits
-from jointopt.search.pareto import concat, front_order, front_rows, non_dominated, stacked, take
+from jointopt.search.pareto import below_chord, concat, front_order, front_rows, non_dominated, stacked, take
 from jointopt.search.problem import Problem
+from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
+from jointopt.surrogate.memory import SURE
 from jointopt.workflows.answers import Against, answered, assumptions, check_priceable, from_files
 from jointopt.workflows.baseline import baseline_plan
-from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, prepared, top_times
+from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, place_of, prepared, top_times
 from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.open_settings import of_first
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
@@ -42,25 +53,6 @@ if TYPE_CHECKING:
 
     from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
-from collections.abc import Callable, Iterator, Mapping
-
-from jointopt.core.errors import UsageError
-from jointopt.core.schema import Bools
-from jointopt.core.units import Z_90
-from jointopt.jobs.catalog.recipes import Recipe, recipes_for
-from jointopt.jobs.plans.text import format_plan
-from jointopt.physics.explain.parts import time_parts
-from jointopt.physics.makespan import least_makespan_s
-from jointopt.physics.throughput import with_rates
-from jointopt.report.layout_table import NEAR
-from jointopt.report.plans import odds
-from jointopt.report.published_plans import Beside
-from jointopt.report.tables import plan_entries
-from jointopt.search.exact import ranked
-from jointopt.search.pareto import below_chord
-from jointopt.surrogate.intervals import RESULTS
-from jointopt.surrogate.memory import SURE
-from jointopt.workflows.feasible_layouts import place_of
 
 _log = logging.getLogger(__name__)
 CONSTRAINED = "breaks a constraint at every clock"

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from http.cookies import CookieError, SimpleCookie
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.util import setup_testing_defaults
 
 import optuna
 
 from jointopt.core.errors import UsageError, nearest
+from jointopt.core.quote import header_value, local_url
 from jointopt.core.secrets import masked
 from jointopt.runs.database import has_table
 from jointopt.runs.outages import wait_out
 from jointopt.search.studies.storage import open_storage, study_errors
-
-if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
-import hmac
-from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
-
-from jointopt.core.quote import header_value, local_url
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

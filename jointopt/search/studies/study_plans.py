@@ -5,30 +5,26 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
-
-from jointopt.core.errors import UsageError, nearest
-from jointopt.core.secrets import masked
-from jointopt.jobs.plans.text import format_stage_clocks
-from jointopt.runs.database import has_table
-from jointopt.runs.outages import wait_out
-from jointopt.search.pareto import OBJECTIVES
-from jointopt.search.studies.measured import KIND, MEASURED
-from jointopt.search.studies.storage import open_storage, study_errors
-from jointopt.search.studies.trials import COMPLETE, CONSTRAINTS, DOCUMENT, PLAN, PLANS, is_ours
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-from collections.abc import Iterable, Sequence
-
 import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel, TrialSystemAttributeModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
 
-from jointopt.runs.database import open_database
-from jointopt.search.studies.trials import GENES, RESULTS, WORKER
+from jointopt.core.errors import UsageError, nearest
+from jointopt.core.secrets import masked
+from jointopt.jobs.plans.text import format_stage_clocks
+from jointopt.runs.database import has_table, open_database
+from jointopt.runs.outages import wait_out
+from jointopt.search.pareto import OBJECTIVES
+from jointopt.search.studies.measured import KIND, MEASURED
+from jointopt.search.studies.storage import open_storage, study_errors
+from jointopt.search.studies.trials import COMPLETE, CONSTRAINTS, DOCUMENT, GENES, PLAN, PLANS, RESULTS, WORKER, is_ours
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 
 def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, outside
-from jointopt.jobs.plans.text import plan_records, record_text
-from jointopt.search.pareto import OBJECTIVES
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
-import base64
-import hashlib
-import json
-import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import optuna
-
-from jointopt.core.schema import Floats, Ints
-from jointopt.jobs.plans.text import stage_clocks_to_text
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, outside
+from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.outages import wait_out
-from jointopt.search.pareto import evenly, front_rows, is_beaten, objectives, stacked, take
+from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
 from jointopt.search.studies.display import pieces, show
 from jointopt.search.studies.storage import Storage, made_study, numbered, set_attributes, study_errors
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 

@@ -6,6 +6,7 @@ are taken in turns (`Storage.alone`), so that each worker sees what the others h
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import secrets
@@ -14,38 +15,38 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from jointopt.core.errors import OutageError, UsageError
-from jointopt.core.schema import Columns
+from jointopt.core.errors import JointOptError, LauncherError, OutageError, OutOfMemoryError, RunFailedError, UsageError
+from jointopt.core.schema import Columns, Ints
 from jointopt.core.secrets import masked
 from jointopt.runs.outages import patience, patient, wait_out
-from jointopt.search.pareto import OBJECTIVES
+from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, first, half_local, unseen
+from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, take
+from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.display import show
 from jointopt.search.studies.storage import Storage, made_study, study_errors
-from jointopt.search.studies.trials import CONSTRAINTS, WORKER, constraint, is_shared, objective_values, results
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-import hashlib
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from jointopt.core.errors import JointOptError, LauncherError, OutOfMemoryError, RunFailedError
-from jointopt.core.schema import Ints
-from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, first, half_local, unseen
-from jointopt.search.pareto import first_impossible, front_of, take
-from jointopt.search.problem import Problem, Progress
-from jointopt.search.studies.trials import GENES, is_evaluated, searched, trials_of
+from jointopt.search.studies.trials import (
+    CONSTRAINTS,
+    GENES,
+    WORKER,
+    constraint,
+    is_evaluated,
+    is_shared,
+    objective_values,
+    results,
+    searched,
+    trials_of,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

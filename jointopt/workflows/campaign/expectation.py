@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
+from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.memory import FEASIBLE, OUT, MemoryEvidence, MemoryPosterior, surely_out_of
 from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns
 from jointopt.surrogate.tune_model import (
@@ -45,10 +47,6 @@ if TYPE_CHECKING:
     from jointopt.surrogate.surrogate import Surrogate
     from jointopt.surrogate.tune_model import OtherJobs
     from jointopt.workflows.campaign.candidates import Candidates
-import logging
-
-from jointopt.surrogate.kernel import Kernel, Runs
-from jointopt.workflows.campaign.candidates import Candidates
 
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
 _HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
