@@ -41,7 +41,7 @@ class LayerCosts:
 
     @property
     def of_kinds(self) -> list[tuple[str, Pass, Pass]]:
-        """A layer and its attention core by kind, as `layout_arrays.Split.kinds`; each ``dense`` or ``moe``."""
+        """A layer and its attention core by kind, as `layouts.Split.kinds`; each ``dense`` or ``moe``."""
         own = [("dense", self.dense, self.core), ("moe", self.moe, self.core)]
         return own + self.windowed.of_kinds if self.windowed else own
 
