@@ -32,7 +32,8 @@ def calibrate(table: Path, gpu: str, out: Path, query: Path | None, predictions:
     """
     from jointopt.core.errors import of_table
     from jointopt.jobs.calibration import save_calibration
-    from jointopt.runs.table import read_table, together, write_table
+    from jointopt.runs.row_names import together
+    from jointopt.runs.table import read_table, write_table
     from jointopt.workflows.calibrate import calibrate as fitted
 
     if (query is None) != (predictions is None):

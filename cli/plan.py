@@ -32,7 +32,7 @@ class PlanType(click.ParamType[Any]):
         if found is None:
             return value
         from jointopt.core.quote import our_command
-        from jointopt.workflows.stored_plans import plan_of
+        from jointopt.workflows.plan_files import plan_of
 
         if "=" in value and not Path(found[1]).exists():
             raise click.UsageError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from jointopt.core.errors import ExportError, UsageError
 from jointopt.jobs.reading import package_yaml
-from jointopt.runs.cells import named_precision, named_recipe
+from jointopt.runs.dtype_names import named_precision, named_recipe
 
 NEWEST = "development"
 _DEVELOPMENT = (NEWEST, "dev", "main")

@@ -13,7 +13,8 @@ from jointopt.core.errors import LauncherError, TableError
 from jointopt.core.schema import COLUMNS, STATUSES, Bools, Columns
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.job import Job
-from jointopt.runs.cells import STRICT_READERS, named_precision, read_columns, spelled, with_precision
+from jointopt.runs.cells import STRICT_READERS, read_columns, spelled, with_precision
+from jointopt.runs.dtype_names import named_precision
 from jointopt.runs.rows import RESULTS
 from jointopt.runs.table import clean_runs, read_table
 

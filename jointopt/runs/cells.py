@@ -42,6 +42,7 @@ from jointopt.jobs.job import STATE_FIELDS, TF32, Job, ScalingRecipe
 from jointopt.jobs.model import skip_freq_text
 from jointopt.jobs.shape import POSITION_EMBEDDINGS
 from jointopt.jobs.windows import named_skip_freq
+from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
 
 _DENSE = 2**20  # whole numbers that differ by less are their own codes
 Reading = tuple[pd.Series, pd.Series, str]  # values, which cells make no sense, what was expected of them
@@ -234,20 +235,7 @@ def shown(table: pd.DataFrame, row: int, name: str) -> str:
     return f"{cell.item() if isinstance(cell, np.generic) else cell!r:.60}"
 
 
-# In this order: what a table calls a precision, and what it means.
-_DTYPE_FRAGMENTS = {
-    "fp4": "fp4", "float4": "fp4", "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16",
-    "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "fp32": "fp32", "float32": "fp32",
-}  # fmt: skip
-_HALF = re.compile(r"(?<![a-z])half(?![a-z])")
 _FLASH = re.compile(r"(?<![a-z])(?:flash(?:[\W_]*att(?:entio)?n)?|fa|sdpa)(?![a-z])")
-
-
-def named_dtype(text: str) -> str | None:
-    """The precision of `jointopt.core.schema.DTYPES` that a cell means, or None."""
-    lower = text.lower()
-    found = next((dtype for fragment, dtype in _DTYPE_FRAGMENTS.items() if fragment in lower), None)
-    return found or ("fp16" if _HALF.search(lower) else None)
 
 
 def named_attention(text: str) -> tuple[str | None, bool]:
@@ -486,27 +474,7 @@ def _unit(words: list[str]) -> str:
 # The precision of products in the words of tables: its format, and the recipe that scales fp8 and fp4.
 
 
-# In this order, letters and digits alone: what Megatron-Bridge's tables and recipes call a recipe, and what it means.
-_RECIPE_FRAGMENTS = {
-    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8mx": "mxfp8", "fp8cs": "tensorwise", "currentscaling": "tensorwise",
-    "tensorwise": "tensorwise", "fp8ds": "delayed", "delayed": "delayed", "fp8sc": "blockwise",
-    "subchannel": "blockwise", "blockwise": "blockwise",
-}  # fmt: skip
-_LIGHTNING = {"16": "fp16", "32": "fp32"}  # 16-mixed, 32-true
 _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
-
-
-def named_recipe(text: str) -> str | None:
-    """The recipe of `jointopt.core.schema.FP8_RECIPES` that a cell means (``fp8_cs``, ``MXFP8``), or None."""
-    word = re.sub(r"[^a-z0-9]", "", text.lower())
-    return next((recipe for fragment, recipe in _RECIPE_FRAGMENTS.items() if fragment in word), None)
-
-
-def named_precision(text: str) -> str | None:
-    """The dtype that a cell of the column ``precision`` means, tf32 as such, or None."""
-    if "tf32" in text.lower():
-        return TF32
-    return named_dtype(text) or _LIGHTNING.get(text.strip().partition("-")[0])
 
 
 def with_precision(runs: pd.DataFrame) -> pd.DataFrame:

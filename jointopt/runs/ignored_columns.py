@@ -22,14 +22,12 @@ from jointopt.runs.cells import (
     floats,
     meant,
     named_attention,
-    named_dtype,
-    named_precision,
-    named_recipe,
     runnable_dtype,
     shown,
     with_precision,
     within_node,
 )
+from jointopt.runs.dtype_names import named_dtype, named_precision, named_recipe
 
 if TYPE_CHECKING:
     import pandas as pd

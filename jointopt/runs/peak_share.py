@@ -15,7 +15,8 @@ from jointopt.jobs.catalog.gpus import gpu_ids, known_gpu, load_gpu
 from jointopt.jobs.catalog.kernels import fp32_time_factor
 from jointopt.jobs.catalog.models import known_model
 from jointopt.jobs.cluster import Gpu
-from jointopt.runs.cells import is_known, named_dtype, with_precision
+from jointopt.runs.cells import is_known, with_precision
+from jointopt.runs.dtype_names import named_dtype
 
 MOST_OF_PEAK = 1.1  # of the rate on the data sheet: boards may boost beyond the clock that it is stated at
 # Of the full rate: more than two thousand recorded runs reach 0.00018 to 0.65.

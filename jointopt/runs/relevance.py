@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from jointopt.core.errors import TableError
 from jointopt.core.schema import Columns
 from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.jobs.catalog.gpus import gpu_id
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job
-from jointopt.runs.workloads import Workload, workloads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,34 +163,3 @@ def _whole(value: Any) -> int:
 
 
 # Measured runs whose plan is not known: what blank degrees are taken for is a guess, and no evidence of any plan.
-
-
-_SPLIT = ("dp", "tp", "pp")  # of the model and the batch; a blank cp is 1 in tables of runs without it
-
-
-def runs_with_plans(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[list[Workload], dict[int, str]]:
-    """`workloads` of measured runs: without rows that leave their degrees open, whose reasons say so.
-
-    Raises TableError as there, and where no row is left.
-    """
-    found, reasons = workloads(table, kin)
-    kept: list[Workload] = []
-    for work in found:
-        names = {text: [name for name in _SPLIT if name in text.split()] for text in set(work.assumed.tolist())}
-        guessed = np.array([bool(names[text]) for text in work.assumed.tolist()], bool)
-        for row, text in zip(work.rows[guessed].tolist(), work.assumed[guessed].tolist(), strict=True):
-            reasons[row] = _left_open(names[text], work.job.cluster.num_gpus)
-        if not guessed.all():
-            kept.append(work.take(np.flatnonzero(~guessed).astype(np.int64)) if guessed.any() else work)
-    if not kept:
-        row = min(reasons)
-        raise TableError(f"No row of the table states its plan; row {row + 1}: {reasons[row]}")
-    return kept, reasons
-
-
-def _left_open(names: Sequence[str], num_gpus: int) -> str:
-    one = len(names) == 1
-    return (
-        f"{' and '.join(names)} {'is' if one else 'are'} blank, and num_gpus={num_gpus} leaves open what "
-        f"{'it was' if one else 'they were'}; expected dp, tp and pp of a measured run."
-    )

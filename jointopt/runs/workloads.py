@@ -31,8 +31,6 @@ from jointopt.runs.cells import (
     named_attention,
     named_cuda_graph,
     named_dispatcher,
-    named_dtype,
-    named_precision,
     number_cells,
     plan_cells,
     row_codes,
@@ -43,6 +41,7 @@ from jointopt.runs.cells import (
     with_precision,
 )
 from jointopt.runs.checks import check_required, impossible, with_classes_of_kin
+from jointopt.runs.dtype_names import named_dtype, named_precision
 from jointopt.runs.shapes import (
     FROM_CATALOGUE,
     expert_shape,

@@ -18,7 +18,7 @@ from jointopt.jobs.job import Job
 from jointopt.physics.cost_model import PREDICTIONS, CostModel, memory_limit_gib
 from jointopt.physics.sensitivities import CONSTANTS, moved
 from jointopt.runs.cells import MEASURED, first_rows, floats, row_codes, shown
-from jointopt.runs.relevance import runs_with_plans
+from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload
 from jointopt.surrogate.features import PEAK, heat_of, runs_of, watts_at
 from jointopt.surrogate.kernel import Runs, together

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.differences import are_twins
+from jointopt.surrogate.intervals import are_twins
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.new_sources import (
     DRAWS,

@@ -23,7 +23,6 @@ from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.database import may_hold_rows
 from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.correction import Correction, load_surrogate, surrogate_names
-from jointopt.surrogate.differences import Apart, against, of_limits, recorded
 from jointopt.surrogate.evidence import Evidence, far_words
 from jointopt.surrogate.features import (
     HEAT_NAMES,
@@ -35,7 +34,17 @@ from jointopt.surrogate.features import (
     runs_of,
     watts_at,
 )
-from jointopt.surrogate.intervals import DOUBTS, add_intervals, bounds_within_limits, doubt_names, doubts
+from jointopt.surrogate.intervals import (
+    DOUBTS,
+    Apart,
+    add_intervals,
+    against,
+    bounds_within_limits,
+    doubt_names,
+    doubts,
+    of_limits,
+    recorded,
+)
 from jointopt.surrogate.kernel import Runs, together
 from jointopt.surrogate.memory import MemoryPosterior, surely_out
 from jointopt.surrogate.own_cluster import OwnRuns

@@ -19,8 +19,9 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import TF32, Job
 from jointopt.runs.checks import contradicting_lines, states_class
 from jointopt.runs.ignored_columns import A_RESULT, left_out_lines, renamed_time, silent, unread_lines
-from jointopt.runs.relevance import kin_of, kind_of, related_to, runs_with_plans, wanted_by, wanted_by_table
+from jointopt.runs.relevance import kin_of, kind_of, related_to, wanted_by, wanted_by_table
 from jointopt.runs.table import checked_results, doubtful_precision, readable_runs
+from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import Workload, lacks_heads, model_as_kin
 from jointopt.surrogate.data_doubts import (
     REFUSED,

@@ -17,18 +17,18 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.sensitivities import CATEGORY, CONSTANTS
-from jointopt.runs.table import row_names
+from jointopt.runs.row_names import row_names
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.features import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.trees import ResidualBooster, Trees
+from jointopt.surrogate.trees import Trees
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.dataset import Priced
-    from jointopt.surrogate.trees import ResidualBooster
+    from jointopt.surrogate.residual_trees import ResidualBooster
 
 
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
@@ -173,6 +173,8 @@ def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[
 
 def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
     """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
+    from jointopt.surrogate.residual_trees import ResidualBooster
+
     categories = [i for i, name in enumerate(names) if CATEGORY in name]
     return ResidualBooster(
         max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0, min_child_weight=3.0,

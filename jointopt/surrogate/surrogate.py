@@ -13,8 +13,8 @@ import numpy.typing as npt
 from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.differences import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
 from jointopt.surrogate.evidence import beyond, telling
+from jointopt.surrogate.intervals import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
 from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
 from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns

@@ -19,7 +19,7 @@ from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
-from jointopt.runs.table import row_names
+from jointopt.runs.row_names import row_names
 from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
 from jointopt.surrogate.data_doubts import power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
@@ -43,8 +43,9 @@ from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns, judge_
 from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model, heat_log_ratios, measures_heat
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
+from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths, fingerprints
-from jointopt.surrogate.trees import ResidualBooster, Trees
+from jointopt.surrogate.trees import Trees
 
 if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced

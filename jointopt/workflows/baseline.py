@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.core.errors import UsageError
 from jointopt.jobs.job import Job
-from jointopt.workflows.stored_plans import plan_of
+from jointopt.workflows.plan_files import plan_of
 
 
 def baseline_plan(job: Job, given: str) -> str | Mapping[str, Any]:

@@ -12,7 +12,7 @@ from jointopt.physics.calibrate.profiles import NOT_PREDICTED, calibration_of, f
 from jointopt.physics.calibrate.stage_readings import check_query, check_readings
 from jointopt.physics.calibrate.stage_tables import ResponseTable, check_results, gpu_id, response_table
 from jointopt.report.results import Calibrated
-from jointopt.runs.table import row_names
+from jointopt.runs.row_names import row_names
 
 
 def calibrate(table: pd.DataFrame, gpu: str, query: pd.DataFrame | None = None) -> Calibrated:

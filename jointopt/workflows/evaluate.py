@@ -19,7 +19,8 @@ from jointopt.jobs.cluster import Machine
 from jointopt.report.results import Evaluation
 from jointopt.runs.cells import is_known, spelled
 from jointopt.runs.ignored_columns import without_time
-from jointopt.runs.table import doubtful_precision, row_names
+from jointopt.runs.row_names import row_names
+from jointopt.runs.table import doubtful_precision
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.data_doubts import (
     MeasuredWatts,

@@ -25,7 +25,8 @@ from jointopt.report.results import Retrained
 from jointopt.report.scores import LEAST_SHARED, not_comparable
 from jointopt.runs.checks import contradicting_lines
 from jointopt.runs.ignored_columns import unfinished_lines, unread_lines, untimed_lines
-from jointopt.runs.table import checked_results, read_table, readable_runs, together, without
+from jointopt.runs.row_names import together, without
+from jointopt.runs.table import checked_results, read_table, readable_runs
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.dataset import timed_runs, with_results
 from jointopt.surrogate.evidence import Use

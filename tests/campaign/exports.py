@@ -14,7 +14,7 @@ import yaml
 from jointopt.frameworks.targets import TARGETS
 from jointopt.jobs.jobfile import load_job
 from jointopt.workflows.export import export, write
-from jointopt.workflows.stored_plans import plan_of
+from jointopt.workflows.plan_files import plan_of
 
 _PLAN = {"dp": 4, "tp": 2, "pp": 1, "zero_stage": 2, "micro_batch_size": 1, "recompute": "none"}
 _JOB = {

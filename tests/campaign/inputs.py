@@ -173,7 +173,7 @@ def _read_table(path: Path) -> object:
 def _read_plan(path: Path) -> object:
     from jointopt.measure.hardware.gpu_clocks import plan_settings
     from jointopt.workflows.exec import _used_gpus
-    from jointopt.workflows.stored_plans import plan_of
+    from jointopt.workflows.plan_files import plan_of
 
     plan = plan_of(path)
     return _used_gpus(plan) and plan_settings(plan)

@@ -78,7 +78,7 @@ def _mix(default: Surrogate, seed: int) -> Mix:
 
 
 def _trees_of(width: int, seed: int) -> Trees:
-    from jointopt.surrogate.trees import ResidualBooster
+    from jointopt.surrogate.residual_trees import ResidualBooster
 
     features = np.random.default_rng(seed).uniform(-20, 20, (300, width))
     booster = ResidualBooster(max_depth=3, n_estimators=TREES, reg_lambda=1.0, min_child_weight=1.0)

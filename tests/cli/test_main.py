@@ -15,6 +15,7 @@ from jointopt.cli.main import COMMANDS, jointopt
 from jointopt.core.errors import InfeasibleError, JobError
 from tests.each import each
 
+JOB = Path(__file__).parents[2] / "studies" / "charllm-strategies" / "gpt3-175b-h100.yaml"
 HEAVY = ("numpy", "pandas", "scipy", "optuna", "sklearn", "xgboost", "torch", "yaml")
 
 
@@ -26,6 +27,19 @@ from jointopt.cli.main import jointopt
 jointopt({arguments!r}, standalone_mode=False)
 heavy = [name for name in {HEAVY!r} if name in sys.modules]
 sys.exit(f"imported {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["propose", "--storage", "none"], ["explain", "--plan", "dp=1 tp=8 pp=8"]])
+def test_an_answer_without_runs_or_studies_imports_no_library_of_tables_trees_or_databases(arguments) -> None:
+    job = str(JOB)
+    code = f"""
+import sys
+from jointopt.cli.main import jointopt
+jointopt({[arguments[0], job, *arguments[1:], "--allow-tight"]!r}, standalone_mode=False)
+sys.exit([name for name in ("pandas", "sklearn", "xgboost", "sqlalchemy", "optuna") if name in sys.modules] or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

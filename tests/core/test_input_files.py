@@ -17,7 +17,7 @@ from jointopt.frameworks.import_files import read_file
 from jointopt.jobs.calibration import load_calibration
 from jointopt.jobs.reading import read_text
 from jointopt.runs.table import read_table
-from jointopt.workflows.stored_plans import plan_of
+from jointopt.workflows.plan_files import plan_of
 
 READERS = [read_text, read_table, read_file, plan_of, load_calibration]
 

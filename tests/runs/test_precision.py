@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.runs.cells import named_precision, named_recipe, with_precision
+from jointopt.runs.cells import with_precision
 from jointopt.runs.checks import MEASUREMENT_RULES
+from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.ignored_columns import unused_lines
 from jointopt.runs.table import check_measurements
 from jointopt.runs.workloads import workloads

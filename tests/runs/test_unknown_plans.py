@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.runs.relevance import runs_with_plans
+from jointopt.runs.unknown_plans import runs_with_plans
 from jointopt.runs.workloads import workloads
 from jointopt.workflows.predict import predict
 from jointopt.workflows.retrain import retrain

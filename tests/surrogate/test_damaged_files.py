@@ -22,8 +22,9 @@ from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, OwnTarget, inputs
 from jointopt.surrogate.power import PowerScale
+from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import ResidualBooster, Trees
+from jointopt.surrogate.trees import Trees
 
 pytestmark = pytest.mark.long  # the short part of a campaign
 

@@ -12,7 +12,8 @@ from jointopt.core.schema import Columns
 from jointopt.core.units import Z_90
 from jointopt.jobs.jobfile import job_from_options, shipped_job, with_changes
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.surrogate.differences import (
+from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, pairs, predict_pairs, with_calibrated_widths
+from jointopt.surrogate.intervals import (
     Apart,
     against,
     apart,
@@ -20,11 +21,10 @@ from jointopt.surrogate.differences import (
     half_width_apart,
     half_width_of_new,
     of_limits,
+    physics_errors,
     recorded,
     share_of_unlike,
 )
-from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, pairs, predict_pairs, with_calibrated_widths
-from jointopt.surrogate.intervals import physics_errors
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.kernel import Kernel, Runs, contrast_variances, default_kernel, terms, variances
 from jointopt.surrogate.posterior import condition_alone

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jointopt.runs.table import checked_results, row_names, together
+from jointopt.runs.row_names import row_names, together
+from jointopt.runs.table import checked_results
 from jointopt.studies.learning import truths
 from jointopt.surrogate.data_doubts import MeasuredWatts, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import price, with_results

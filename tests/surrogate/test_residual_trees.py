@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from jointopt.surrogate.trees import ResidualBooster
+from jointopt.surrogate.residual_trees import ResidualBooster
 
 WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
 

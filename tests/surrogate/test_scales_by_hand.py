@@ -12,8 +12,8 @@ from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, load_limit, source_weights
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power import power_scale
+from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import ResidualBooster
 from jointopt.surrogate.tune_model import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
 from tests.bench.memory_margin import loss
 

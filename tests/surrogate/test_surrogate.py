@@ -19,8 +19,9 @@ import pytest
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
+from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import ResidualBooster, Trees
+from jointopt.surrogate.trees import Trees
 
 NAMES = FEATURES
 RAN: list[str] = []

@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import TableError
-from jointopt.surrogate.trees import (
-    Forest,
-    ResidualBooster,
-    Trees,
-    _check_nodes,
-    check_trees,
-    load_forest,
-    load_regressor,
-)
+from jointopt.surrogate.residual_trees import ResidualBooster
+from jointopt.surrogate.trees import Forest, Trees, _check_nodes, check_trees, load_forest, load_regressor
 
 FEATURES = 4
 POINTS = np.random.default_rng(1).uniform(-1, 1, (50, FEATURES))

@@ -15,7 +15,8 @@ import pytest
 from jointopt.core.errors import UsageError
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.report.results import Proposal
-from jointopt.workflows.stored_plans import plan_of, stored_plans
+from jointopt.workflows.plan_files import plan_of
+from jointopt.workflows.stored_plans import stored_plans
 
 Proposals = Callable[..., Proposal]
 

@@ -14,7 +14,7 @@ from jointopt.measure.hardware.conditions import check_settable, with_readings, 
 from jointopt.measure.hardware.gpu_clocks import Setting, plan_settings
 from jointopt.runs.readings import Series
 from jointopt.runs.rows import result_row
-from jointopt.workflows.stored_plans import plan_of
+from jointopt.workflows.plan_files import plan_of
 
 PLAN: dict[str, Any] = {"dp": 2, "tp": 1, "pp": 2, "cp": 1}
 

@@ -1,0 +1,60 @@
+"""Names of rows: the table that each came from, and its place there; pandas is imported by those who have a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jointopt.core.schema import Bools, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_PLACES = "places"  # of a table's attributes: (name, rows) of each table that it was put together from, in order
+_KEPT = "kept"  # and the positions of its rows among those, where some were taken out
+
+
+@dataclass(frozen=True)
+class RowNames:
+    """Names of rows in messages: each by its number in the table that it is of.
+
+    ``parts``: (name, rows) of the tables in order, none where there is but one; ``at``: the position of each row among
+    the rows of all, (n,).
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    at: Ints
+
+    def __call__(self, row: int) -> str:
+        """``row 3 of runs.csv``, or ``row 3`` where the table has no name."""
+        place = int(self.at[row])
+        for name, count in self.parts:
+            if place < count:
+                return f"row {place + 1} of {name}"
+            place -= count
+        return f"row {place + 1}"
+
+
+def together(tables: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """The rows of several named tables, numbered from 0, with what `row_names` needs."""
+    import pandas as pd
+
+    whole = pd.concat([table for _, table in tables], ignore_index=True)
+    whole.attrs[_PLACES] = tuple((name, len(table)) for name, table in tables)
+    return whole
+
+
+def row_names(table: pd.DataFrame, kept: Bools | None = None) -> RowNames:
+    """Names of the rows of ``table`` that are ``kept`` (n,), by default of all."""
+    at = np.asarray(table.attrs.get(_KEPT, range(len(table))), np.int64)
+    return RowNames(table.attrs.get(_PLACES, ()), at if kept is None else at[kept])
+
+
+def without(table: pd.DataFrame, gone: Bools) -> pd.DataFrame:
+    """The other rows of a table that `together` returned, numbered from 0, by their names as before."""
+    rest = table[~gone].reset_index(drop=True)
+    rest.attrs[_KEPT] = tuple(np.flatnonzero(~gone).tolist())
+    return rest

@@ -1,0 +1,49 @@
+"""Plans in JSON files: of ``propose``, ``select`` and ``explain``, or bare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jointopt.core.errors import UsageError
+from jointopt.core.input_files import regular_bytes
+from jointopt.core.schema import DEGREES, POWER_PROFILE
+from jointopt.jobs.plans.text import PLAN_KEYS
+
+_MOST_BYTES = 64 * 2**20  # a proposal of thousands of plans has a few
+
+
+def plan_of(path: Path, row: int | None = None) -> dict[str, Any]:
+    """The plan in a JSON file: of `explain --json` or `select --json`, of a proposal (``row`` counts from 1), or bare.
+
+    Raises UsageError for another file, or a proposal of several plans without ``row``.
+    """
+    try:
+        document = json.loads(regular_bytes(path, _MOST_BYTES, "a JSON file with a plan"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}.") from error
+    found = _plan_in(document, path, row)
+    plan = {name: value for name, value in found.items() if name in (*PLAN_KEYS, POWER_PROFILE)}
+    if not set(DEGREES) & plan.keys():
+        raise UsageError(
+            f"{path} holds no plan: expected what `explain --json`, `select --json` or `propose --json` prints, "
+            "or an object with dp, tp, pp and stage_clock_mhz."
+        )
+    return dict.fromkeys(DEGREES, 1) | plan
+
+
+def _plan_in(document: Any, path: Path, row: int | None) -> Mapping[str, Any]:
+    rows = document.get("front") if isinstance(document, dict) else document
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        return dict(document["plan"])
+    if not isinstance(rows, list):
+        return document if isinstance(document, dict) else {}
+    every = f"{path.name}:1 to {path.name}:{len(rows)}"
+    if row is None and len(rows) != 1:
+        raise UsageError(f"{path} holds {len(rows)} plans; say which, from {every}.")
+    if not 1 <= (row or 1) <= len(rows):
+        raise UsageError(f"{path} holds {len(rows)} plans, from {every}; got row {row}.")
+    chosen = rows[(row or 1) - 1]
+    return chosen if isinstance(chosen, dict) else {}
