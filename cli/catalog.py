@@ -20,7 +20,7 @@ def catalog(what: str, model: str | None, as_json: bool) -> None:
       jointopt catalog models --json
       jointopt catalog recipes --model llama-3-405b
     """
-    from jointopt.report.tables import listing, listing_text, recipe_rows
+    from jointopt.report.listing import listing, listing_text, recipe_rows
 
     if model is not None and what != "recipes":
         raise click.UsageError("--model goes with recipes.")

@@ -275,7 +275,7 @@ def _milliseconds(found: Match, batch: Batch) -> float:
     return round(_plain(found["ms"]) * _MAGNITUDE[found["unit"] or ""] / 1e3, 9)
 
 
-def _read_seconds(found: Match, batch: Batch) -> float:
+def _stated_seconds(found: Match, batch: Batch) -> float:
     return _plain(found["s"])
 
 
@@ -316,7 +316,7 @@ NANOTRON = Format(
 DEEPSPEED_PIPELINE = Format(
     "deepspeed",
     _pattern(r"\bsteps: (?P<number>\d+) loss: (?P<loss>NUM) ANYiter time \(s\): (?P<s>NUM) samples/sec: NUM", "steps:"),
-    _read_seconds,
+    _stated_seconds,
     (_CHECKPOINT, _OVERFLOW),
     skipped=re.compile(r"\bstep=\d+, skipped=(\d+),"),
 )
@@ -347,14 +347,14 @@ NEMO = Format(
         r"train_step_timing in s: (?P<s>NUM)(?=\s*\||(?<=[\d.]{5})\s*$)",  # last in its line, it is whole by its digits
         "iteration ",
     ),
-    _read_seconds,
+    _stated_seconds,
     (_CHECKPOINT, (re.compile(r"val_loss|Validation DataLoader"), EVALUATION)),
 )
 # of a script of one's own, such as those that Accelerate starts: documented in docs/imports.md
 PLAIN = Format(
     "",
     _pattern(r"^step (?P<number>\d+) loss (?P<loss>NUM) time (?P<s>\d+\.\d{3,})(?: s)?\s*$"),
-    _read_seconds,
+    _stated_seconds,
     (_CHECKPOINT,),
 )
 FORMATS = (
@@ -478,14 +478,14 @@ def moment_of(text: str) -> float:
     """The last time in a text, of this machine's zone, in s since 1970; NaN without one."""
     if found := [*_MOMENT.finditer(text)]:
         *parts, fraction = found[-1].groups()
-        return _lines_seconds(*map(int, parts), int((fraction or "0").ljust(6, "0")))
+        return _local_seconds(*map(int, parts), int((fraction or "0").ljust(6, "0")))
     if found := [*_MONTH_FIRST.finditer(text)]:
         month, day, year, hour, minute, second = found[-1].groups()
-        return _lines_seconds(int(year or time.localtime().tm_year), *map(int, (month, day, hour, minute, second)))
+        return _local_seconds(int(year or time.localtime().tm_year), *map(int, (month, day, hour, minute, second)))
     return math.nan
 
 
-def _lines_seconds(*parts: int) -> float:
+def _local_seconds(*parts: int) -> float:
     try:
         return datetime(*parts).timestamp()  # type: ignore[arg-type]
     except ValueError:

@@ -87,7 +87,7 @@ class Framework:
     # share of the last backward pass under which torch's DDP hides gradients whole, without ZeRO and pipelines; 0: none
     ddp_window: float = 0.0
     tp_overlap: float = 0.0
-    # the same where a plan turns it on (`jointopt.jobs.framework`); 0: the framework leaves no choice
+    # the same where a plan turns it on (`chosen_share`); 0: the framework leaves no choice
     chosen_dp_overlap: float = 0.0
     chosen_tp_overlap: float = 0.0
     cp_overlap: float = 0.8

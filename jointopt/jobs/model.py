@@ -66,7 +66,7 @@ class Model:
     # that have a 1
     window_size: int = 0
     window_attn_skip_freq: SkipFreq = 0
-    block: str = ""  # one of `MODEL_BLOCKS` (`jointopt.jobs.model`), whose missing parts have size 0
+    block: str = ""  # one of `MODEL_BLOCKS`, whose missing parts have size 0
     # the Hugging Face configuration it was read from; `jointopt.jobs.details` reads finer points in it
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 

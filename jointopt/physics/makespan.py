@@ -314,7 +314,7 @@ def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints,
     ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking
     receives. Derived here: the longest path through the schedules of Narayanan et al. 2021 (arXiv:2104.04473), whose
     (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks. Exact for equal chunks within a rank and a head on the
-    last; chunks of other layers: `jointopt.physics.makespan`. PlanError for a plan with no such schedule.
+    last; chunks of other layers: `chunked_time_s`. PlanError for a plan with no such schedule.
     """
     pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
     check_micro_batches(pp, vpp, m)

@@ -261,7 +261,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     Parts: weights, gradients, optimizer, main_gradients (what its step needs beyond the activations that are then
     gone), activations, fragmentation (the framework profile's ``activation_factor``), logits (beyond the layer at
     work, which is not alive with them), gathered_weights (ZeRO-3), cuda_graphs, and what a process holds beside its
-    training: communication, workspaces, other (`jointopt.physics.memory`).
+    training: communication, workspaces, other (`process_bytes`).
     """
     lay = LayoutArrays(job, layouts)
     return _parts(job, lay, Held.of(lay))

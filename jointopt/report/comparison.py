@@ -12,7 +12,8 @@ from jointopt.physics.site import facility_energy_j
 from jointopt.report import tables
 from jointopt.report.explanation import Explanation
 from jointopt.report.plans import differing, plan_words, shows_site
-from jointopt.report.tables import Result, TextColumn, beyond, tidy_parts, wider_lines
+from jointopt.report.reasons import beyond, wider_lines
+from jointopt.report.tables import Result, TextColumn, tidy_parts
 
 MOST_PARTS = 3  # that a sentence names
 _SMALL = 0.02  # of a total: parts that differ by less are not named

@@ -10,7 +10,8 @@ from typing import Any
 from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
 from jointopt.jobs.job import Job
 from jointopt.report import tables
-from jointopt.report.tables import Reasons, TextColumn, paragraphs, result
+from jointopt.report.reasons import Reasons
+from jointopt.report.tables import TextColumn, paragraphs, result
 
 FIRST_ROW = "The first row's"
 _COUNTED = re.compile(r" \([\d,]+ plans?\)$")
@@ -68,7 +69,7 @@ class OpenSetting:
         return (
             f"{self.time_change_percent:+z.1f} %",
             f"if {self.key}={self.alternative}",
-            (f"(not {_shown(self.assumed)}{other})"),
+            f"(not {_shown(self.assumed)}{other})",
         )
 
     def sentence(self) -> str:

@@ -17,8 +17,9 @@ from jointopt.report import tables
 from jointopt.report.doubts import OpenSetting, first_doubts, first_lines
 from jointopt.report.layout_table import Rank
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
+from jointopt.report.reasons import beyond
 from jointopt.report.shortage import Shortage
-from jointopt.report.tables import Result, TextColumn, beyond, pick, tidy_parts
+from jointopt.report.tables import Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import SURE
 
 _ENDS = ("_low", "_high")

@@ -27,7 +27,8 @@ from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
-from jointopt.report.tables import TextColumn, beyond, own_reasons, reasons_of
+from jointopt.report.reasons import beyond, own_reasons, reasons_of
+from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
 from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.memory import FEASIBLE, SURE

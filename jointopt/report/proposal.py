@@ -40,18 +40,8 @@ from jointopt.report.plans import (
     tight_lines,
 )
 from jointopt.report.published_plans import Beside, beside_lines, under_limits
-from jointopt.report.tables import (
-    Result,
-    blocks_text,
-    json_text,
-    markdown,
-    paragraphs,
-    pick,
-    plan_entries,
-    reasons_of,
-    study_lines,
-    wider_lines,
-)
+from jointopt.report.reasons import reasons_of, wider_lines
+from jointopt.report.tables import Result, blocks_text, json_text, markdown, paragraphs, pick, plan_entries, study_lines
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from jointopt.core.budget import Spent
 from jointopt.core.secrets import masked
@@ -20,11 +20,9 @@ from jointopt.report.page.content import Table
 from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
 from jointopt.report.page.render import Page
 from jointopt.report.plans import differing, plan_table, plan_words
-from jointopt.report.tables import Result, TextColumn, own_reasons, pick, reasons_of, wider_lines
+from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
+from jointopt.report.tables import Result, TextColumn, pick
 from jointopt.surrogate.intervals import RESULTS
-
-if TYPE_CHECKING:
-    from jointopt.report.page.render import Page
 
 TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
 STOPPED = {  # why no further plan is run

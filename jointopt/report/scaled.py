@@ -15,7 +15,8 @@ from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
 from jointopt.report.doubts import above_best
 from jointopt.report.plans import COMPARED, half_difference, half_width, is_tight, odds, plan_words, tight_lines
-from jointopt.report.tables import Result, TextColumn, flat_frame, plain, wider_lines
+from jointopt.report.reasons import wider_lines
+from jointopt.report.tables import Result, TextColumn, flat_frame, plain
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,6 +21,7 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.tables import (
     Result,
     TextColumn,
@@ -32,8 +33,6 @@ from jointopt.report.tables import (
     paragraphs,
     pick,
     plan_entries,
-    reasons_of,
-    wider_lines,
 )
 
 if TYPE_CHECKING:

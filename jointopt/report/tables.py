@@ -8,31 +8,19 @@ import os
 import sys
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import reduce
 from itertools import accumulate, groupby, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from jointopt.core.errors import TableError
-from jointopt.core.facts import Assumption, Source
+from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import Columns
 from jointopt.core.units import KWH
-from jointopt.jobs.catalog.clusters import cluster_names, load_cluster
-from jointopt.jobs.catalog.frameworks import framework_names, load_framework
-from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
-from jointopt.jobs.catalog.models import load_model, model_names
-from jointopt.jobs.catalog.recipes import recipes_of
-from jointopt.jobs.job import Job
-from jointopt.jobs.jobfile import shipped_job, shipped_jobs
 from jointopt.jobs.plans.text import PLAN_KEYS, plan_records
-from jointopt.surrogate.correction import load_surrogate, surrogate_names
-from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 from jointopt.surrogate.memory import FEASIBLE
 
 if TYPE_CHECKING:
@@ -408,159 +396,3 @@ def tidy_parts(parts: Mapping[str, float]) -> dict[str, float]:
         tidy |= dict.fromkeys(noise, 0.0)
         tidy[max(tidy, key=lambda name: tidy[name])] += sum(noise.values())
     return tidy
-
-
-# The catalogue as rows: plain mappings, one per name, with the unit in the name of each figure.
-
-
-_LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
-    # names, entry of a name, attributes; "name=attribute" where the column has another name
-    "gpus": (gpu_ids, load_gpu,
-             "bf16_tflops=peak_tflops.bf16 fp16_tflops=peak_tflops.fp16 fp8_tflops=peak_tflops.fp8 memory_gib "
-             "memory_gbytes_per_s intra_node_gbytes_per_s gpus_per_node=usual_gpus_per_node clock_min_mhz "
-             "clock_max_mhz clock_step_mhz tdp_w"),
-    "models": (model_names, load_model,
-               "parameters active_parameters num_layers hidden_size ffn_hidden_size num_attention_heads "
-               "num_query_groups num_experts moe_router_topk vocab_size"),
-    "frameworks": (framework_names, load_framework,
-                   "recipe_class zero_stages recompute=recomputes interleaving context_parallel"),
-    "clusters": (cluster_names, load_cluster,
-                 "gpu=gpu.id nodes gpus_per_node intra_node_gbytes_per_s inter_node_gbytes_per_s"),
-    "jobs": (shipped_jobs, shipped_job,
-             "model=model.name gpu=cluster.gpu.id nodes=cluster.nodes gpus_per_node=cluster.gpus_per_node "
-             "global_batch_size=training.global_batch_size seq_length=training.seq_length "
-             "framework=training.framework.name"),
-}  # fmt: skip
-# Headers of columns whose names are no headers; the others are their own, one line per word.
-_HEADERS = {
-    "bf16_tflops": "bf16\nTFLOP/s", "fp16_tflops": "fp16\nTFLOP/s", "fp8_tflops": "fp8\nTFLOP/s",
-    "memory_gib": "memory\nGiB", "memory_gbytes_per_s": "memory\nGB/s",
-    "intra_node_gbytes_per_s": "in node\nGB/s", "inter_node_gbytes_per_s": "network\nGB/s",
-    "clock_min_mhz": "lowest\nMHz", "clock_max_mhz": "highest\nMHz", "clock_step_mhz": "step\nMHz",
-    "tdp_w": "TDP\nW", "gpus_per_node": "GPUs\n/node", "ffn_hidden_size": "FFN\nsize",
-    "num_attention_heads": "heads", "parameters": "params", "active_parameters": "active\nparams",
-    "num_query_groups": "KV\nheads", "moe_router_topk": "top\nk", "zero_stages": "ZeRO\nstages",
-    "global_batch_size": "batch",
-}  # fmt: skip
-_IN_JSON_ALONE = ("source", "name")
-
-
-def listing(what: str) -> list[dict[str, Any]]:
-    """Rows of ``gpus``, ``models``, ``frameworks``, ``clusters`` or ``jobs``; None where no source states a figure."""
-    names, load, columns = _LISTINGS[what]
-    return [{what.removesuffix("s"): name} | pick(load(name), columns) for name in names()]
-
-
-def recipe_rows(model: str) -> list[dict[str, Any]]:
-    """Published plans of a model (blank: of all) as rows; None where no time or MFU is published."""
-    return [asdict(recipe) for recipe in recipes_of(model)]
-
-
-def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as an aligned table, one header line per word of a column's name; sources are left to JSON."""
-    rows = [{name: value for name, value in row.items() if name not in _IN_JSON_ALONE} for row in rows]
-    columns = [
-        TextColumn(_header(name), [_catalog_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
-        for name, first in rows[0].items()
-    ]
-    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= text_width() else " "))
-
-
-def _header(name: str) -> str:
-    return _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
-
-
-def _catalog_cell(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "-", True: "yes", False: "no"}[value]
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    if isinstance(value, int) and value >= 10**6:
-        return f"{value / 1e6:,.0f} M"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# Why intervals are wider, in one form for every table: what holds for all of its plans once, then what is of some.
-
-
-Reasons = Sequence[Collection[str]]  # of each plan, in words; of one that recorded runs support none
-NOT_KNOWN = "outside of what was checked (`jointopt explain` says why)"
-_STANDS_IN = "another precision or attention kernel stands in for the plan's"
-
-
-def beyond(surrogate: str, job: Job | None = None) -> str:
-    """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too.
-
-    Of the ``job``'s GPU, where it is known, it says whether a surrogate in a folder learned from runs there.
-    """
-    known = {"none": "the physics was checked on", "": "predictions were learned from"}
-    gpus = [] if surrogate in known else _gpus_of(surrogate)
-    if not gpus:
-        return f"beyond the runs that {known.get(surrogate, f'{surrogate} was trained on')}"
-    runs, measure = f"beyond the runs on {', '.join(gpus)} that {surrogate} learned from", "with `jointopt validate`"
-    if job is None or job.cluster.gpu.id in gpus:
-        return f"{runs} (measure some plans {measure} and retrain)"
-    here = f"{runs}, and this job has {job.cluster.gpu.id}"
-    return f"{here} (measure a few plans there {measure} and retrain, or leave --surrogate out)"
-
-
-def _gpus_of(surrogate: str) -> list[str]:
-    """The GPUs whose runs a surrogate in a folder remembers; none of one that is shipped or can be read no more."""
-    with suppress(TableError):
-        if surrogate not in surrogate_names() and Path(surrogate).is_dir() and (found := load_surrogate(surrogate)):
-            return sorted({Source.parse(key).gpu for key in np.unique(found.support.source).tolist()})
-    return []
-
-
-def reasons_of(
-    plans: Sequence[Mapping[str, Any]], surrogate: str = "", job: Job | None = None
-) -> list[tuple[str, ...]]:
-    """Why the interval of each plan (records) is wider, by its ``in_domain`` and ``doubts``; none where it is not."""
-    words = {**DOUBTS, UNLIKE: beyond(surrogate, job), NOT_AS_STATED: _STANDS_IN}
-    return [
-        tuple(words[name] for name in str(plan.get("doubts") or "").split() if name in words) or (NOT_KNOWN,)
-        if plan.get("in_domain") is False
-        else ()
-        for plan in plans
-    ]
-
-
-def in_common(reasons: Reasons) -> list[str]:
-    """The reasons that all plans have."""
-    return [why for why in (reasons[0] if reasons else ()) if all(why in own for own in reasons)]
-
-
-def own_reasons(reasons: Reasons) -> list[tuple[str, ...]]:
-    """Of each plan the reasons that not all have: those that its ``?`` stands for."""
-    common = in_common(reasons)
-    return [tuple(why for why in own if why not in common) for own in reasons]
-
-
-def wider_lines(reasons: Reasons, names: Sequence[str] = (), interval: str = "interval (±)") -> list[str]:
-    """Sentences of a legend on why intervals are wider, those of all plans first; none where nothing widens any.
-
-    ``names``: of the plans, where a table has no room for ``?``; those of the same reasons are named together.
-    """
-    common, own = in_common(reasons), own_reasons(reasons)
-    every = " for every plan here" if len(reasons) > 1 else ""
-    lines = [f"The {interval} is wider{every}: {'; '.join(common)}."] if common else []
-    still = " still" if common else ""
-    if not names:
-        return [*lines, f"? the {interval} is wider{still}: {'; '.join(_counted(own))}."] if any(own) else lines
-    for whys in dict.fromkeys(filter(None, own)):
-        of = [name for name, one in zip(names, own, strict=True) if one == whys]
-        lines.append(f"The {interval} of {_listed(of)} is wider{still}: {'; '.join(whys)}.")
-    return lines
-
-
-def _counted(own: Reasons) -> list[str]:
-    """Each reason once, with its number of plans where some marked plan is without it."""
-    marked = [one for one in own if one]
-    counts = {why: sum(why in one for one in marked) for one in marked for why in one}
-    return [
-        why if count == len(marked) else f"{why} ({count} plan{'s' * (count != 1)})" for why, count in counts.items()
-    ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

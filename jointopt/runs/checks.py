@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -34,9 +33,6 @@ from jointopt.runs.peak_share import (
     stated_flops,
 )
 from jointopt.runs.shapes import SHAPE, whole_name
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _AGREEMENT = 0.2  # between meters: NVML's counters of power and energy, and wall clocks, differ by up to this
 _TOLERANCE_MHZ = 1.0  # tools round the half steps of V100 clocks differently

@@ -11,8 +11,6 @@ _DTYPE_FRAGMENTS = {
     "fp4": "fp4", "float4": "fp4", "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16",
     "tf32": "fp32", "fp16": "fp16", "float16": "fp16", "fp32": "fp32", "float32": "fp32",
 }  # fmt: skip
-
-
 _HALF = re.compile(r"(?<![a-z])half(?![a-z])")
 
 
@@ -29,8 +27,6 @@ _RECIPE_FRAGMENTS = {
     "tensorwise": "tensorwise", "fp8ds": "delayed", "delayed": "delayed", "fp8sc": "blockwise",
     "subchannel": "blockwise", "blockwise": "blockwise",
 }  # fmt: skip
-
-
 _LIGHTNING = {"16": "fp16", "32": "fp32"}  # 16-mixed, 32-true
 
 

@@ -128,7 +128,7 @@ class Store:
                 return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def take_in(self) -> int:
-        """Add what processes have left in files (`jointopt.runs.store`); how many rows the store did not have."""
+        """Add what processes have left in files (`Spill`); how many rows the store did not have."""
         taken = 0
         for _, rows in waiting(self.url):
             for origin in dict.fromkeys(origin for origin, _ in rows):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,10 +38,6 @@ from jointopt.runs.cells import (
 )
 from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES
 from jointopt.runs.peak_share import in_faster_precision
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
 _MOST_BYTES = 400_000_000  # unpacked: two million rows

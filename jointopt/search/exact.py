@@ -3,7 +3,7 @@
 Branch and bound that cannot change the answer: plans are left out only when a point of the running front is at most
 equal to a lower bound of all of them in both objectives, or when such a bound breaks a constraint. Bounds come from two
 optional promises of the problem: lower bounds per layout, and how time and energy move with the clock
-(`jointopt.search.exact`).
+(`open_clocks`).
 """
 
 from __future__ import annotations

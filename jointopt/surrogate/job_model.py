@@ -64,7 +64,6 @@ from jointopt.surrogate.sources import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jointopt.surrogate.correction import Correction
     from jointopt.surrogate.measurements import Measurements
     from jointopt.surrogate.surrogate import Surrogate
 

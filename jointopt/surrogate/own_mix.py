@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
     from jointopt.surrogate.residual_trees import ResidualBooster
 
-
+_log = logging.getLogger(__name__)
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
@@ -276,7 +276,6 @@ def sure_part(mean: Floats, half_width: Floats) -> Floats:
 # Power, peak power and temperature as runs teach them: a line in what the physics predicts, and trees on its rest.
 
 
-_log = logging.getLogger(__name__)
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
 AGREEMENT = 0.05  # by which a peak may be below the mean, as tables are checked
 BELIEVED = 5.0  # times the physics or its inverse: a measured value beyond is of something else

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -46,10 +46,6 @@ from jointopt.surrogate.power import MeasuredPower, scale_at_limit
 from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths, fingerprints
 from jointopt.surrogate.trees import Trees
-
-if TYPE_CHECKING:
-    from jointopt.surrogate.dataset import Priced
-
 
 _log = logging.getLogger(__name__)
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round

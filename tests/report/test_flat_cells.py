@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from jointopt.jobs.job import Job
 from jointopt.report.comparison import Compared
+from jointopt.report.listing import listing
 from jointopt.report.proposal import Proposal
 from jointopt.report.results import Explanation, Selection
 from jointopt.report.scaled import Scaled, Size
-from jointopt.report.tables import Result, flat_frame, listing, markdown
+from jointopt.report.tables import Result, flat_frame, markdown
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 NESTED = st.recursive(

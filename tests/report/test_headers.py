@@ -11,7 +11,7 @@ from jointopt.jobs.catalog.clusters import load_cluster
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
-from jointopt.report import tables
+from jointopt.report import listing, tables
 from jointopt.report.plans import SITE_FIGURES, site_table
 from jointopt.report.scaled import Pick, Scaled, Size, kept_probability, size_table
 from jointopt.workflows.propose import propose
@@ -92,22 +92,22 @@ def test_the_page_has_each_figure_of_a_plan_under_its_head() -> None:
 
 def test_a_link_of_the_catalogue_is_the_one_that_its_header_names() -> None:
     row = {"gpu": "x", "intra_node_gbytes_per_s": 450.0, "inter_node_gbytes_per_s": 50.0}
-    first, second, cells = tables.listing_text([row]).splitlines()
+    first, second, cells = listing.listing_text([row]).splitlines()
     assert first.split() == ["gpu", "in", "node", "network"]
     assert (second.split(), cells.split()) == (["GB/s", "GB/s"], ["x", "450", "50"])
-    listed = next(row for row in tables.listing("clusters") if row["gpu"].startswith("h100"))
+    listed = next(row for row in listing.listing("clusters") if row["gpu"].startswith("h100"))
     cluster = load_cluster(listed["cluster"])
     assert listed["intra_node_gbytes_per_s"] == cluster.intra_node_gbytes_per_s
     assert listed["inter_node_gbytes_per_s"] == cluster.inter_node_gbytes_per_s
 
 
 def test_a_gpu_of_the_catalogue_has_its_own_rates_and_clocks() -> None:
-    row = next(row for row in tables.listing("gpus") if row["gpu"] == "h100-sxm5-80gb")
+    row = next(row for row in listing.listing("gpus") if row["gpu"] == "h100-sxm5-80gb")
     gpu = load_gpu("h100-sxm5-80gb")
     for dtype in ("bf16", "fp16", "fp8"):
         assert row[f"{dtype}_tflops"] == gpu.peak_tflops[dtype]
     shown = {"gpu": "x"} | {name: row[name] for name in ("clock_min_mhz", "clock_max_mhz", "memory_gib")}
-    first, second, cells = tables.listing_text([shown]).splitlines()
+    first, second, cells = listing.listing_text([shown]).splitlines()
     assert (first.split(), second.split()) == (["gpu", "lowest", "highest", "memory"], ["MHz", "MHz", "GiB"])
     assert cells.split() == ["x", *(f"{value:g}" for value in (gpu.clock_min_mhz, gpu.clock_max_mhz, gpu.memory_gib))]
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from jointopt.report.tables import json_text, listing, listing_text
+from jointopt.report.listing import listing, listing_text
+from jointopt.report.tables import json_text
 
 EVERYTHING = ("gpus", "models", "frameworks", "clusters", "jobs")
 

@@ -21,8 +21,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
+from jointopt.report.reasons import reasons_of
 from jointopt.report.scores import Retrained
-from jointopt.report.tables import reasons_of
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.features import PEAK

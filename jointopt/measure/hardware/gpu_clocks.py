@@ -33,10 +33,10 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
 from jointopt.jobs.plans.text import parse_stage_clocks
+from jointopt.measure.hardware.guard.forks import handlers
 from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, tool_words
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
 _ABOVE = 1.03  # of the clock that was set: no locked GPU runs there
 NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is then not 0
@@ -335,9 +335,7 @@ def _handled_by(held: Held) -> dict[int, Any]:
     """Lets ``held`` handle the signals that end programs; what handled them before. Only a main thread may do so."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    wanted: dict[int, Any] = {n: h for n, h in before.items() if h is not signal.SIG_IGN and h is not None}
-    held.handlers = wanted
+    held.handlers = wanted = handlers()
     for number in wanted:
         signal.signal(number, held.handle)
     return wanted

@@ -32,7 +32,7 @@ from jointopt.report.plans import (
     shows_site,
 )
 from jointopt.report.published_plans import Beside, under_limits
-from jointopt.report.tables import reasons_of, wider_lines
+from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.surrogate.memory import FEASIBLE
 
 Cells = Sequence[str]

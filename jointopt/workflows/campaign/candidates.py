@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,10 +23,6 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import holding_as_much
 from jointopt.workflows.feasible_layouts import priced_problem
 from jointopt.workflows.predict import predict
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 MOST = 500  # plans of a job that are kept as candidates, the best by its model
 _PREDICTED = (*OBJECTIVES, *FURTHER)

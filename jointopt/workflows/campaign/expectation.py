@@ -19,7 +19,7 @@ from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cost_model import judged_by, stated
 from jointopt.runs.rows import is_bounded
 from jointopt.search.acquire import SAMPLES
-from jointopt.surrogate.correction import Correction
+from jointopt.surrogate.correction import Correction, surrogate_names
 from jointopt.surrogate.dataset import Priced, price, with_results
 from jointopt.surrogate.evidence import Evidence, evidence_by_source, with_kin
 from jointopt.surrogate.features import PEAK
@@ -32,10 +32,12 @@ from jointopt.surrogate.tune_model import (
     Adapted,
     Spread,
     adapted,
+    from_other_jobs,
     left_out,
     mean_loss,
     plan_features,
     unmoved_scatter,
+    with_own_rows,
 )
 from jointopt.workflows.campaign.candidates import Candidates
 
@@ -43,11 +45,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.job_model import JobModel
-    from jointopt.surrogate.kernel import Runs
     from jointopt.surrogate.surrogate import Surrogate
     from jointopt.surrogate.tune_model import OtherJobs
-    from jointopt.workflows.campaign.candidates import Candidates
 
+_log = logging.getLogger(__name__)
 ENOUGH_TO_JUDGE = 6  # runs from which on a prediction must be better on those left out than the physics alone
 _HALF_INTERVAL = 1.6448536269514722  # standard deviations of a 90 % interval
 _LEARNED, _OWN_RUNS, _PHYSICS = "earlier runs of the cluster", "the runs of this job", "the physics alone"
@@ -379,7 +380,6 @@ def _judged(own: OwnRuns | None, by: JobModel) -> str:
 
 def _by_few_runs(model: JobModel) -> JobModel | None:
     """The model by the few runs that a surrogate of the user's own learned from; None where it knows none or many."""
-    from jointopt.surrogate.correction import surrogate_names
     from jointopt.surrogate.job_model import of_surrogate
 
     if model.name in surrogate_names():
@@ -422,8 +422,6 @@ def _learned(plans: Priced, known: Measured | None, surrogate: Surrogate) -> Oth
     """A model of the runs of other jobs, None where they are too few."""
     if known is None or len(known.runs) < LEAST_RUNS:
         return None
-    from jointopt.surrogate.tune_model import from_other_jobs
-
     return from_other_jobs(plans.runs, plans.physics["avg_power_w"], known, surrogate.kernel)
 
 
@@ -470,7 +468,6 @@ def _log_factors(candidates: Priced, evidence: Mapping[str, Evidence], surrogate
 # A model of the cluster that also learns from the runs of this very tune, anew as these grow in number.
 
 
-_log = logging.getLogger(__name__)
 LEAST_OWN = 6  # runs of the tune, below which a fifth of them left out says nothing
 LEAST = 20  # runs in all, as `retrain` needs: below, the process of all sources makes the order of plans worse
 MORE = 1.25  # times as many runs of the tune as were learned from, before it is learned anew
@@ -505,8 +502,6 @@ class Growing:
         return self._log_factor
 
     def _learned(self, index: Ints, residual: Floats) -> Floats | None:
-        from jointopt.surrogate.tune_model import with_own_rows
-
         plans = self._plans = self._as_runs() if self._plans is None else self._plans
         if plans is None or self._kernel is None:
             return None
@@ -517,8 +512,6 @@ class Growing:
 
     def _as_runs(self) -> Runs | None:
         """The candidates as runs of one cluster; None where they are of several, or one cannot be priced."""
-        from jointopt.surrogate.dataset import price
-
         try:
             priced = price(self._candidates.rows.drop(columns="source", errors="ignore"), machine=self._machine)
         except TableError:

@@ -10,10 +10,9 @@ import pytest
 from jointopt.core.schema import Floats
 from jointopt.jobs.job import Job
 from jointopt.measure.replay import ReplayLauncher
-from jointopt.surrogate import tune_model
 from jointopt.surrogate.correction import load_surrogate
 from jointopt.surrogate.tune_model import Spread
-from jointopt.workflows.campaign import expectation as outlook_module
+from jointopt.workflows.campaign import expectation
 from jointopt.workflows.campaign.candidates import listed
 from jointopt.workflows.campaign.expectation import Earlier, Growing, Outlook
 from tests.surrogate.test_own_cluster import KERNEL, runs, timed
@@ -35,7 +34,7 @@ def learned_from(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(index))
         return np.full(40, float(len(index)))
 
-    monkeypatch.setattr(tune_model, "with_own_rows", learn)
+    monkeypatch.setattr(expectation, "with_own_rows", learn)
     return counts
 
 
@@ -95,7 +94,7 @@ def test_the_growing_model_must_be_ahead_by_a_twentieth_of_a_log_likelihood_and_
     rows, known = [{"status": "ok", "iteration_time_s": value} for value in time_s[:7]], np.full(candidates.size, 0.1)
     # of the runs of this job, of earlier ones, of the growing model, and of the first as sure as those are
     losses = iter([1.0, 0.5, 0.5 - more, narrow, 9.0])  # the last is of the physics alone
-    monkeypatch.setattr(outlook_module, "mean_loss", lambda *_: next(losses))
+    monkeypatch.setattr(expectation, "mean_loss", lambda *_: next(losses))
     earlier = Earlier(log_factor=known)
     outlook = Outlook(job, candidates, earlier, Spread(), np.random.default_rng(0), Knows(known))
     assert outlook.after(("iteration_time_s",), np.arange(7), rows).basis.startswith(basis)

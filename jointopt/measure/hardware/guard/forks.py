@@ -6,16 +6,22 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def handlers(numbers: Sequence[signal.Signals] = SIGNALS) -> dict[int, Any]:
+    """What handles each of these signals; those that are ignored, or that no Python handles, are left out."""
+    known = {number: signal.getsignal(number) for number in numbers}
+    return {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
 
 
 @contextmanager
 def catch_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
     """The list of signals that arrive while the body runs; those that are ignored stay so."""
     arrived: list[int] = []
-    known = {number: signal.getsignal(number) for number in numbers}
-    before = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+    before = handlers(numbers)
     try:
         for number in before:
             signal.signal(number, lambda number, frame: arrived.append(number))
