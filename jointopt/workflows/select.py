@@ -52,25 +52,26 @@ def select(
     closest plan, UsageError for bad input.
     """
     given = dict(zip(_NAMES, (max_iteration_time_s, max_energy_j, max_power_w, max_cluster_kw), strict=True))
-    limits = {name: _bound(name, value) for name, value in given.items() if value is not None}
+    limits = {name: float(value) for name, value in given.items() if value is not None}
+    for name, value in limits.items():
+        if not 0 < value <= _HIGHEST:
+            raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
     objective, reason = _objective(objective, limits)
     stored = stored_plans(source, storage, job, pue)
     stored = stored if surrogate is None else predicted_by(stored, surrogate)
     if reason != AS_GIVEN and not stored.has_energy:
         objective = "time"
         reason = "no run measured energy" if stored.measured else "no plan's energy is known"
-    options = {"facility": facility, "at_high_end": at_high_end, "allow_tight": allow_tight}
-    return _compared(stored, choose(stored, limits, objective, reason, **options))
-
-
-def _compared(stored: StoredPlans, found: Selection) -> Selection:
-    """The selection with the differences of all plans from the one chosen, where what predicted them is at hand."""
+    found = choose(
+        stored, limits, objective, reason, facility=facility, at_high_end=at_high_end, allow_tight=allow_tight
+    )
     if stored.job is None or not stored.surrogate:
         return found
     try:
         model = JobModel.of(stored.job, stored.surrogate)
     except JointOptError:  # of a surrogate that is gone
         return found
+    # differences of all plans from the one chosen, as what predicted them is at hand
     chosen = Against(model, take(found.plans, slice(found.row, found.row + 1)))
     return replace(found, plans=found.plans | chosen.differences(found.plans)[0])
 
@@ -82,38 +83,34 @@ def choose(
     """As `select`, of plans at hand; ``limits`` are upper bounds by the name of the job file's constraint."""
     energy = SITE_ENERGY if facility else "energy_j"
     if stored.measured and objective != "time":
-        stored = _with_energy(stored)
+        # the plans whose runs measured energy; where none did, all of them, and the objective is refused
+        rows = np.flatnonzero(np.isfinite(stored.plans["energy_j"]))
+        stored = replace(stored, plans=take(stored.plans, rows)) if len(rows) else stored
     bounds = {energy if name == "energy_j" else name: bound for name, bound in limits.items()}
-    choice = _Choice.of(stored, bounds, objective, energy, at_high_end)
-    if not allow_tight:
-        choice = replace(choice, fits=_fitting(stored))
-    return _selection(stored, choice, objective, energy, reason, at_high_end)
-
-
-def _fitting(stored: StoredPlans) -> Bools:
-    """Which plans are feasible in memory, as far as they state it; InfeasibleError where none is."""
+    choice = _Choice.of(stored, bounds, objective, energy, "_high" if at_high_end else "")
     odds = stored.plans.get("fit_probability")
-    if stored.measured or odds is None:
-        return np.ones(len(stored.plans["pp"]), bool)
-    fits = ~(odds < FEASIBLE)
-    if not fits.any():
-        raise InfeasibleError(
-            f"None of the {len(fits):,} plans of {stored.source} is expected to fit in memory (probability "
-            f"{float(np.nanmax(odds)):.2f} at most); take more or larger GPUs, or --allow-tight to choose all the same."
-        )
-    return fits
-
-
-def _with_energy(stored: StoredPlans) -> StoredPlans:
-    """The plans whose runs measured energy; where none did, all of them, and the objective is refused."""
-    rows = np.flatnonzero(np.isfinite(stored.plans["energy_j"]))
-    return replace(stored, plans=take(stored.plans, rows)) if len(rows) else stored
-
-
-def _bound(name: str, value: float) -> float:
-    if not 0 < value <= _HIGHEST:
-        raise UsageError(f"{_NAMES[name]} must be a number above 0, at most {_HIGHEST:g}; got {value:g}.")
-    return float(value)
+    if not (allow_tight or stored.measured or odds is None):
+        choice = replace(choice, fits=~(odds < FEASIBLE))
+        if not choice.fits.any():
+            raise InfeasibleError(
+                f"None of the {len(odds):,} plans of {stored.source} is expected to fit in memory (probability "
+                f"{np.nanmax(odds):.2f} at most); take more or larger GPUs, or --allow-tight to choose all the same."
+            )
+    within = choice.within()
+    row = choice.best(within)
+    if row is None:
+        raise InfeasibleError(_closest(stored, choice))
+    limited = tuple(_limit(stored, choice, row, name) for name in choice.bounds)
+    best_score = float(choice.score[choice.fits].min())
+    rows = np.flatnonzero(within)
+    axes = [stored.plans[name][rows] for name in ("iteration_time_s", energy)]
+    fastest, least = (int(rows[np.lexsort(keys)[0]]) for keys in (axes[::-1], axes))  # by the last key first
+    return Selection(
+        source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
+        objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
+        measured=stored.measured, surrogate=stored.surrogate, limits=limited, ends=(fastest, least),
+        binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limited),
+    )  # fmt: skip
 
 
 def _objective(given: str | None, limits: Mapping[str, float]) -> tuple[str, str]:
@@ -147,26 +144,23 @@ class _Choice:
     fits: Bools  # rows that may be chosen at all
 
     @classmethod
-    def of(
-        cls, stored: StoredPlans, bounds: Mapping[str, float], objective: str, energy: str, at_high_end: bool
-    ) -> _Choice:
-        side = "_high" if at_high_end else ""
+    def of(cls, stored: StoredPlans, bounds: Mapping[str, float], objective: str, energy: str, side: str) -> _Choice:
+        """Plans scored by the objective; ``side``: the end of their intervals that limits are held against."""
         values = {name: _column(stored, f"{name}{side}") for name in bounds}
-        time = _column(stored, "iteration_time_s")
-        optional = stored.measured or not stored.has_energy
-        joules = _column(stored, energy) if not optional or objective != "time" else (
-            stored.plans.get(energy, np.full(len(time), np.nan))
-        )  # fmt: skip
-        score = _score(objective, time, joules)
-        ties = (stored.plans["peak_memory_gib"], joules * time)
-        return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64), np.ones(len(time), bool))
+        time_s = _column(stored, "iteration_time_s")
+        if objective == "time" and (stored.measured or not stored.has_energy):
+            energy_j = stored.plans.get(energy, np.full(len(time_s), np.nan))
+        else:
+            energy_j = _column(stored, energy)
+        scores = {"time": time_s, "energy": energy_j, "edp": time_s * energy_j}
+        score = scores[objective] if objective in scores else -below_chord(time_s, energy_j)
+        ties = (stored.plans["peak_memory_gib"], energy_j * time_s)
+        return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64), np.ones(len(time_s), bool))
 
-    def keeps(self, name: str, bound: float) -> Bools:
-        return np.asarray(self.values[name] <= bound * (1.0 + _ROUNDING))
-
-    def within(self, *, without: str = "") -> Bools:
-        """Rows that fit and keep every limit but ``without``."""
-        kept = [self.keeps(name, bound) for name, bound in self.bounds.items() if name != without]
+    def within(self, **other: float) -> Bools:
+        """Rows that fit and keep every limit, with ``other`` bounds in place of some (inf: none, of the unknown too)."""
+        bounds = {name: bound for name, bound in {**self.bounds, **other}.items() if bound < np.inf}
+        kept = [self.values[name] <= bound * (1.0 + _ROUNDING) for name, bound in bounds.items()]
         return np.asarray(np.all([self.fits, *kept], axis=0))
 
     def best(self, allowed: Bools) -> int | None:
@@ -174,10 +168,12 @@ class _Choice:
         rows = self.order[allowed[self.order]]
         return int(rows[0]) if len(rows) else None
 
-
-def _score(objective: str, time_s: Floats, energy_j: Floats) -> Floats:
-    scores = {"time": time_s, "energy": energy_j, "edp": time_s * energy_j}
-    return scores[objective] if objective in scores else -below_chord(time_s, energy_j)
+    def relaxed(self, row: int, name: str, bound: float) -> Relaxation:
+        """What another bound of one limit gains over the row chosen; that row, without a gain, where none is better."""
+        best = self.best(self.within(**{name: bound}))
+        better = row if best is None or self.score[best] >= self.score[row] else best
+        gain = float(self.score[row] - self.score[better])
+        return Relaxation(better, bound, gain, 100.0 * gain / float(self.score[row]))
 
 
 def _column(stored: StoredPlans, name: str) -> Floats:
@@ -185,8 +181,19 @@ def _column(stored: StoredPlans, name: str) -> Floats:
     values = stored.plans.get(name)
     if values is not None and np.isfinite(values).any():
         return np.asarray(values)  # beyond its front, a study has no intervals: unknown keeps no limit
+    if stored.measured and name.endswith("_high"):
+        raise UsageError(
+            f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
+        )
+    if stored.measured and stored.has_energy:
+        raise UsageError(
+            f"{stored.source} does not say what {name} is, as it lacks the job; give the job that was run by --job."
+        )
     if stored.measured:
-        raise UsageError(_not_measured(stored, name))
+        raise UsageError(
+            f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "
+            "where a meter is found (`jointopt doctor` says what is missing)."
+        )
     if not stored.has_energy and name != "iteration_time_s_high":
         raise UsageError(
             f"{stored.source} holds plans of processors whose power is unknown, so that no plan says "
@@ -203,66 +210,19 @@ def _column(stored: StoredPlans, name: str) -> Floats:
     )
 
 
-def _not_measured(stored: StoredPlans, name: str) -> str:
-    if name.endswith("_high"):
-        return f"The values of {stored.source} are measured and have no 90 % interval; leave --at-high-end out."
-    if stored.has_energy:
-        return f"{stored.source} does not say what {name} is, as it lacks the job; give the job that was run by --job."
-    return (
-        f"No run of {stored.source} measured energy or power, which {name} needs; choose by time alone, or run "
-        "where a meter is found (`jointopt doctor` says what is missing)."
-    )
-
-
-def _selection(
-    stored: StoredPlans, choice: _Choice, objective: str, energy: str, reason: str, at_high_end: bool
-) -> Selection:
-    within = choice.within()
-    row = choice.best(within)
-    if row is None:
-        raise InfeasibleError(_closest(stored, choice))
-    limits = tuple(_limit(stored, choice, row, name) for name in choice.bounds)
-    best_score = float(choice.score[choice.fits].min())
-    rows = np.flatnonzero(within)
-    axes = [stored.plans[name][rows] for name in ("iteration_time_s", energy)]
-    fastest, least = (int(rows[np.lexsort(keys)[0]]) for keys in (axes[::-1], axes))  # by the last key first
-    return Selection(
-        source=stored.source, job_name=stored.job_name, job=stored.job, plans=stored.plans, row=row,
-        objective=objective, energy=energy, reason=reason, satisfying=int(within.sum()), at_high_end=at_high_end,
-        measured=stored.measured, surrogate=stored.surrogate, limits=limits, ends=(fastest, least),
-        binds_together=best_score < choice.score[row] and not any(limit.binds for limit in limits),
-    )  # fmt: skip
-
-
 def _limit(stored: StoredPlans, choice: _Choice, row: int, name: str) -> Limit:
-    bound, high = choice.bounds[name], stored.plans.get(f"{name}_high")
-    free = choice.within(without=name)
+    """One limit: whether it binds the plan in ``row``, what a looser one buys, and the next that is worth having."""
+    bound, values, high = choice.bounds[name], choice.values[name], stored.plans.get(f"{name}_high")
+    free = choice.within(**{name: np.inf})
     unbound = choice.best(free)
-    looser = bound * (1.0 + STEP)
+    better = np.flatnonzero(free & (choice.score < (1.0 - WORTH_HAVING) * choice.score[row]))
     return Limit(
-        name=name, bound=bound, value=float(stored.plans[name][row]), held=float(choice.values[name][row]),
+        name=name, bound=bound, value=float(stored.plans[name][row]), held=float(values[row]),
         high=None if high is None else float(high[row]),
         binds=unbound is not None and bool(choice.score[unbound] < choice.score[row]),
-        relaxed=_relaxation(choice, row, free & choice.keeps(name, looser), looser),
-        nearest=_nearest(choice, row, free, name),
+        relaxed=choice.relaxed(row, name, bound * (1.0 + STEP)),
+        nearest=choice.relaxed(row, name, float(values[better].min())) if len(better) else None,
     )  # fmt: skip
-
-
-def _relaxation(choice: _Choice, row: int, allowed: Bools, relaxed_to: float) -> Relaxation:
-    """The gain of the best row of those allowed; the row chosen, without a gain, where none is better."""
-    best = choice.best(allowed)
-    better = row if best is None or choice.score[best] >= choice.score[row] else best
-    gain = float(choice.score[row] - choice.score[better])
-    return Relaxation(better, float(relaxed_to), gain, 100.0 * gain / float(choice.score[row]))
-
-
-def _nearest(choice: _Choice, row: int, free: Bools, name: str) -> Relaxation | None:
-    """The least looser bound that buys a gain worth having, with the best plan within it."""
-    better = np.flatnonzero(free & (choice.score < (1.0 - WORTH_HAVING) * choice.score[row]))
-    if not len(better):
-        return None
-    needed = float(choice.values[name][better].min())
-    return _relaxation(choice, row, free & choice.keeps(name, needed), needed)
 
 
 def _closest(stored: StoredPlans, choice: _Choice) -> str:
