@@ -81,8 +81,10 @@ def feasible_layouts(
     if not len(peak_bytes):
         raise InfeasibleError(remedy(model, space.layouts, dropped))
     with watch.phase("splits", "splits of the layers over pipelines"):
-        for free in free_splits(model, layouts, peak_bytes):
-            part, more, more_bytes, without = _fitting(model, enumerate_layouts(free.alone(model.job)), least)
+        for pp, vpp, split in free_splits(model, layouts, peak_bytes):
+            search = replace(model.job.search, pp=(pp,), vpp=(vpp,), stage_layers=(";".join(map(str, split)),))
+            alone = enumerate_layouts(replace(model.job, search=search))
+            part, more, more_bytes, without = _fitting(model, alone, least)
             every = concat([space.layouts, part.layouts])
             space = replace(space, layouts=every, considered=space.considered + part.size)
             layouts, peak_bytes = concat([layouts, more]), np.concatenate([peak_bytes, more_bytes])
@@ -147,7 +149,14 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
     ``allow_tight`` as for `feasible_layouts`.
     """
     space, layouts, peak_bytes, dropped = feasible_layouts(model, watch, allow_tight=allow_tight)
-    _state_memory(space, layouts)
+    chunks = int((layouts["pp"].astype(np.int64) * layouts["vpp"]).sum())
+    needed, free = chunks * CHUNK_BYTES + space.size * LAYOUT_BYTES, free_bytes()
+    if free is not None and needed > free / 2:
+        _log.warning(
+            "Pricing %s layouts of %s model chunks takes about %.1f GiB, more than half of the %.1f GiB of memory that "
+            "are free; list fewer under search (pp, vpp, micro_batch_size) or free some.",
+            f"{len(layouts['pp']):,}", f"{chunks:,}", needed / GIB, free / GIB,
+        )  # fmt: skip
     with watch.phase("prepare", f"pricing {len(layouts['pp']):,} layouts"):
         limits, without = searched_limits(model.job, len(peak_bytes))
         layouts, dropped = under_limits(layouts, limits), dropped | without
@@ -162,18 +171,6 @@ def prepared(model: JobModel, watch: Stopwatch, *, allow_tight: bool = False) ->
             physics = model.cost_model(layouts, peak_bytes, lazily=len(rows) > PRICED_AT_ONCE)
             problem = search_problem(model.job, physics, space.clocks_mhz)
     return Prepared(space, layouts, dropped, physics, fitting, problem, with_goals(model.job, problem, physics))
-
-
-def _state_memory(space: Space, layouts: Columns) -> None:
-    """Warn before layouts are priced where that takes more than half of the memory that is free."""
-    chunks = int((layouts["pp"].astype(np.int64) * layouts["vpp"]).sum())
-    needed, free = chunks * CHUNK_BYTES + space.size * LAYOUT_BYTES, free_bytes()
-    if free is not None and needed > free / 2:
-        _log.warning(
-            "Pricing %s layouts of %s model chunks takes about %.1f GiB, more than half of the %.1f GiB of memory that "
-            "are free; list fewer under search (pp, vpp, micro_batch_size) or free some.",
-            f"{len(layouts['pp']):,}", f"{chunks:,}", needed / GIB, free / GIB,
-        )  # fmt: skip
 
 
 def worth_starting(problem: Problem, physics: CostModel, fitting: Floats) -> Bools:
@@ -215,25 +212,15 @@ def problem_of_one_run(model: JobModel) -> tuple[Problem, Problem]:
     Tight plans that are likelier not to fit are infeasible, unless there are no others.
     """
     physics, clocks_mhz = _priced(model)
-    fitting = model.fit_probability(physics)
-    narrow = likely_to_fit(search_problem(model.job, physics, clocks_mhz), fitting)
-    return narrow, with_goals(model.job, narrow, physics)
+    fitting, problem = model.fit_probability(physics), search_problem(model.job, physics, clocks_mhz)
+    shortfall = min(FEASIBLE, float(fitting.max())) - fitting
 
-
-def least_odds(fitting: Floats) -> float:
-    """The probability of fitting from which on a layout counts as likely to fit: even odds, or the best there is."""
-    return min(FEASIBLE, float(fitting.max()))
-
-
-def likely_to_fit(problem: Problem, fitting: Floats) -> Problem:
-    """The problem where layouts likelier not to fit are infeasible, unless there are no others."""
-    shortfall = least_odds(fitting) - fitting
-
-    def judged(index: Ints, stage_clock_mhz: Floats) -> Columns:
+    def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
         plans = problem.evaluate(index, stage_clock_mhz)
         return plans | {"violation": np.maximum(plans["violation"], shortfall[index])}
 
-    return replace(problem, evaluate=judged)
+    narrow = replace(problem, evaluate=evaluate)
+    return narrow, with_goals(model.job, narrow, physics)
 
 
 def _priced(model: JobModel) -> tuple[CostModel, Floats]:
@@ -263,13 +250,6 @@ def top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats]:
         return np.asarray(problem.evaluate(index, clocks)["iteration_time_s"])
 
     return time_of
-
-
-def most_top_times(problem: Problem, physics: CostModel) -> Callable[[Ints], Floats] | None:
-    """Times (n,) of layouts (n,) that those of `top_times` do not exceed, for less than these; None: no faster."""
-    if (of_plans := problem.most_time_s) is None:
-        return None
-    return lambda index: of_plans(index, np.full((len(index), 1), physics.top_mhz))
 
 
 def at_top(physics: CostModel, index: int) -> tuple[Columns, Floats]:
@@ -321,22 +301,8 @@ PRICED = 8  # layouts of each, by their quick bounds, of which the fastest stand
 GAIN = 0.01  # of time or energy; less is not worth plans whose differences from others are less sure than that
 
 
-@dataclass(frozen=True)
-class FreeSplit:
-    """A split of the layers over the chunks of pipelines of one pp and vpp."""
-
-    pp: int
-    vpp: int
-    split: Split
-
-    def alone(self, job: Job) -> Job:
-        """The job with this split and no other in its space."""
-        text = ";".join(map(str, self.split))
-        return replace(job, search=replace(job.search, pp=(self.pp,), vpp=(self.vpp,), stage_layers=(text,)))
-
-
-def free_splits(model: JobModel, layouts: Columns, peak_bytes: Floats) -> list[FreeSplit]:
-    """The splits beside the listed ones that no other, listed or not, beats in time and energy.
+def free_splits(model: JobModel, layouts: Columns, peak_bytes: Floats) -> list[tuple[int, int, Split]]:
+    """(pp, vpp, split) of the layers, beside the listed splits, that no other, listed or not, beats in time and energy.
 
     ``layouts`` (L,), which may fit in memory with ``peak_bytes`` (L,), have the listed ones. Of each pipeline that may
     gain, its fastest layout is priced with every split of `shifted_splits` whose heaviest rank is no heavier than with
@@ -346,13 +312,13 @@ def free_splits(model: JobModel, layouts: Columns, peak_bytes: Floats) -> list[F
     job = model.job
     if job.search.stage_layers is not None or "any" not in job.training.framework.stage_splits:
         return []
-    found: list[FreeSplit | None] = []
+    found: list[tuple[int, int, Split] | None] = []
     values: list[Floats] = []
     for layout, splits in _contenders(model, layouts, peak_bytes):
         pp, vpp = int(layout["pp"][0]), int(layout["vpp"][0])
         scores = _scores(model, layout, splits)
         rows = [0, *sorted(set(scores.argmin(axis=0).tolist()) - {0})]
-        found += [FreeSplit(pp, vpp, splits[row - 1]) if row else None for row in rows]
+        found += [(pp, vpp, splits[row - 1]) if row else None for row in rows]
         values += list(scores[rows] * np.where(np.array(rows) > 0, 1.0 + GAIN, 1.0)[:, None])
     return [one for row in non_dominated(np.array(values)) if (one := found[row])] if values else []
 
@@ -368,25 +334,26 @@ def _contenders(model: JobModel, layouts: Columns, peak_bytes: Floats) -> Iterat
     }
     if math.isinf(min(least.values())):
         return
-    some = take(layouts, _quickest(model, layouts, peak_bytes, pipeline))
+    # the `PRICED` layouts of each pipeline with the least quick bounds on time, by the physics alone
+    physics = CostModel(model.job, layouts, peak_bytes=peak_bytes, lazily=True)
+    bound_s = physics.quick_bound(np.arange(len(pipeline)))[0] * cost_of_failing(model.fit_probability(physics))
+    order = np.lexsort([bound_s, pipeline])
+    _, start = np.unique(pipeline[order], return_index=True)
+    place = np.arange(len(order)) - np.repeat(start, np.diff(start, append=len(order)))
+    some = take(layouts, np.sort(order[place < PRICED]))
     pipeline = some["pp"].astype(np.int64) * width + some["vpp"]
-    physics, runs = _price_splits(model, some)
-    time_s = runs * _times(physics)
+    time_s = _top_times_s(model, CostModel(model.job, some))
     best = {one: int(np.where(pipeline == one, time_s, np.inf).argmin()) for one in least}
-    hope_s = {
-        one: time_s[row] * _lighter(model.job, take(some, np.array([row])), least[one]) for one, row in best.items()
-    }
+    hope_s = {}
+    for one, row in best.items():
+        # the load of the heaviest rank with the best of the splits, as a share of that in the layout
+        pp, vpp, code = (int(some[name][row]) for name in ("pp", "vpp", "stage_layers"))
+        own = STAGE_LAYERS.numbers(code) if code else own_split(model.job, pp, vpp)
+        load = heaviest_rank(own, pp, tail_layers(model.job.model))
+        hope_s[one] = time_s[row] * min(load, least[one]) / load
     for one in sorted(best, key=hope_s.__getitem__)[:PIPELINES]:
         if hope_s[one] <= NEAR * time_s.min():
             yield take(some, np.array([best[one]])), list(_candidates(model.job, *divmod(one, width)))
-
-
-def _lighter(job: Job, layout: Columns, least: float) -> float:
-    """The load of the heaviest rank with the best of the splits (``least``), as a share of that in a layout (1,)."""
-    pp, vpp, code = (int(layout[name][0]) for name in ("pp", "vpp", "stage_layers"))
-    own = STAGE_LAYERS.numbers(code) if code else own_split(job, pp, vpp)
-    load = heaviest_rank(own, pp, tail_layers(job.model))
-    return min(load, least) / load
 
 
 def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
@@ -409,54 +376,35 @@ def _candidates(job: Job, pp: int, vpp: int) -> dict[Split, float]:
     return {split: load for split, load in tried.items() if buildable(job.training.framework, split)}
 
 
-def _quickest(model: JobModel, layouts: Columns, peak_bytes: Floats, pipeline: Ints) -> Ints:
-    """Rows of the `PRICED` layouts of each pipeline with the least quick bounds on time, by the physics alone."""
-    physics = CostModel(model.job, layouts, peak_bytes=peak_bytes, lazily=True)
-    bound_s = physics.quick_bound(np.arange(len(pipeline)))[0] * cost_of_failing(model.fit_probability(physics))
-    order = np.lexsort([bound_s, pipeline])
-    _, start = np.unique(pipeline[order], return_index=True)
-    place = np.arange(len(order)) - np.repeat(start, np.diff(start, append=len(order)))
-    return np.sort(order[place < PRICED])
-
-
 def _scores(model: JobModel, layout: Columns, splits: list[Split]) -> Floats:
     """Time in s and energy in J, (1 + splits, 2), of a layout (1,) as it is and with each split; equal if unknown.
 
     Time at the top clock; energy at the clock of the layout's own least, with all slack used where stages may.
     """
+    job, count = model.job, 1 + len(splits)
     codes = np.array([int(layout["stage_layers"][0]), *map(STAGE_LAYERS.of, splits)])
-    repeated = {name: np.repeat(values, len(codes)) for name, values in layout.items()}
-    physics, runs = _price_splits(model, repeated | {"stage_layers": codes})
-    time_s = _times(physics)
-    energy_j = time_s if model.job.cluster.gpu.power is None else _energies(model.job, physics)
-    return np.column_stack([runs * time_s, runs * energy_j])
-
-
-def _price_splits(model: JobModel, layouts: Columns) -> tuple[CostModel, Floats]:
-    """(Layouts by the physics alone, how many runs (L,) each counts, as tight ones do in the search).
-
-    What was learned of layouts that differ in their split is nearly the same, and takes longer.
-    """
-    physics = CostModel(model.job, layouts)
-    return physics, cost_of_failing(model.fit_probability(physics))
-
-
-def _times(physics: CostModel) -> Floats:
-    """Seconds (L,) of all layouts at the top clock."""
-    clocks = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
-    return physics.iteration_time_s(np.arange(len(clocks)), clocks)
-
-
-def _energies(job: Job, physics: CostModel) -> Floats:
-    """Joules (L,) of all layouts at the clock at which the first takes least."""
-    slack, grid = float(job.search.per_stage_clocks), len(job.search.clock_mhz)
+    repeated = {name: np.repeat(values, count) for name, values in layout.items()}
+    physics = CostModel(job, repeated | {"stage_layers": codes})
+    time_s = _top_times_s(model, physics)
+    if job.cluster.gpu.power is None:
+        return np.column_stack([time_s, time_s])
+    slack, grid, every = float(job.search.per_stage_clocks), len(job.search.clock_mhz), np.arange(count)
 
     def joules(rows: Ints, clock: Ints) -> Floats:
         return physics.evaluate(rows, physics.stage_clocks(rows, clock, np.full(len(rows), slack)))["energy_j"]
 
     best = int(joules(np.zeros(grid, np.int64), np.arange(grid)).argmin())
-    rows = np.arange(len(physics.layouts["pp"]))
-    return joules(rows, np.full_like(rows, best))
+    runs = cost_of_failing(model.fit_probability(physics))
+    return np.column_stack([time_s, runs * joules(every, np.full_like(every, best))])
+
+
+def _top_times_s(model: JobModel, physics: CostModel) -> Floats:
+    """Seconds (L,) of all layouts at the top clock by the physics alone, times what failed starts cost (the search's).
+
+    What was learned of layouts that differ in their split is nearly the same, and takes longer.
+    """
+    clocks = uniform_stage_clocks(physics.layouts["pp"], physics.top_mhz)
+    return cost_of_failing(model.fit_probability(physics)) * physics.iteration_time_s(np.arange(len(clocks)), clocks)
 
 
 # The place of one plan's layout among all layouts of its job.
@@ -469,14 +417,14 @@ def rank_of(model: JobModel, layout: Columns) -> Rank:
     """
     ready = prepared(model, Stopwatch(quiet=True))
     alone = model.cost_model(layout)
-    own_s, own_j = _at_top(alone, 0)
-    time_of = top_times(ready.problem, ready.physics)
+    first = fastest(ready.problem, np.arange(ready.problem.num_layouts), top_times(ready.problem, ready.physics))
+    own, best = at_top(alone, 0)[0], at_top(ready.physics, first)[0]
+    behind, energy_behind = (float(own[name][0] / best[name][0]) - 1.0 for name in OBJECTIVES)
     place = place_of(ready.problem, ready.physics, alone)
-    first_s, first_j = _at_top(ready.physics, fastest(ready.problem, np.arange(ready.problem.num_layouts), time_of))
     is_first = place == 1  # the very same layout, but for rounding
     return Rank(
-        place, of=ready.problem.num_distinct, behind=0.0 if is_first else own_s / first_s - 1.0,
-        energy_behind=None if not np.isfinite(own_j / first_j) else 0.0 if is_first else own_j / first_j - 1.0,
+        place, of=ready.problem.num_distinct, behind=0.0 if is_first else behind,
+        energy_behind=None if not np.isfinite(energy_behind) else 0.0 if is_first else energy_behind,
     )  # fmt: skip
 
 
@@ -485,11 +433,7 @@ def place_of(problem: Problem, physics: CostModel, alone: CostModel) -> int | No
 
     Among the ``problem``'s layouts, which ``physics`` prices.
     """
-    own_s = _at_top(alone, 0)[0]
-    return rank(problem, own_s, top_times(problem, physics), most_top_times(problem, physics))
-
-
-def _at_top(physics: CostModel, index: int) -> tuple[float, float]:
-    """(s, J) of an iteration of one layout with every clock at its highest."""
-    values, _ = at_top(physics, index)
-    return float(values["iteration_time_s"][0]), float(values["energy_j"][0])
+    own_s = float(at_top(alone, 0)[0]["iteration_time_s"][0])
+    bound = problem.most_time_s  # times that those of `top_times` do not exceed, for less than these
+    most = None if bound is None else lambda index: bound(index, np.full((len(index), 1), physics.top_mhz))
+    return rank(problem, own_s, top_times(problem, physics), most)
