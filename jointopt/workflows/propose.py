@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.core.secrets import masked
 from jointopt.core.units import Z_90
 from jointopt.jobs.calibration import Calibration
-from jointopt.jobs.catalog.recipes import Recipe, recipes_for
+from jointopt.jobs.catalog.recipes import recipes_for
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 CONSTRAINED = "breaks a constraint at every clock"
+_PLACES = ("layout_index", "clock_index")  # of a plan in the search space
 
 
 @from_files
@@ -83,15 +85,24 @@ def propose(
     today = _today(model, baseline) if baseline else {}
     found = prepared(model, watch, allow_tight=allow_tight)
     problem, physics, fitting = found.problem, found.physics, found.fitting
-    kept = _kept_in(storage, watch) if storage is not None and job.cluster.gpu.power is not None else None
+    kept = None
+    if storage is not None and job.cluster.gpu.power is not None:
+        from jointopt.search.studies.storage import prepare_storage
+
+        with watch.phase("open", "opening the study storage"):
+            kept = prepare_storage(storage)  # before the search: it refuses what cannot be written
     exact = _exact(model, found, watch)
     top = fastest(problem, np.arange(problem.num_layouts), top_times(problem, physics))
     two_step = two_steps(job, problem, top)
-    searched = search_steps(problem, exact, two_step, _trials(job, found.wide, trials), seed, watch, found.wide)
+    trials = _trials(job, found.wide) if trials is None or job.cluster.gpu.power is None else trials
+    searched = search_steps(problem, exact, two_step, trials, seed, watch, found.wide)
     front, reference = _with_odds(searched[-1].front, fitting), _with_odds(_reference(physics, top), fitting)
     shown = answered(model, physics, concat([front, reference]))
-    answer, compared = _compared(model, shown, today)
-    chosen = _wanted(job, answer)
+    answer = take(shown, slice(0, -1))
+    compared = Against(model, today["reference"] if today else take(shown, slice(-1, None)))
+    differences, of_reference = compared.differences(answer)
+    chosen = _wanted(job, answer := answer | differences)
+    rows = np.intersect1d(chosen, front_rows(front)) if job.goals != OBJECTIVES else chosen
     proposal = Proposal(
         job=job, seed=seed, surrogate=model.name, informed_by=model.evidence.counts, considered=found.space.considered,
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
@@ -100,20 +111,29 @@ def propose(
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
         learned=model.shown_by_few(found.layouts), model=model, source=source,
-        best_layouts=_layouts(job, found, answer, front, chosen, compared),
-        **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
+        best_layouts=best_layouts(job, found, take(answer, rows), front["layout_index"][rows], compared.known),
+        **(today or {"reference_breaks": physics.broken_limits(reference)})
+        | {"reference": compared.reference | of_reference},
     )  # fmt: skip
     proposal = replace(proposal, hangs_on=of_first(model, proposal))
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)
-    proposal = replace(proposal, record=_record(described))
+    proposal = replace(proposal, record={name: v for name, v in described.items() if name not in _PLACES})
     return proposal if kept is None else _stored(proposal, described, kept, study, watch)
 
 
-def _record(described: Columns) -> Columns:
-    """Described plans without their places in the space."""
-    return {name: values for name, values in described.items() if name not in ("layout_index", "clock_index")}
+def _trials(job: Job, wide: Problem) -> int:
+    """Plans for NSGA-II by default: none where time alone counts, or where the exact front is found without them."""
+    counted = wide.has_levels or (wide.is_countable and wide.goals == OBJECTIVES)
+    return 0 if counted or job.cluster.gpu.power is None else TRIALS
+
+
+def _reference(physics: CostModel, layout: int) -> Columns:
+    """The plan without jointopt: the fastest feasible ``layout`` at the GPU's own clock, constraints left aside."""
+    plans, clocks = at_top(physics, layout)
+    clocks = widened(clocks, int(physics.layouts["pp"].max()))
+    return plans | {"layout_index": np.array([layout]), "stage_clock_mhz": clocks}
 
 
 def _exact(model: JobModel, found: Prepared, watch: Stopwatch) -> ExactFront:
@@ -134,21 +154,6 @@ def _with_odds(plans: Columns, fitting: Floats) -> Columns:
     return plans | {"fit_probability": fitting[plans["layout_index"]]}
 
 
-def _compared(model: JobModel, shown: Columns, today: dict[str, Any]) -> tuple[Columns, Against]:
-    """(the front with its differences from what it is compared with, that): today's plan, or the last one shown."""
-    answer = take(shown, slice(0, -1))
-    compared = Against(model, today["reference"] if today else take(shown, slice(-1, None)))
-    apart, itself = compared.differences(answer)
-    return answer | apart, replace(compared, reference=compared.reference | itself)
-
-
-def _trials(job: Job, wide: Problem, given: int | None) -> int:
-    """Plans for NSGA-II; none where time alone counts, or where the exact front is found without them."""
-    counted = wide.has_levels or (wide.is_countable and wide.goals == OBJECTIVES)
-    usual = 0 if counted else TRIALS
-    return 0 if job.cluster.gpu.power is None else usual if given is None else given
-
-
 def _today(model: JobModel, baseline: str) -> dict[str, Any]:
     """The fields of a proposal whose reference is the plan that runs today; PlanError where it cannot be priced."""
     parsed = parse_plan(baseline_plan(model.job, baseline), model.job)
@@ -166,17 +171,13 @@ def _today(model: JobModel, baseline: str) -> dict[str, Any]:
 
 
 def _described(problem: Problem, front: Columns, answer: Columns, searched: list[Step], fitting: Floats) -> Columns:
-    """Every plan that the search evaluated, the front first, which ``answer`` has intervals of."""
+    """Every plan that the search evaluated, the front first, whose intervals and doubts ``answer`` has; others: NaN."""
     seen = concat([front, *(_with_odds(step.plans, fitting) for step in searched)])
-    return problem.describe(seen | _bounds(answer, len(seen["slack"])))
-
-
-def _kept_in(url: str, watch: Stopwatch) -> Storage | None:
-    """The storage of studies, None where none stays in it; UsageError before the search where it cannot be written."""
-    from jointopt.search.studies.storage import prepare_storage
-
-    with watch.phase("open", "opening the study storage"):
-        return prepare_storage(url)
+    unknown = len(seen["slack"]) - len(answer["in_domain"])
+    names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
+    bounds = {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
+    bounds["doubts"] = np.concatenate([answer["doubts"], np.full(unknown, "", object)])
+    return problem.describe(seen | bounds)
 
 
 def _wanted(job: Job, front: Columns) -> Ints:
@@ -189,30 +190,6 @@ def _wanted(job: Job, front: Columns) -> Ints:
         return np.sort(non_dominated(stacked(objectives, names)))
     first, second = (objectives[name] for name in (*names, *names)[:2])
     return np.sort(front_order(first, second))
-
-
-def _layouts(
-    job: Job, found: Prepared, answer: Columns, front: Columns, chosen: Ints, compared: Against
-) -> tuple[Layout, ...]:
-    """The best layouts, and those of the chosen plans that are on the front of time and energy."""
-    rows = chosen if job.goals == OBJECTIVES else np.intersect1d(chosen, front_rows(front))
-    plans, layouts = take(answer, rows), front["layout_index"][rows]
-    return best_layouts(job, found.problem, found.physics, found.fitting, plans, layouts, compared.known)
-
-
-def _bounds(answer: Columns, count: int) -> Columns:
-    """Intervals of the first of ``count`` plans, which are the answer; of the others they are not worked out."""
-    names = [name for name in answer if name.endswith(("_low", "_high")) or name == "in_domain"]
-    unknown = count - len(answer["in_domain"])
-    found = {name: np.concatenate([answer[name], np.full(unknown, np.nan)]) for name in names}
-    return found | {"doubts": np.concatenate([answer["doubts"], np.full(unknown, "", object)])}
-
-
-def _reference(physics: CostModel, layout: int) -> Columns:
-    """The plan without jointopt: the fastest feasible ``layout`` at the GPU's own clock, constraints left aside."""
-    plans, clocks = at_top(physics, layout)
-    clocks = widened(clocks, int(physics.layouts["pp"].max()))
-    return plans | {"layout_index": np.array([layout]), "stage_clock_mhz": clocks}
 
 
 def _stored(proposal: Proposal, plans: Columns, storage: Storage, study: str | None, watch: Stopwatch) -> Proposal:
@@ -255,9 +232,22 @@ def beside(
     Where that is outside of what people run the fastest one inside; where it may not fit in memory the fastest one that
     surely does. ``answer``: the front by time; ``fitting`` (L,): the probability that each layout of ``physics`` fits.
     """
-    found = [*_published(model, problem, physics, answer)]
-    for instead in (_conventional, _fitting):
-        found += instead(model, problem, physics, answer, fitting)
+    found = list(_published(model, problem, physics, answer))
+    first = {name: answer[name][:1] for name in physics.layouts}
+    reasons = tuple(reason for reason, where in outside(model.job, first).items() if where[0])
+    inside = np.flatnonzero(~np.logical_or.reduce(list(outside(model.job, physics.layouts).values())))
+    if reasons and len(inside):
+        other = _fastest_of(inside, model, problem, physics, answer, fitting)
+        # `behind` less what the interval of the front's first plan leaves open, 90 % one-sided; a judgement: half of
+        # the interval's width (of log time) is common to all plans of a job, half is of the plan
+        low, high = (float(answer[f"iteration_time_s_{end}"][0]) for end in ("low", "high"))
+        own_sd = 0.5 * np.log(high / low) / (2.0 * Z_90)
+        behind_low = float((1.0 + other.behind) * np.exp(-Z_90 * own_sd) - 1.0)
+        found.append(replace(other, behind_low=behind_low, reasons=reasons))
+    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= SURE)
+    if odds_of_first < SURE and len(sure):
+        other = _fastest_of(sure, model, problem, physics, answer, fitting)
+        found.append(replace(other, fitting=True, reasons=(f"probability {odds(odds_of_first)}",)))
     return tuple(found)
 
 
@@ -274,89 +264,52 @@ def outside(job: Job, layouts: Columns) -> dict[str, Bools]:
 
 
 def _published(model: JobModel, problem: Problem, physics: CostModel, answer: Columns) -> Iterator[Beside]:
-    found: dict[str, Beside] = {}
-    for recipe in recipes_for(model.job):
-        try:
-            one = _of_recipe(model, problem, physics, answer, recipe)
-        except UsageError:  # of a recipe that this framework cannot even lay out
-            continue
-        found.setdefault(one.text, one)
+    """Each published plan of the job once, priced by its model."""
+    job, found = model.job, dict[str, Beside]()
+    for recipe in recipes_for(job):
+        with suppress(UsageError):  # of a recipe that this framework cannot even lay out
+            parsed = parse_plan(recipe.plan, job)
+            record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+            first = plan_records({name: answer[name] for name in parsed.layouts}, answer["stage_clock_mhz"], [0])[0]
+            same = recipe.dtype == job.training.dtype
+            one = _priced_plan(
+                model, problem, physics, answer, parsed.layouts, parsed.stage_clock_mhz,
+                source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"),
+                violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
+                reasons=tuple(f"{k} {record[k]}, not {first[k]}" for k in _TELLING if record[k] != first[k]),
+            )  # fmt: skip
+            found.setdefault(one.text, one)
     yield from found.values()
-
-
-def _of_recipe(model: JobModel, problem: Problem, physics: CostModel, answer: Columns, recipe: Recipe) -> Beside:
-    job = model.job
-    parsed = parse_plan(recipe.plan, job)
-    priced = model.cost_model(parsed.layouts)
-    values = priced.evaluate(np.zeros(1, np.int64), parsed.stage_clock_mhz)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    time_s, memory_gib = float(values["iteration_time_s"][0]), float(values["peak_memory_gib"][0])
-    fits = float(model.fit_probability(priced)[0])
-    same = recipe.dtype == job.training.dtype
-    first = plan_records({name: answer[name] for name in priced.layouts}, answer["stage_clock_mhz"], [0])[0]
-    return Beside(
-        source=recipe.source.split(";")[0] + ("" if same else f", in {recipe.dtype}"), plan=record,
-        text=format_plan(parsed.layouts, parsed.stage_clock_mhz), iteration_time_s=time_s,
-        energy_j=float(values["energy_j"][0]), peak_memory_gib=memory_gib, fit_probability=fits,
-        rank=place_of(problem, physics, priced), behind=time_s / float(answer["iteration_time_s"][0]) - 1.0,
-        violations=tuple(check_plan(job, record)), published_time_s=recipe.iteration_time_s if same else None,
-        reasons=tuple(f"{name} {record[name]}, not {first[name]}" for name in _TELLING if record[name] != first[name]),
-    )  # fmt: skip
 
 
 # what explains most of a distance in time, the strongest first
 _TELLING = ("recompute", "vpp", "micro_batch_size", "sequence_parallel", "pp", "tp", "cp", "zero_stage")
 
 
-def _conventional(
-    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
-) -> Iterator[Beside]:
-    """The fastest layout inside, where the front's first plan lies outside."""
-    job = model.job
-    first = {name: answer[name][:1] for name in physics.layouts}
-    reasons = tuple(reason for reason, where in outside(job, first).items() if where[0])
-    inside = np.flatnonzero(~np.logical_or.reduce(list(outside(job, physics.layouts).values())))
-    if not reasons or not len(inside):
-        return
-    best = fastest(problem, inside, top_times(problem, physics))
-    found = _at_top(model, problem, physics, answer, best, float(fitting[best]))
-    yield replace(found, behind_low=_lower(found.behind, answer), reasons=reasons)
+def _fastest_of(
+    some: Ints, model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
+) -> Beside:
+    """The fastest of some layouts of the space with every clock at its highest."""
+    best = fastest(problem, some, top_times(problem, physics))
+    layout = {name: values[[best]] for name, values in physics.layouts.items()}
+    values, clocks = at_top(physics, best)
+    found = _priced_plan(model, problem, physics, answer, layout, clocks, violations=physics.broken_limits(values))
+    return replace(found, fit_probability=float(fitting[best]))
 
 
-def _fitting(
-    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, fitting: Floats
-) -> Iterator[Beside]:
-    """The fastest layout that is not tight, where the front's first plan is."""
-    odds_of_first, sure = float(answer["fit_probability"][0]), np.flatnonzero(fitting >= SURE)
-    if odds_of_first >= SURE or not len(sure):
-        return
-    best = fastest(problem, sure, top_times(problem, physics))
-    found = _at_top(model, problem, physics, answer, best, float(fitting[best]))
-    yield replace(found, fitting=True, reasons=(f"probability {odds(odds_of_first)}",))
-
-
-def _at_top(model: JobModel, problem: Problem, physics: CostModel, answer: Columns, index: int, fits: float) -> Beside:
-    """A layout of the space with every clock at its highest, beside the front's fastest plan."""
-    layout = {name: values[[index]] for name, values in physics.layouts.items()}
-    values, clocks = at_top(physics, index)
-    time_s = float(values["iteration_time_s"][0])
+def _priced_plan(
+    model: JobModel, problem: Problem, physics: CostModel, answer: Columns, layout: Columns, clocks: Floats, *,
+    source: str = "", **notes: Any,
+) -> Beside:  # fmt: skip
+    """One plan as the job's model prices it, with its rank and how far it is behind the front's fastest plan."""
+    alone = model.cost_model(layout)
+    of = alone.evaluate(np.zeros(1, np.int64), clocks)
+    values = {name: float(of[name][0]) for name in ("iteration_time_s", "energy_j", "peak_memory_gib")}
     return Beside(
-        source="", plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
-        iteration_time_s=time_s, energy_j=float(values["energy_j"][0]),
-        peak_memory_gib=float(values["peak_memory_gib"][0]), fit_probability=fits,
-        rank=place_of(problem, physics, model.cost_model(layout)),
-        behind=time_s / float(answer["iteration_time_s"][0]) - 1.0, violations=physics.broken_limits(values),
+        source=source, plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
+        **values, fit_probability=float(model.fit_probability(alone)[0]), rank=place_of(problem, physics, alone),
+        behind=values["iteration_time_s"] / float(answer["iteration_time_s"][0]) - 1.0, **notes,
     )  # fmt: skip
-
-
-def _lower(behind: float, answer: Columns) -> float:
-    """``behind`` less what the interval of the front's first plan leaves open, 90 % one-sided.
-
-    A judgement: half of the interval's width (of log time) is common to all plans of a job, half is of the plan.
-    """
-    low, high = (float(answer[f"iteration_time_s_{end}"][0]) for end in ("low", "high"))
-    own_sd = 0.5 * np.log(high / low) / (2.0 * Z_90)
-    return float((1.0 + behind) * np.exp(-Z_90 * own_sd) - 1.0)
 
 
 # The best splits of a job's GPUs, on the front and behind it, each with its clocks condensed.
@@ -369,58 +322,46 @@ SPLIT = ("dp", "tp", "pp", "cp", "ep", "etp", "dp_replicate")  # columns that st
 
 
 def best_layouts(
-    job: Job, problem: Problem, physics: CostModel, fitting: Floats, answer: Columns, layout_index: Ints,
-    known: Callable[[Columns], Columns],
-) -> tuple[Layout, ...]:  # fmt: skip
+    job: Job, found: Prepared, answer: Columns, layout_index: Ints, known: Callable[[Columns], Columns]
+) -> tuple[Layout, ...]:
     """The `SHOWN` fastest splits, and those of the front, by the time of their fastest plan.
 
-    ``fitting`` (L,): the probability that each layout fits. ``answer``: the front's plans as they are shown,
-    ``layout_index`` (n,) their layouts; ``known`` gives of others what is known beside their results. Of a split
-    its best layout stands, on the front if one is; its plans are those of the front, or of one clock on every stage,
-    with or without slack used.
+    ``answer``: the front's plans as they are shown, ``layout_index`` (n,) their layouts; ``known`` gives of others what
+    is known beside their results. Of a split its best layout stands, on the front if one is; its plans are those of the
+    front, or of one clock on every stage, with or without slack used.
     """
+    problem, physics = found.problem, found.physics
     order, time_s = ranked(problem, RANKED)
     order = np.concatenate([order, np.setdiff1d(layout_index, order)])
     cells = np.stack([physics.layouts[name][order] for name in SPLIT], axis=1)
     _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered in the order of their best layouts
-    of_front = _places(order, layout_index, group)
+    sorter = np.argsort(order)
+    of_front = group[sorter[np.searchsorted(order, layout_index, sorter=sorter)]]
     ranks, layout = group[: len(time_s)], order[: len(time_s)] % problem.num_distinct  # whatever its power limit
     kept = np.union1d(np.arange(min(SHOWN, int(group.max()) + 1)), of_front)
-    best = [_best(order, group, number, layout_index) for number in kept.tolist()]
+    # of a split its fastest layout that is on the front, else its fastest
+    own = [order[group == number] for number in kept.tolist()]
+    best = [int(next((one for one in layout_index.tolist() if one in some), some[0])) for some in own]
     families = [problem.under_all_limits(layout) for layout in best]
-    sweeps = _priced(problem, physics, fitting, np.concatenate(families))
+    sweeps = _priced(problem, physics, found.fitting, np.concatenate(families))
     curves = _curves(job, sweeps, families, answer, layout_index, known)
-    found = [
-        Layout(
-            rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
-            on_front=int((of_front == number).sum()), near=_near(time_s, ranks == number, layout),
-        )
-        for row, number in enumerate(kept.tolist())
-        if curves[row]
-    ]  # fmt: skip
+    shown = []
+    for row, number in enumerate(kept.tolist()):
+        if not curves[row]:
+            continue
+        times, of_split = time_s[ranks == number], layout[ranks == number]
+        near = of_split[times <= (1.0 + NEAR) * times.min(initial=np.inf)]
+        shown.append(
+            Layout(
+                rank=number + 1, plans=curves[row], time_s=time_parts_of(physics, best[row], curves[row][0]),
+                on_front=int((of_front == number).sum()), near=max(len(np.unique(near)) - 1, 0),
+            )
+        )  # fmt: skip
     # what the fastest plans really take differs a little from the bounds that splits are ranked by
-    found.sort(key=lambda layout: float(layout.plans[0]["iteration_time_s"]))
-    places = np.maximum.accumulate([place if place <= SHOWN else one.rank for place, one in enumerate(found, 1)])
-    return tuple(replace(one, rank=int(place)) for place, one in zip(places, found, strict=True))
-
-
-def _places(order: Ints, layouts: Ints, group: Ints) -> Ints:
-    """The group of each of the layouts."""
-    sorter = np.argsort(order)
-    return group[sorter[np.searchsorted(order, layouts, sorter=sorter)]]
-
-
-def _best(order: Ints, group: Ints, number: int, on_front: Ints) -> int:
-    """The fastest layout of a split that is on the front, else its fastest."""
-    own = order[group == number]
-    return int(next((layout for layout in on_front.tolist() if layout in own), own[0]))
-
-
-def _near(time_s: Floats, own: Bools, layout: Ints) -> int:
-    """Number of layouts of the ``own`` rows (n,) within `NEAR` of the fastest, which is not counted itself."""
-    times = time_s[own]
-    return len(np.unique(layout[own][times <= (1.0 + NEAR) * times.min()])) - 1 if len(times) else 0
+    shown.sort(key=lambda layout: float(layout.plans[0]["iteration_time_s"]))
+    places = np.maximum.accumulate([place if place <= SHOWN else one.rank for place, one in enumerate(shown, 1)])
+    return tuple(replace(one, rank=int(place)) for place, one in zip(places, shown, strict=True))
 
 
 def _curves(
@@ -433,20 +374,17 @@ def _curves(
     for family in families:
         own = take(answer, np.flatnonzero(np.isin(layout_index, family)))
         swept = np.flatnonzero(np.isin(of, family))
-        count, rows = len(own["pp"]), _condensed(concat([own, take(priced, swept)]))
-        on_front.append(_entries(job, take(own, rows[rows < count])))
+        count, rows = len(own["pp"]), ends_and_knee(concat([own, take(priced, swept)]))
+        on_front.append(plan_entries(with_rates(job, take(own, rows[rows < count]))) if count else [])
         beyond.append(swept[rows[rows >= count] - count])
         ends.append(len(beyond[-1]))
-    others = _entries(job, known(take(priced, np.concatenate(beyond))))
+    swept = np.concatenate(beyond)
+    others = plan_entries(with_rates(job, known(take(priced, swept)))) if len(swept) else []
     parts = np.split(np.arange(len(others)), np.cumsum(ends)[:-1])
     return [
         tuple(sorted((*found, *(others[row] for row in part)), key=lambda one: one["iteration_time_s"]))
         for found, part in zip(on_front, parts, strict=True)
     ]
-
-
-def _entries(job: Job, plans: Columns) -> list[dict[str, Any]]:
-    return plan_entries(with_rates(job, plans)) if len(plans["pp"]) else []
 
 
 def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints) -> tuple[Columns, Ints]:
@@ -458,15 +396,13 @@ def _priced(problem: Problem, physics: CostModel, fitting: Floats, layouts: Ints
     values = physics.evaluate(layout, stage_clocks)
     feasible = np.flatnonzero(values["violation"] <= 0.0)
     plans: Columns = {name: values[layout] for name, values in physics.layouts.items()}
-    plans |= {name: values[name] for name in RESULTS} | {
-        "stage_clock_mhz": stage_clocks,
-        "fit_probability": fitting[layout],
-    }
+    plans |= {name: values[name] for name in RESULTS}
+    plans |= {"stage_clock_mhz": stage_clocks, "fit_probability": fitting[layout]}
     return take(plans, feasible), layout[feasible]
 
 
-def _condensed(plans: Columns) -> Ints:
-    """Of plans the fastest, the knee and the one of least energy, by time; the fastest where energy is not known."""
+def ends_and_knee(plans: Columns) -> Ints:
+    """Rows of the fastest plan, the knee and the one of least energy, by time; the fastest where energy is unknown."""
     time_s, energy_j = plans["iteration_time_s"], plans["energy_j"]
     if not np.isfinite(energy_j).all():
         return np.argsort(time_s, kind="stable")[:1]

@@ -19,19 +19,23 @@ from jointopt.physics.site import run_costs
 from jointopt.physics.throughput import with_rates
 from jointopt.report.scaled import Pick, Scaled, Size, run_at
 from jointopt.report.tables import figure, plan_entries
-from jointopt.search.pareto import below_chord, front_order, take
+from jointopt.search.pareto import front_order, take
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import Against, from_files
 from jointopt.workflows.feasible_layouts import need_power, prepared
 from jointopt.workflows.open_settings import open_words
-from jointopt.workflows.propose import time_parts_of
+from jointopt.workflows.propose import ends_and_knee, time_parts_of
 from jointopt.workflows.search_steps import Stopwatch, exact_step
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.surrogate.measurements import Measurements
+
+
+_Run = tuple[int, Mapping[str, Any], dict[str, Any]]  # size, entry, what its run takes
+_LIMITED = (("days", "deadline_days", "the deadline"), ("money", "budget", "the budget"))
 
 
 @dataclass(frozen=True)
@@ -66,24 +70,23 @@ def scale(
     watch = Stopwatch()
     found = []
     for job in steps(jobs, "clusters"):
-        bounded = _bounded(job, site_kw)
+        bounded = job
+        if site_kw is not None:  # with the clocks that the power of the site needs
+            power_kw = min(site_kw, job.constraints.cluster_power_kw or math.inf)
+            bounded = replace(job, constraints=replace(job.constraints, cluster_power_kw=power_kw))
         with watch.phase(job.name, f"searching {job.cluster.num_gpus:,} x {job.cluster.gpu.id}"):
             model = JobModel.of(bounded, surrogate, measured, calibration, storage, machine)
             found.append(_searched(model))
-    sizes, feasible = _compared(found), [one for one in found if one.size.feasible]
-    left_open = tuple(open_words(jobs[0])) if jobs else ()
-    if not feasible:
+    sizes, left_open = _compared(found), tuple(open_words(jobs[0]))
+    # (size, entry, what its run takes) of every plan of a feasible cluster
+    plans = [(size, entry) for size, one in enumerate(found) if one.size.feasible for entry in one.entries]
+    every = [(size, entry, run_costs(found[size].size.job, entry)) for size, entry in plans]
+    if not every:
         return Scaled(sizes, (), None, weak, left_open)
-    pick = _pick(found, limits, at_high_end) if limits else None
-    return Scaled(sizes, _front(found), pick, weak, left_open)
-
-
-def _bounded(job: Job, site_kw: float | None) -> Job:
-    """The job within that power of its site, with the clocks that this needs."""
-    if site_kw is None:
-        return job
-    power_kw = min(site_kw, job.constraints.cluster_power_kw or math.inf)
-    return replace(job, constraints=replace(job.constraints, cluster_power_kw=power_kw))
+    days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
+    rows = front_order(days, joules) if np.isfinite(joules).any() else days.argsort(kind="stable")[:1]
+    pick = _pick(found, every, limits, at_high_end) if limits else None
+    return Scaled(sizes, tuple(every[row][:2] for row in rows.tolist()), pick, weak, left_open)
 
 
 def _searched(model: JobModel) -> _Found:
@@ -104,23 +107,13 @@ def _searched(model: JobModel) -> _Found:
         return _Found(Size(job, reason=short or "no plan keeps the constraints at any clock."), [])
     columns: Columns = {n: v[layout] for n, v in ready.physics.layouts.items() if n in LAYOUT_COLUMNS}
     columns |= {name: front[name] for name in (*RESULTS, "fit_probability", "stage_clock_mhz")}
-    rows = _condensed(front)
+    rows = ends_and_knee(front).tolist()
     fastest = take(columns, np.array(rows[:1]))
     apart, _ = Against(model, fastest).differences(columns)
     entries = plan_entries(with_rates(job, model.bounded(columns) | apart))
     parts = time_parts_of(ready.physics, int(layout[rows[0]]), entries[rows[0]])
     shown = tuple(entries[row] for row in rows)
     return _Found(Size(job, shown, parts, short, model.reasons(fastest)), entries)
-
-
-def _condensed(front: Columns) -> list[int]:
-    """Rows of the fastest plan, the knee and the one of least energy; the fastest alone where energy is not known."""
-    time_s, energy_j = front["iteration_time_s"], front["energy_j"]
-    order = front_order(time_s, energy_j)
-    if not len(order):
-        return [int(time_s.argmin())]
-    knee = int(below_chord(time_s[order], energy_j[order]).argmax())
-    return [int(row) for row in order[np.unique([0, knee, len(order) - 1])]]
 
 
 def _compared(found: Sequence[_Found]) -> tuple[Size, ...]:
@@ -136,62 +129,35 @@ def _compared(found: Sequence[_Found]) -> tuple[Size, ...]:
     return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.size.feasible else o.size for o in found)
 
 
-def _every(found: Sequence[_Found]) -> list[tuple[int, Mapping[str, Any], dict[str, Any]]]:
-    """(size, entry, what its run takes) of every plan of a feasible cluster."""
-    plans = [(i, one, entry) for i, one in enumerate(found) if one.size.feasible for entry in one.entries]
-    return [(i, entry, run_costs(one.size.job, entry)) for i, one, entry in plans]
-
-
-def _front(found: Sequence[_Found]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
-    every = _every(found)
-    days, joules = (np.array([run[name] for *_, run in every], float) for name in ("days", "energy_j"))
-    rows = front_order(days, joules) if np.isfinite(joules).any() else days.argsort(kind="stable")[:1]
-    return tuple(every[row][:2] for row in rows.tolist())
-
-
-def _pick(found: Sequence[_Found], limits: Mapping[str, float], at_high_end: bool) -> Pick:
+def _pick(found: Sequence[_Found], every: list[_Run], limits: Mapping[str, float], at_high_end: bool) -> Pick:
     """The cheapest plan (or the one of least energy) within a deadline, else the fastest within budget and power."""
 
-    def bounded_run(row: tuple[int, Mapping[str, Any], dict[str, Any]]) -> Mapping[str, Any]:
+    def run_of(row: _Run) -> Mapping[str, Any]:
         return run_at(found[row[0]].size.job, row[1], "_high") if at_high_end else row[2]
 
-    every = _every(found)
-    kept = [row for row in every if _excess(bounded_run(row), limits) <= 0.0]
+    def excess(row: _Run) -> tuple[float, str]:
+        """By which share the worst limit is exceeded, and that limit; power is kept by the search."""
+        run = run_of(row)
+        over = [(run[key] / limits[limit] - 1.0, name) for key, limit, name in _LIMITED if limit in limits]
+        return max(over, default=(-1.0, ""))
+
+    kept = [row for row in every if excess(row)[0] <= 0.0]
     if not kept:
-        best = min(every, key=lambda row: _excess(bounded_run(row), limits))
-        cluster, run = found[best[0]].size.job.cluster, bounded_run(best)
+        best = min(every, key=lambda row: excess(row)[0])
+        cluster, run, (over, name) = found[best[0]].size.job.cluster, run_of(best), excess(best)
+        clusters = f"{len(found)} cluster{'s' * (len(found) != 1)}"
+        by = f"{100 * over:.3g} % over {name}" if over <= 10 else f"{figure(float(f'{1 + over:.3g}'))} times {name}"
         raise InfeasibleError(
-            f"No plan of {_clusters(len(found))} keeps every limit; the closest, on {cluster.num_gpus:,} x "
+            f"No plan of {clusters} keeps every limit; the closest, on {cluster.num_gpus:,} x "
             f"{cluster.gpu.id}, takes {figure(run['days'])} days"
             + " at the high end of its interval" * at_high_end
             + (f" and costs {run['money']:,.0f} {cluster.currency}".rstrip() if run["money"] else "")
-            + f", {_too_much(run, limits)}."
+            + f", {by}."
         )  # fmt: skip
     priced = all(run["money"] is not None for *_, run in kept)
     objective = ("money" if priced else "energy_j") if "deadline_days" in limits else "days"
     size, entry, _ = min(kept, key=lambda row: (row[2][objective], row[2]["days"]))
     return Pick(size, entry, {"days": "time", "energy_j": "energy", "money": "money"}[objective], limits, at_high_end)
-
-
-def _clusters(count: int) -> str:
-    return f"{count} cluster{'s' * (count != 1)}"
-
-
-def _excesses(run: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, float]:
-    """By which share each limit is exceeded; power is kept by the search."""
-    over = {"the deadline": run["days"] / limits["deadline_days"] - 1.0} if "deadline_days" in limits else {}
-    return over | ({"the budget": run["money"] / limits["budget"] - 1.0} if "budget" in limits else {})
-
-
-def _excess(run: Mapping[str, Any], limits: Mapping[str, float]) -> float:
-    """By which share the worst limit is exceeded."""
-    return max([-1.0, *_excesses(run, limits).values()])
-
-
-def _too_much(run: Mapping[str, Any], limits: Mapping[str, float]) -> str:
-    """How a message says by how much the worst limit is exceeded: in percent, or as a factor where that is large."""
-    over, name = max((share, name) for name, share in _excesses(run, limits).items())
-    return f"{100 * over:.3g} % over {name}" if over <= 10 else f"{figure(float(f'{1 + over:.3g}'))} times {name}"
 
 
 def _check_limits(jobs: Sequence[Job], limits: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import prepared, top_times
-from jointopt.workflows.propose import NEAR, _best, _near, propose
+from jointopt.workflows.propose import propose
 from jointopt.workflows.search_steps import Stopwatch
 
 JOB = "llama-3-70b-4x8-h200"
@@ -90,20 +90,6 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
     )
     found = compare(MODEL, ["dp=4 tp=4 pp=2"], baseline=str(script))
     assert [(plan.plan["tp"], plan.plan["pp"]) for plan in found.plans] == [(8, 1), (4, 2)]
-
-
-def test_of_a_split_the_fastest_on_the_front_is_shown_else_its_fastest() -> None:
-    order, group = np.array([7, 3, 5, 2, 9]), np.array([0, 1, 0, 1, 1])
-    assert [_best(order, group, 1, np.array(front)) for front in ([9, 5], [5, 2, 9], [5], [])] == [9, 2, 3, 3]
-
-
-def test_near_layouts_are_within_one_percent_of_the_fastest_of_their_split_which_is_not_counted() -> None:
-    time_s = np.array([1.0, 2.0, 2.0 * (1 + NEAR) - 1e-9, 2.0 * (1 + NEAR) + 1e-9, 1.001])
-    own = np.array([False, True, True, True, False])
-    assert _near(time_s, own, np.arange(5)) == 1
-    assert _near(time_s, own, np.array([0, 1, 1, 2, 3])) == 0  # the same layout under two power limits
-    assert _near(time_s, np.array([True, False, False, False, True]), np.arange(5)) == int(NEAR >= 0.001)
-    assert _near(time_s, np.zeros(5, bool), np.arange(5)) == 0
 
 
 def test_a_layout_that_does_not_fit_is_ranked_by_its_time_and_energy_and_called_infeasible(tight, proposal):
