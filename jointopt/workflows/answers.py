@@ -50,53 +50,34 @@ def answered(model: JobModel, physics: CostModel, plans: Columns) -> Columns:
 
 
 def assumptions(job: Job) -> tuple[Assumption, ...]:
-    """Assumptions that stand in for values of the job's cluster and GPU that no source states."""
-    gpu = job.cluster.gpu
-    power = gpu.power.assumed if gpu.power else ()
-    if job.training.dtype == "fp32" and not job.training.framework.tf32:
+    """Assumptions that stand in for values of the job's cluster, GPU and training that nothing states."""
+    cluster, gpu, training = job.cluster, job.cluster.gpu, job.training
+    framework, found = training.framework, list(job.cluster.assumed)
+    recipes = recipes_of(training.dtype, gpu) if training.fp8_recipe is None else ()
+    if len(recipes) > 1:
+        text = f"one of {', '.join(recipes)}"
+        how = "casts of delayed scaling and products as in recorded runs, which state none either, are assumed"
+        found.append(Assumption.not_given("fp8_recipe", None, text, f"it is {text}; {how}"))
+    if training.frozen and training.dtype != "fp32":  # in full fp32 training there is but one format
+        kept = f"held in {framework.frozen_dtype}, as is usual with {framework.name}"
+        reason = f"frozen weights are {kept}"
+        found.append(Assumption("frozen_dtype", framework.frozen_dtype, reason, "frozen weights", kept))
+    found += gpu.power.assumed if gpu.power else ()
+    if training.dtype == "fp32" and not framework.tf32:
         reason = "dtype: fp32 products run on FP32 cores, as PyTorch does unless TF32 is allowed"
-        power = (*power, Assumption("dtype", "fp32", reason))
-    kernels = (one for one in kernel_constants(gpu).assumed if one.key not in _measured(job))
-    open_ = (*_open_recipe(job), *_frozen_weights(job))
-    return (*job.cluster.assumed, *open_, *power, *_raised_limit(job), *kernels, cooling.ASSUMED)
-
-
-def _frozen_weights(job: Job) -> tuple[Assumption, ...]:
-    """In which format weights beside adapters are held, which no job states; in full fp32 training there is but one."""
-    framework = job.training.framework
-    if not job.training.frozen or job.training.dtype == "fp32":
-        return ()
-    held = f"held in {framework.frozen_dtype}, as is usual with {framework.name}"
-    return (Assumption("frozen_dtype", framework.frozen_dtype, f"frozen weights are {held}", "frozen weights", held),)
-
-
-def _raised_limit(job: Job) -> tuple[Assumption, ...]:
-    """That a stated power limit is above what the GPU is rated for, as some boards take."""
-    limit_w, rated_w = job.cluster.power_limit_w, job.cluster.gpu.tdp_w
-    if rated_w is None or limit_w <= rated_w:
-        return ()
-    reason = f"power_limit_w: {limit_w:g} W is more than the {rated_w:g} W that the GPU is rated for; taken as stated"
-    return (Assumption("power_limit_w", limit_w, reason),)
-
-
-def _open_recipe(job: Job) -> tuple[Assumption, ...]:
-    """That it is not stated how products of fp8 are scaled, where the GPU runs them by several recipes."""
-    training = job.training
-    names = recipes_of(training.dtype, job.cluster.gpu) if training.fp8_recipe is None else ()
-    if len(names) < 2:
-        return ()
-    text = f"one of {', '.join(names)}"
-    how = "casts of delayed scaling and products as in recorded runs, which state none either, are assumed"
-    return (Assumption.not_given("fp8_recipe", None, text, f"it is {text}; {how}"),)
+        found.append(Assumption("dtype", "fp32", reason))
+    limit_w, rated_w = cluster.power_limit_w, gpu.tdp_w
+    if rated_w is not None and limit_w > rated_w:  # as some boards take
+        reason = f"power_limit_w: {limit_w:g} W is more than the {rated_w:g} W that the GPU is rated for"
+        found.append(Assumption("power_limit_w", limit_w, f"{reason}; taken as stated"))
+    # figures that the machine measured stand in place of assumed constants of kernels
+    measured = {key for key, figure in _MEASURED_BY.items() if cluster.origin(figure) == MEASURED}
+    measured |= {"gemm"} if training.dtype in gpu.product_time_factor else set()
+    found += [one for one in kernel_constants(gpu).assumed if one.key not in measured]
+    return (*found, cooling.ASSUMED)
 
 
 _MEASURED_BY = {"collectives": "intra_node_gbytes_per_s", "network": "inter_node_gbytes_per_s"}
-
-
-def _measured(job: Job) -> set[str]:
-    """Keys of assumptions about kernels in whose place the machine's own figures stand."""
-    found = {key for key, figure in _MEASURED_BY.items() if job.cluster.origin(figure) == MEASURED}
-    return found | ({"gemm"} if job.training.dtype in job.cluster.gpu.product_time_factor else set())
 
 
 def check_priceable(job: Job, record: Mapping[str, Any], broken: list[str]) -> None:
@@ -230,13 +211,9 @@ def _plain(name: str, value: Any, annotation: str) -> Any:
     fits, expected = _PLAIN[kinds[0]]
     low, high = _SPANS.get(name, (-math.inf, math.inf))
     if not fits(value) or (name in _SPANS and not low <= value <= high):
-        raise UsageError(f"{name} must be {expected}{_span(low, high)}; got {shown(value)}.")
+        span = f" from {low:.0f} " + ("on" if high == math.inf else f"to {high:.0f}") if low > -math.inf else ""
+        raise UsageError(f"{name} must be {expected}{span}; got {shown(value)}.")
     return value
-
-
-def _span(low: float, high: float) -> str:
-    """How a message writes the bounds of a number: `` from 0 on``, or nothing."""
-    return (f" from {low:.0f} " + ("on" if high == math.inf else f"to {high:.0f}")) if low > -math.inf else ""
 
 
 def _table(path: Path) -> pd.DataFrame:

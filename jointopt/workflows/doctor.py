@@ -51,11 +51,19 @@ def diagnose(storage: str = "sqlite:///jointopt.db", *, speeds: bool = True) -> 
             measured = devices.speeds(devices.probe_readings(_processes(machine)))
         except LauncherError as error:
             notes.append(str(error))
-    gpu, unknown = _catalogued(machine)
-    notes += [unknown] if unknown else []
+    gpu = None
+    try:
+        gpu = load_gpu(machine.gpus[0].name if machine.gpus else CPU_CORE)
+    except CatalogError as error:
+        notes.append(f"{error} `jointopt calibrate` fits a GPU that the catalogue does not know.")
+    nominal: dict[str, float] = {} if gpu is None else dict(gpu.peak_tflops)
+    for name, value in () if gpu is None else (
+        ("memory_gbytes_per_s", gpu.memory_gbytes_per_s), ("link_gbytes_per_s", gpu.intra_node_gbytes_per_s),
+    ):  # fmt: skip
+        nominal |= {name: value} if value else {}
     return Diagnosis(
         machine=asdict(machine), features=tuple(_features(machine, measured, storage)), speeds=measured,
-        nominal=_nominal(gpu), cluster=_cluster(machine, gpu), notes=tuple(notes),
+        nominal=nominal, cluster=_cluster(machine, gpu), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -88,7 +96,18 @@ def probe(out: Path) -> Probed | None:
         readings={name: readings[name] for name in ("products", "copy", "collectives")},
     )  # fmt: skip
     save_machine(machine, out)
-    return Probed(machine, _nominal_figures(gpu, per_node), str(out))
+    # the figures that stand in where nothing is stated or measured
+    return Probed(
+        machine,
+        {
+            "intra_node_gbytes_per_s": gpu.intra_node_gbytes_per_s,
+            "inter_node_gbytes_per_s": gpu.usual_inter_node_gbytes_per_s,
+            "inter_node_latency_us": link_defaults(gpu, per_node)["inter_node_latency_us"].value,
+            "memory_gib": gpu.memory_gib,
+            "memory_gbytes_per_s": gpu.memory_gbytes_per_s,
+        },
+        str(out),
+    )
 
 
 _VERSIONS = ("device", "backend", "torch", "cuda", "nccl", "seconds")
@@ -102,28 +121,29 @@ def _memory_gib(here: Machine, readings: Mapping[str, Any]) -> float:
     return round(min(known) if known else float(readings["memory_bytes"]) / GIB, 2)
 
 
-def _nominal_figures(gpu: Gpu, gpus_per_node: int) -> dict[str, float | None]:
-    """The figures that stand in where nothing is stated or measured."""
-    return {
-        "intra_node_gbytes_per_s": gpu.intra_node_gbytes_per_s,
-        "inter_node_gbytes_per_s": gpu.usual_inter_node_gbytes_per_s,
-        "inter_node_latency_us": link_defaults(gpu, gpus_per_node)["inter_node_latency_us"].value,
-        "memory_gib": gpu.memory_gib, "memory_gbytes_per_s": gpu.memory_gbytes_per_s,
-    }  # fmt: skip
-
-
 def _features(machine: Machine, speeds: dict[str, Any], storage: str) -> Iterator[Feature]:
     yield Feature("propose, explain, predict, select", True, f"jointopt {version('jointopt')}, no GPU needed")
     yield _torchrun(machine, speeds)
     yield _megatron(machine)
     yield _slurm(machine)
-    yield _energy(machine)
-    yield _clocks(machine)
+    if machine.no_meter:
+        what, _, fix = machine.no_meter.rstrip(".").partition(": pip install")
+        fix = f"pip install{fix}" if fix else ""
+        yield Feature("energy, power, temperature", False, f"runs count for time alone: {what}", fix)
+        yield Feature("GPU clocks", False, "GPUs cannot be set, as they cannot be read")
+    else:
+        yield Feature("energy, power, temperature", True, "Zeus reads the GPUs")
+        may_set = machine.may_set_clocks
+        what = f"set {may_set}, and put back after every run (not tried now)" if may_set else PERMISSION
+        yield Feature("GPU clocks", bool(may_set), what)
     yield _package("polish with lowtime", "lowtime", "pip install 'jointopt[polish]' (--solver linear works without)")
     yield _package("dashboard", "optuna-dashboard", "pip install 'jointopt[dashboard]'")
     yield _package("work on PostgreSQL", "psycopg", "pip install 'psycopg[binary]' (SQLite works without)")
     yield _database(storage)
-    yield _disk()
+    free_gib = shutil.disk_usage(".").free / GIB
+    enough = free_gib >= _ENOUGH_DISK_GIB
+    fix = "" if enough else "free some, or work in another folder"
+    yield Feature("disk space for logs and database", enough, f"{free_gib:.1f} GiB free here", fix)
 
 
 def _torchrun(machine: Machine, speeds: dict[str, Any]) -> Feature:
@@ -154,23 +174,6 @@ def _slurm(machine: Machine) -> Feature:
     return Feature(name, True, f"{len(machine.partitions)} partitions")
 
 
-def _energy(machine: Machine) -> Feature:
-    name = "energy, power, temperature"
-    if machine.no_meter:
-        what, _, fix = machine.no_meter.rstrip(".").partition(": pip install")
-        return Feature(name, False, f"runs count for time alone: {what}", f"pip install{fix}" if fix else "")
-    return Feature(name, True, "Zeus reads the GPUs")
-
-
-def _clocks(machine: Machine) -> Feature:
-    name = "GPU clocks"
-    if machine.no_meter:
-        return Feature(name, False, "GPUs cannot be set, as they cannot be read")
-    if not machine.may_set_clocks:
-        return Feature(name, False, PERMISSION)
-    return Feature(name, True, f"set {machine.may_set_clocks}, and put back after every run (not tried now)")
-
-
 def _package(feature: str, package: str, fix: str) -> Feature:
     try:
         return Feature(feature, True, f"{package} {version(package)}")
@@ -186,7 +189,9 @@ def _database(url: str) -> Feature:
     try:
         with database_errors(url, "database"), patience(0.0):
             known = has_table(url, "studies") or has_table(url, "jointopt_measurements")
-            count = _count(url) if known else 0
+            from jointopt.runs.store import Store
+
+            count = Store(url).count() if known else 0
     except (OutageError, UsageError) as error:
         return Feature(name, False, str(error).rstrip("."))
     path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
@@ -195,31 +200,6 @@ def _database(url: str) -> Feature:
             return Feature(name, False, f"{place} cannot be made: {path.absolute().parent} is not writable")
         return Feature(name, True, f"{place} will be made")
     return Feature(name, True, f"{place}, {count} measurements")
-
-
-def _count(url: str) -> int:
-    from jointopt.runs.store import Store
-
-    return Store(url).count()
-
-
-def _disk() -> Feature:
-    free_gib = shutil.disk_usage(".").free / 2**30
-    enough = free_gib >= _ENOUGH_DISK_GIB
-    return Feature(
-        "disk space for logs and database", enough, f"{free_gib:.1f} GiB free here",
-        "" if enough else "free some, or work in another folder",
-    )  # fmt: skip
-
-
-def _catalogued(machine: Machine) -> tuple[Gpu | None, str]:
-    """The catalogue's GPU, and a sentence where it does not know the machine's."""
-    if not machine.gpus:
-        return load_gpu(CPU_CORE), ""
-    try:
-        return load_gpu(machine.gpus[0].name), ""
-    except CatalogError as error:
-        return None, f"{error} `jointopt calibrate` fits a GPU that the catalogue does not know."
 
 
 def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
@@ -233,13 +213,6 @@ def _cluster(machine: Machine, gpu: Gpu | None) -> dict[str, Any]:
     if limit_w and gpu is not None and gpu.tdp_w and limit_w < gpu.tdp_w:
         section["power_limit_w"] = limit_w
     return section
-
-
-def _nominal(gpu: Gpu | None) -> dict[str, float]:
-    if gpu is None:
-        return {}
-    links = {"memory_gbytes_per_s": gpu.memory_gbytes_per_s, "link_gbytes_per_s": gpu.intra_node_gbytes_per_s}
-    return dict(gpu.peak_tflops) | {name: value for name, value in links.items() if value}
 
 
 def _has(module: str) -> bool:

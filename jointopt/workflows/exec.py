@@ -123,21 +123,17 @@ def _settings(
             raise DeviceError(f"{error} With --default-clocks the command runs all the same.") from error
         here = used
     per_node = gpus_per_node or min(here, used)
-    place = _node(node, used > per_node)
-    if place is None:
+    slurm = os.environ.get("SLURM_NODEID", "")
+    place = node or 0
+    if node is None and used > per_node and not slurm.isdigit():
         raise UsageError(
             f"The plan uses {used} GPUs and this machine has {here}; say with --node which of its nodes this is (0, 1, "
             "...)."
         )
+    if node is None and used > per_node:
+        place = int(slurm)
     settings = plan_settings(plan, place, per_node, order, default_clocks=default_clocks)
     return settings, ranks_of_node(plan, place, per_node)
-
-
-def _node(given: int | None, several: bool) -> int | None:
-    if given is not None or not several:
-        return given or 0
-    slurm = os.environ.get("SLURM_NODEID", "")
-    return int(slurm) if slurm.isdigit() else None
 
 
 def _setting_words(settings: Sequence[Setting], local: int) -> str:

@@ -16,7 +16,7 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.report.exported import Exported, exported, plan_alone
-from jointopt.report.shortage import Shortage, shortage_of
+from jointopt.report.shortage import shortage_of
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
 
@@ -45,20 +45,17 @@ def export(
     if checkout is not None:
         version = version_in(checkout)
     found = exported(job, plan, target, version=version, purpose=purpose, program=program, arguments=arguments)
-    if short := _shortage(JobModel.of(job, surrogate, measured, calibration, storage, machine), plan):
+    # the memory that the plan lacks; None for one that is feasible
+    model = JobModel.of(job, surrogate, measured, calibration, storage, machine)
+    parsed = parse_plan(plan_alone(plan), model.job)
+    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
+    if short := shortage_of(model, model.cost_model(parsed.layouts), record):
         if not allow_tight:
             raise InfeasibleError(f"{short.sentence()} Nothing is written; --allow-tight writes it all the same.")
         _log.warning("%s", short.sentence())
     for note in found.export.notes:
         _log.warning("%s", note)
     return found
-
-
-def _shortage(model: JobModel, plan: str | Mapping[str, Any]) -> Shortage | None:
-    """The memory that the plan lacks; None for one that is feasible."""
-    parsed = parse_plan(plan_alone(plan), model.job)
-    record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    return shortage_of(model, model.cost_model(parsed.layouts), record)
 
 
 def write(exported: Exported, path: Path) -> list[Path]:

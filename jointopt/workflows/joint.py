@@ -17,14 +17,10 @@ from jointopt.workflows.answers import answered
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS
 
 
-def searches_clocks(problem: Problem) -> bool:
-    """Whether plans of one layout differ in clocks or power limits at all."""
-    return problem.num_clocks > 1 or POWER_LIMIT in problem.layouts
-
-
 def two_steps(job: Job, problem: Problem, layout: int) -> Columns | None:
     """The plans of two steps, the fastest ``layout`` and then its clocks; None without known energies, or clocks."""
-    known = job.cluster.gpu.power is not None and searches_clocks(problem)
+    # whether plans of one layout differ in clocks or power limits at all
+    known = job.cluster.gpu.power is not None and (problem.num_clocks > 1 or POWER_LIMIT in problem.layouts)
     return two_step_front(problem, layout, LOCAL_EVALUATIONS) if known else None
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jointopt.core.errors import InfeasibleError, UsageError, nearest
 from jointopt.core.progress import steps
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Floats, Ints
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.catalog.limits import most
 from jointopt.jobs.cluster import Machine
@@ -76,15 +76,25 @@ def polish(
     schedule = Schedule(physics, parsed.stage_clock_mhz[0])
     part = window(schedule.problem, _MOST_INSTRUCTIONS[solver])
     unit_s = schedule.unit_s(part, seconds) if solver == "lowtime" else None
-    _log.info("%s ...", _what(part, schedule.problem, unit_s))
+    batches, all_batches = part.graph.num_micro_batches, schedule.problem.graph.num_micro_batches
+    size = f"{part.graph.pp} stages x {batches} micro-batches"
+    words = size if batches == all_batches else f"{size} that stand for {all_batches:,}"
+    _log.info("%s ...", (f"polishing {words}" + (f" in units of {1e3 * unit_s:.3g} ms" if unit_s else "")))
     points = _points(schedule, part, unit_s, slowdown)
     limit_s = schedule.limit_s(slowdown) * (1.0 + 1e-9)
+    # `JobModel.differences` of the points from the plan, (points,) each, by the clocks that all passes reach
+    graph, each = schedule.problem.graph, [schedule.plan_s, *(point.iteration_time_s for point in points)]
+    columns = {name: np.repeat(parsed.layouts[name], len(each)) for name in LAYOUT_COLUMNS}
+    columns["iteration_time_s"] = np.array(each)
+    columns["energy_j"] = np.array([schedule.plan_j, *(point.energy_j for point in points)])
+    clocks = np.stack([parsed.stage_clock_mhz[0][graph.rank], *(point.clock_mhz for point in points)])
+    columns["stage_clock_mhz"] = np.minimum(clocks, schedule.highest_mhz[graph.rank])
     return Polished(
         job=job, plan=record, iteration_time_s=schedule.plan_s, energy_j=schedule.plan_j,
         slowdown=slowdown, solver=solver, unit_s=unit_s, shortest_pass_s=schedule.shortest_s,
         solved_micro_batches=part.graph.num_micro_batches, graph=schedule.problem.graph, points=points,
         chosen=[p for p in points if p.iteration_time_s <= limit_s][-1], informed_by=model.evidence.counts,
-        against_plan=_against_plan(model, parsed, schedule, points),
+        against_plan=take(model.differences(columns, 0), slice(1, None)),
         seconds=time.perf_counter() - started,
         assumed=(*plan_assumptions(parsed), *job.cluster.assumed, *schedule.assumed),
     )  # fmt: skip
@@ -150,17 +160,6 @@ class Schedule:
         range_s = part.makespan_s(part.slowest()) - part.makespan_s(self.plan_choice(part))
         steps = seconds / (_STEP_S_PER_INSTRUCTION * len(part.graph))
         return max(range_s / steps, self.shortest_s / _FINEST)
-
-
-def _against_plan(model: JobModel, parsed: ParsedPlan, schedule: Schedule, points: Sequence[PolishedPoint]) -> Columns:
-    """`JobModel.differences` of the points from the plan, (points,) each, by the clocks that all passes reach."""
-    graph, each = schedule.problem.graph, [schedule.plan_s, *(point.iteration_time_s for point in points)]
-    columns = {name: np.repeat(parsed.layouts[name], len(each)) for name in LAYOUT_COLUMNS}
-    columns["iteration_time_s"] = np.array(each)
-    columns["energy_j"] = np.array([schedule.plan_j, *(point.energy_j for point in points)])
-    clocks = np.stack([parsed.stage_clock_mhz[0][graph.rank], *(point.clock_mhz for point in points)])
-    columns["stage_clock_mhz"] = np.minimum(clocks, schedule.highest_mhz[graph.rank])
-    return take(model.differences(columns, 0), slice(1, None))
 
 
 def _options(passes: InstructionCosts, vpp: int, stage_clock_mhz: Floats, waiting_w: float) -> list[Options]:
@@ -286,10 +285,3 @@ def _check_options(slowdown: float, solver: str, seconds: float) -> None:
         raise UsageError(f"seconds must be a number above 0; got {seconds}.")
     if solver == "lowtime":
         need_lowtime()
-
-
-def _what(part: Problem, whole: Problem, unit_s: float | None) -> str:
-    batches, all_batches = part.graph.num_micro_batches, whole.graph.num_micro_batches
-    size = f"{part.graph.pp} stages x {batches} micro-batches"
-    words = size if batches == all_batches else f"{size} that stand for {all_batches:,}"
-    return f"polishing {words}" + (f" in units of {1e3 * unit_s:.3g} ms" if unit_s else "")

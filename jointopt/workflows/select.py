@@ -158,7 +158,7 @@ class _Choice:
         return cls(bounds, values, score, np.lexsort((*ties, score)).astype(np.int64), np.ones(len(time_s), bool))
 
     def within(self, **other: float) -> Bools:
-        """Rows that fit and keep every limit, with ``other`` bounds in place of some; inf is no limit, of the unknown too."""
+        """Rows that fit and keep every limit, with ``other`` bounds in place; inf is none, of the unknown too."""
         bounds = {name: bound for name, bound in {**self.bounds, **other}.items() if bound < np.inf}
         kept = [self.values[name] <= bound * (1.0 + _ROUNDING) for name, bound in bounds.items()]
         return np.asarray(np.all([self.fits, *kept], axis=0))

@@ -62,7 +62,7 @@ def stored_plans(
     ``pue`` that of its site.
     Raises UsageError: no such file or study, another kind of file, no plans, plans for another number of GPUs.
     """
-    path = Path(source) / "proposal.json" if Path(source).is_dir() else Path(source)
+    path = Path(source) / PROPOSAL if Path(source).is_dir() else Path(source)
     if source == "-":
         found = _of_document(sys.stdin.read, "standard input")
     elif storage is None and names_a_file(source):
@@ -70,13 +70,25 @@ def stored_plans(
     else:
         found = _of_study(source, storage or STORAGE)
     if job is not None:
-        _check_same(found, job)
+        stored = found.job
+        shapes = [replace(model, name="") for model in (job.model if stored is None else stored.model, job.model)]
+        if stored is not None and (shapes[0] != shapes[1] or stored.cluster.gpu.id != job.cluster.gpu.id):
+            raise UsageError(
+                f"The plans of {found.source} are for {stored.model.name} on {stored.cluster.gpu.id}, and job "
+                f"{job.name!r} is for {job.model.name} on {job.cluster.gpu.id}; give the job that they were proposed "
+                "for."
+            )
         found = replace(found, job=job, job_name=job.name)
     if found.job is None and pue is not None:
         raise UsageError(f"--pue needs the job of the plans, whose hosts count too; {source} states none: give --job.")
     if found.job is None:  # what the site draws and pays stays as it was stored
         return found
-    _check_size(found, found.job)
+    sizes, expected = num_gpus(found.plans), found.job.cluster.num_gpus
+    if (sizes != expected).any():
+        raise UsageError(
+            f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {found.job.name!r} has "
+            f"{expected:,}; give the job that they were proposed for."
+        )
     there = found.job.on_site(pue)
     return replace(found, job=there, plans=with_rates(there, found.plans))
 
@@ -195,10 +207,7 @@ def _columns(table: pd.DataFrame, source: str, blank: Sequence[str] = ()) -> Col
         row, column = np.argwhere(missing_cells)[0]
         raise TableError(f"{source}: {needed[column]} of plan {row + 1} is blank; expected a value.")
     usual = {name: clean[name].where(clean[name].notna(), COLUMNS[name].outside(NEUTRAL[name])) for name in NEUTRAL}
-    return _plan_columns(clean.assign(**usual), source) | _results(clean)
-
-
-def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
+    clean, read = clean.assign(**usual), clean
     columns: Columns = {name: clean[name].to_numpy(np.float64).astype(np.int64) for name in _WHOLE}
     columns |= {name: clean[name].to_numpy(np.float64) > 0 for name in _SWITCHED}
     columns |= {name: inside(name, clean[name]) for name in LAYOUT_COLUMNS if COLUMNS[name].codes is not None}
@@ -210,10 +219,8 @@ def _plan_columns(clean: pd.DataFrame, source: str) -> Columns:
             f"{source}: stage_clock_mhz of plan {row + 1} must have one clock for each of its {columns['pp'][row]} "
             f"pipeline stages; got {stages[row]}."
         )
-    columns["stage_clock_mhz"] = np.full((len(clocks), int(stages.max())), np.nan)
-    for row, clock in enumerate(clocks):
-        columns["stage_clock_mhz"][row, : len(clock)] = clock
-    return columns
+    columns["stage_clock_mhz"] = np.array([(*row, *[np.nan] * (stages.max() - len(row))) for row in clocks])
+    return columns | _results(read)
 
 
 _WHOLE, _SWITCHED = ([n for n in LAYOUT_COLUMNS if COLUMNS[n].dtype == dtype] for dtype in ("int", "bool"))
@@ -231,28 +238,6 @@ def _results(clean: pd.DataFrame) -> Columns:
     if "doubts" in clean:
         columns["doubts"] = clean["doubts"].astype(object).fillna("").to_numpy(object)
     return columns
-
-
-def _check_same(found: StoredPlans, job: Job) -> None:
-    """Refuses a job of another model (whatever its name) or GPU than the one that the plans were proposed for."""
-    stored = found.job
-    if stored is None:
-        return
-    shapes = [replace(model, name="") for model in (stored.model, job.model)]
-    if shapes[0] != shapes[1] or stored.cluster.gpu.id != job.cluster.gpu.id:
-        raise UsageError(
-            f"The plans of {found.source} are for {stored.model.name} on {stored.cluster.gpu.id}, and job {job.name!r} "
-            f"is for {job.model.name} on {job.cluster.gpu.id}; give the job that they were proposed for."
-        )
-
-
-def _check_size(found: StoredPlans, job: Job) -> None:
-    sizes = num_gpus(found.plans)
-    if (sizes != job.cluster.num_gpus).any():
-        raise UsageError(
-            f"The plans of {found.source} are for {int(sizes.max()):,} GPUs and job {job.name!r} has "
-            f"{job.cluster.num_gpus:,}; give the job that they were proposed for."
-        )
 
 
 # The whole document of a proposal, read back from a file of ``propose --out``, from a pipe, or from its study.
@@ -295,6 +280,3 @@ def _checked(text: str, source: str) -> dict[str, Any]:
     if missing:
         raise UsageError(f"{source} holds no proposal, for it has no {' and no '.join(missing)}; {_DOCUMENT}.")
     return dict(document)
-
-
-# Plans in JSON files: of ``propose``, ``select`` and ``explain``, or bare.
