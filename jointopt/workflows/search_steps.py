@@ -53,20 +53,15 @@ def exact_step(job: Job, problem: Problem, watch: Stopwatch) -> ExactFront:
     """The exact front of what can be counted; of time alone, the fastest plan, where energies are not known."""
     count = problem.num_layouts * problem.num_clocks
     if job.cluster.gpu.power is None:
+        # a front of one: no lower clock is ever faster
         with watch.phase("exact", f"the fastest of {count:,} plans"):
-            return _fastest(problem)
+            layouts = np.arange(problem.num_layouts)
+            plans = problem.plans(layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts)))
+            feasible = np.flatnonzero(plans["violation"] <= 0.0)
+            best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
+            return ExactFront(take(plans, best), count, len(layouts), take(plans, best[:0]))
     with watch.phase("exact", f"exact front of {count:,} plans with one clock, and with slack used"):
         return exact_front_of_profiles(problem)
-
-
-def _fastest(problem: Problem) -> ExactFront:
-    """The fastest feasible plan as a front of one; no lower clock is ever faster."""
-    layouts = np.arange(problem.num_layouts)
-    plans = problem.plans(layouts, np.full_like(layouts, problem.num_clocks - 1), np.zeros(len(layouts)))
-    feasible = np.flatnonzero(plans["violation"] <= 0.0)
-    best = feasible[plans["iteration_time_s"][feasible].argsort(kind="stable")[:1]]
-    covered = problem.num_layouts * problem.num_clocks
-    return ExactFront(take(plans, best), covered, len(layouts), take(plans, best[:0]))
 
 
 @dataclass(frozen=True)
@@ -112,8 +107,12 @@ def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, wat
     Where the layout decides the third goal the first step counts them all; then trials are spent only if requested.
     """
     steps = [replace(step, front=wide.again(step.front), plans=wide.again(step.plans)) for step in steps]
-    if wide.has_levels:
-        steps = _with_levels(wide, steps, watch)
+    if wide.has_levels:  # the layout decides the third goal: the first step counts the exact front by all goals
+        with watch.phase("levels", f"exact front of {len(wide.goals)} goals"):
+            front, evaluated = exact_front_of_levels(wide, progress=watch.tick)
+        front = take(front, spread(np.log(stacked(front, wide.goals)), MOST))
+        steps = [replace(step, front=merge(front, step.front, wide.goals)) for step in steps]
+        steps[0] = replace(steps[0], evaluated=steps[0].evaluated + evaluated)
     if not trials:
         return steps
     from jointopt.search.many_objectives import EVALUATIONS, search_goals
@@ -122,15 +121,6 @@ def with_all_goals(wide: Problem, steps: list[Step], trials: int, seed: int, wat
         start, moves = steps[-1].front, 0 if wide.has_levels else EVALUATIONS
         found = search_goals(wide, trials=trials, seed=seed, start=start, moves=moves, progress=watch.tick)
     return [*steps, Step("nsga2", merge(found.front, start, wide.goals), found.evaluated, found.plans)]
-
-
-def _with_levels(wide: Problem, steps: list[Step], watch: Stopwatch) -> list[Step]:
-    """The steps with the exact front by all goals, which the layout decides the third of, in the first of them."""
-    with watch.phase("levels", f"exact front of {len(wide.goals)} goals"):
-        front, evaluated = exact_front_of_levels(wide, progress=watch.tick)
-    front = take(front, spread(np.log(stacked(front, wide.goals)), MOST))
-    steps = [replace(step, front=merge(front, step.front, wide.goals)) for step in steps]
-    return [replace(steps[0], evaluated=steps[0].evaluated + evaluated), *steps[1:]]
 
 
 def contributions(steps: list[Step], goals: tuple[str, ...]) -> dict[str, dict[str, float]]:
