@@ -68,24 +68,28 @@ def explain(
     answer = answered(model, physics, values | {"layout_index": only, "stage_clock_mhz": clocks})
     parts = breakdown(physics, 0, clocks[0])
     exceeded, short = physics.broken_limits(values), shortage_of(model, physics, record)
-    used = utilization(physics, 0, clocks[0])
+    used, recipe = utilization(physics, 0, clocks[0]), model.job.training.fp8_recipe
+    results: dict[str, Any] = {name: float(values[name][0]) for name in RESULTS}
+    within = {} if broken else _within_an_iteration(physics, clocks[0], parts)
+    levels = {name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()}
     rates = throughput(model.job, parsed.layouts, values["iteration_time_s"], values["energy_j"])
     return Explanation(
         job=model.job, plan=record, feasible=not (broken or exceeded or short), violations=tuple(broken),
         exceeded=exceeded, shortage=short, hangs_on=() if broken else of_plan(model, parsed.layouts),
-        **{name: float(values[name][0]) for name in RESULTS}, time_s=parts.time_s,
+        **results, time_s=parts.time_s,
         energy_by_part_j=parts.energy_j, memory_gib={name: value / GIB for name, value in parts.memory_bytes.items()},
         stages=_stages(parts), memory_energy_j=parts.memory_energy_j,
         communication_energy_j=parts.communication_energy_j,
         utilization={"kernels": float(used.kernels.mean()), "occupied": float(used.occupied.mean())}
         | {link: float(share.max()) for link, share in used.links.items()},
-        energy_by_level_j=_levels(physics, parts),
+        energy_by_level_j=levels if np.isfinite(list(levels.values())).all() else {},
         messages=tuple(asdict(one) for one in messages(physics, 0)),
-        quantization=_quantization(physics),
+        quantization={} if recipe is None else {
+            "casts_s": float(cast_times_s(physics, 0).max()), "product_time_factor": recipe.product_time_factor,
+            "input_bytes": input_bytes(model.job.training),
+        },
         power_by_phase=_phases(physics, clocks[0], parts),
-        power_swing={} if broken else _swing(physics, clocks[0], parts),
-        power_excursion={} if broken else _excursion(physics, clocks[0], parts),
-        temperature_swing={} if broken else _warming(physics, clocks[0], parts),
+        **within,
         throughput={name: float(rate[0]) for name, rate in rates.items()},
         assumed=(*plan_assumptions(parsed), *assumptions(model.job)),
         intervals={name: (float(answer[f"{name}_low"][0]), float(answer[f"{name}_high"][0]))
@@ -95,17 +99,6 @@ def explain(
         surrogate=model.name, informed_by=model.evidence.counts, learned=model.learned(parsed.layouts, clocks),
         rank=_rank(model, parsed.layouts) if ranked and not (broken or exceeded) else None,
     )  # fmt: skip
-
-
-def _quantization(physics: CostModel) -> dict[str, float]:
-    """Costs of the recipe that scales products, casts on the stage that casts longest; nothing where none is stated."""
-    recipe = physics.job.training.fp8_recipe
-    if recipe is None:
-        return {}
-    return {
-        "casts_s": float(cast_times_s(physics, 0).max()), "product_time_factor": recipe.product_time_factor,
-        "input_bytes": input_bytes(physics.job.training),
-    }  # fmt: skip
 
 
 def _phases(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, dict[str, float]]:
@@ -123,46 +116,30 @@ def _phases(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> di
     }
 
 
-def _levels(physics: CostModel, parts: Breakdown) -> dict[str, float]:
-    """Joules of kernels by level; nothing where the GPU's power is not known."""
-    found = {name: float(joules.sum()) for name, joules in energy_by_level(physics, 0, parts).items()}
-    return found if np.isfinite(list(found.values())).all() else {}
-
-
-def _swing(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
-    """Power within an iteration; nothing where the GPU's power is not known."""
+def _within_an_iteration(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, Any]:
+    """Swings of power and temperature, and power above the limit for milliseconds; empty where the GPU's is unknown."""
+    found: dict[str, Any] = {}
     of_gpu, of_all = power_swing(physics, 0, stage_clock_mhz, parts=parts)
-    if not np.isfinite(of_all.mean_w).all():
-        return {}
-    return {
-        "window_s": METER_S, "gpu_peak_w": float(of_gpu.peak_w.max()), "gpu_trough_w": float(of_gpu.trough_w.min()),
-        "cluster_peak_kw": float(of_all.peak_w[0]) / 1e3, "cluster_trough_kw": float(of_all.trough_w[0]) / 1e3,
-    }  # fmt: skip
-
-
-def _excursion(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
-    """Power above a limit for milliseconds, of the stage that draws most; nothing where the GPU's is not known."""
-    found = excursion(physics, 0, stage_clock_mhz, parts)
-    if not np.isfinite(found.peak_w).all():
-        return {}
-    most = int(found.peak_w.argmax())
-    return {
-        "peak_w": float(found.peak_w[most]), "limit_w": float(found.limit_w[most]),
-        "lasts_s": float(found.lasts_s[most]), "share": float(found.share[most]),
-    }  # fmt: skip
-
-
-def _warming(physics: CostModel, stage_clock_mhz: Floats, parts: Breakdown) -> dict[str, float]:
-    """Temperature within an iteration, of the hottest stage; nothing where there is no thermal model."""
-    found = warming(physics, 0, stage_clock_mhz, parts)
-    if not np.isfinite(found.peak_c).all():
-        return {}
-    most = int(found.peak_c.argmax())
-    known = {
-        "peak_c": float(found.peak_c[most]), "trough_c": float(found.trough_c[most]), "settles_s": found.settles_s,
-    }  # fmt: skip
-    after = float(found.throttles_s[most])
-    return known | ({"throttles_s": after} if np.isfinite(after) else {})
+    if np.isfinite(of_all.mean_w).all():
+        found["power_swing"] = {
+            "window_s": METER_S, "gpu_peak_w": float(of_gpu.peak_w.max()),
+            "gpu_trough_w": float(of_gpu.trough_w.min()), "cluster_peak_kw": float(of_all.peak_w[0]) / 1e3,
+            "cluster_trough_kw": float(of_all.trough_w[0]) / 1e3,
+        }  # fmt: skip
+    above = excursion(physics, 0, stage_clock_mhz, parts)
+    if np.isfinite(above.peak_w).all():
+        most = int(above.peak_w.argmax())
+        values = {"peak_w": above.peak_w, "limit_w": above.limit_w, "lasts_s": above.lasts_s, "share": above.share}
+        found["power_excursion"] = {name: float(of[most]) for name, of in values.items()}
+    heat = warming(physics, 0, stage_clock_mhz, parts)
+    if np.isfinite(heat.peak_c).all():
+        most = int(heat.peak_c.argmax())
+        found["temperature_swing"] = {
+            "peak_c": float(heat.peak_c[most]), "trough_c": float(heat.trough_c[most]), "settles_s": heat.settles_s,
+        }  # fmt: skip
+        if np.isfinite(after_s := float(heat.throttles_s[most])):
+            found["temperature_swing"]["throttles_s"] = after_s
+    return found
 
 
 def _rank(model: JobModel, layout: Columns) -> Rank | None:

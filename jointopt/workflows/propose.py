@@ -304,7 +304,7 @@ def _priced_plan(
     """One plan as the job's model prices it, with its rank and how far it is behind the front's fastest plan."""
     alone = model.cost_model(layout)
     of = alone.evaluate(np.zeros(1, np.int64), clocks)
-    values = {name: float(of[name][0]) for name in ("iteration_time_s", "energy_j", "peak_memory_gib")}
+    values: dict[str, Any] = {name: float(of[name][0]) for name in ("iteration_time_s", "energy_j", "peak_memory_gib")}
     return Beside(
         source=source, plan=plan_records(layout, clocks, [0])[0], text=format_plan(layout, clocks),
         **values, fit_probability=float(model.fit_probability(alone)[0]), rank=place_of(problem, physics, alone),

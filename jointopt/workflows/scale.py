@@ -129,7 +129,7 @@ def _compared(found: Sequence[_Found]) -> tuple[Size, ...]:
     return tuple(replace(o.size, efficiency=efficiency(o.size)) if o.size.feasible else o.size for o in found)
 
 
-def _pick(found: Sequence[_Found], every: list[_Run], limits: Mapping[str, float], at_high_end: bool) -> Pick:
+def _pick(found: Sequence[_Found], every: Sequence[_Run], limits: Mapping[str, float], at_high_end: bool) -> Pick:
     """The cheapest plan (or the one of least energy) within a deadline, else the fastest within budget and power."""
 
     def run_of(row: _Run) -> Mapping[str, Any]:
