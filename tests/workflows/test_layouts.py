@@ -10,11 +10,12 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.report.layout_table import Rank
 from jointopt.report.results import Proposal
+from jointopt.search.exact import ranked
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.compare import compare
 from jointopt.workflows.explain import explain
 from jointopt.workflows.feasible_layouts import prepared, top_times
-from jointopt.workflows.propose import propose
+from jointopt.workflows.propose import RANKED, SPLIT, propose
 from jointopt.workflows.search_steps import Stopwatch
 
 JOB = "llama-3-70b-4x8-h200"
@@ -90,6 +91,15 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
     )
     found = compare(MODEL, ["dp=4 tp=4 pp=2"], baseline=str(script))
     assert [(plan.plan["tp"], plan.plan["pp"]) for plan in found.plans] == [(8, 1), (4, 2)]
+
+
+def test_near_layouts_are_those_of_the_same_split_within_one_percent_of_its_fastest(proposal) -> None:
+    found = prepared(MODEL, Stopwatch(quiet=True))
+    order, time_s = ranked(found.problem, RANKED)
+    for layout in proposal.best_layouts:
+        of_split = np.all([found.physics.layouts[n][order] == layout.plans[0][n] for n in SPLIT[:5]], 0)
+        times = time_s[of_split[: len(time_s)]]
+        assert len(times) == 0 or layout.near == (times <= 1.01 * times.min()).sum() - 1
 
 
 def test_a_layout_that_does_not_fit_is_ranked_by_its_time_and_energy_and_called_infeasible(tight, proposal):
