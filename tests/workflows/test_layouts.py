@@ -96,8 +96,9 @@ def test_a_script_can_be_the_baseline_of_a_comparison(tmp_path):
 def test_near_layouts_are_those_of_the_same_split_within_one_percent_of_its_fastest(proposal) -> None:
     found = prepared(MODEL, Stopwatch(quiet=True))
     order, time_s = ranked(found.problem, RANKED)
+    split = [name for name in SPLIT if name != "etp"]  # of a dense model
     for layout in proposal.best_layouts:
-        of_split = np.all([found.physics.layouts[n][order] == layout.plans[0][n] for n in SPLIT[:5]], 0)
+        of_split = np.all([found.physics.layouts[n][order] == layout.plans[0][n] for n in split], 0)
         times = time_s[of_split[: len(time_s)]]
         assert len(times) == 0 or layout.near == (times <= 1.01 * times.min()).sum() - 1
 
