@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
 from jointopt.jobs.job import Job
-from jointopt.report import tables
 from jointopt.report.reasons import Reasons
-from jointopt.report.tables import TextColumn, paragraphs, result
-
-FIRST_ROW = "The first row's"
-_COUNTED = re.compile(r" \([\d,]+ plans?\)$")
-
-
-def first_doubts(
-    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = FIRST_ROW
-) -> list[str]:
-    """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
-    above = above_best(job, first, whose)
-    return [*([above] if above else []), *(one.sentence() for one in largest(hangs_on))]
-
-
-def first_lines(
-    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = FIRST_ROW
-) -> list[str]:
-    """The same in a few lines, as text has them before its table."""
-    above = above_best(job, first, whose)
-    return [*paragraphs([above] if above else []), *open_lines(hangs_on, whose)]
-
-
-def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
-    """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
-    known: Collection[str] = {why for own in shown for why in own}
-    rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
-    return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
-
-
-# Settings that a job leaves open, on which its answer hangs, and by how much another value moves the first row.
-
+from jointopt.report.tables import TextColumn, lay_out, paragraphs, result
 
 LEAST_PERCENT = 0.5  # of the time, below which a setting is not remarked on
 LINES, OF_ONE = 4, 2  # for people: alternatives in all, and of one setting
+_COUNTED = re.compile(r" \([\d,]+ plans?\)$")
+_KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
 
 
 @dataclass(frozen=True)
@@ -58,31 +29,47 @@ class OpenSetting:
     plan: str = ""  # the first plan there, where that is another layout
 
     @property
+    def cells(self) -> tuple[str, str, str]:
+        """By how much the time moves, the option that states the alternative, and what is assumed instead."""
+        assumed = f"{self.assumed:g}" if isinstance(self.assumed, float) else self.assumed
+        other = "; another layout" if self.plan else ""
+        return f"{self.time_change_percent:+z.1f} %", f"if {self.key}={self.alternative}", f"(not {assumed}{other})"
+
+    @property
     def states(self) -> str:
         """The option that states the alternative."""
         return f"--set {self.key}={self.alternative}"
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """By how much the time moves, the option that states the alternative, and what is assumed instead."""
-        other = "; another layout" if self.plan else ""
-        return (
-            f"{self.time_change_percent:+z.1f} %",
-            f"if {self.key}={self.alternative}",
-            f"(not {_shown(self.assumed)}{other})",
-        )
-
-    def sentence(self) -> str:
-        """The alternative with its effect in a line, as text, page and JSON have it."""
-        return " ".join(self.cells)
 
     def document(self) -> dict[str, Any]:
         """Every field of the JSON, with the option that states the alternative."""
         return asdict(self) | {"states": self.states}
 
 
-def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
-    """The alternatives that people are shown, the largest change first."""
+def first_doubts(
+    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
+) -> list[str]:
+    """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
+    above = above_best(job, first, whose)
+    return [*([above] if above else []), *(" ".join(one.cells) for one in _largest(hangs_on))]
+
+
+def first_lines(
+    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
+) -> list[str]:
+    """The same in a few lines, as text has them before its table."""
+    lines = paragraphs([above_best(job, first, whose)])
+    if shown := _largest(hangs_on):
+        cells = zip(*(one.cells for one in shown), strict=True)
+        changes, settings, notes = (list(column) for column in cells)
+        columns = [TextColumn("", [f"  {change}" for change in changes])]
+        columns += [TextColumn("", column, left=True) for column in (settings, notes)]
+        lines += paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"])
+        lines += lay_out(columns)[1:]
+    return lines
+
+
+def _largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
+    """The alternatives that people are shown, the largest change first: `LINES` at most, and `OF_ONE` of a setting."""
     shown: list[OpenSetting] = []
     for one in found:
         own = sum(other.key == one.key for other in shown)
@@ -91,29 +78,11 @@ def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
     return shown
 
 
-def open_lines(found: Sequence[OpenSetting], whose: str) -> list[str]:
-    """Settings that the time hangs on, the largest first, `LINES` at most; none where nothing moves it."""
-    shown = largest(found)
-    if not shown:
-        return []
-    changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
-    columns = [
-        TextColumn("", [f"  {change}" for change in changes]),
-        TextColumn("", list(settings), left=True),
-        TextColumn("", list(notes), left=True),
-    ]
-    head = f"{whose} time hangs on open settings; --set KEY=VALUE states one:"
-    return [*tables.paragraphs([head]), *tables.lay_out(columns)[1:]]
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# Whether a predicted plan is faster than anything that was recorded, in a sentence.
-
-
-_KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
+def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
+    """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
+    known = {why for own in shown for why in own}
+    rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
+    return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
 
 
 def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:

@@ -41,9 +41,9 @@ class Exported:
 
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
-        lines = sh_exports(self.export.environment)
         start = folded(node_words(self.export, self.nodes, self.gpus_per_node))
-        return "\n".join(["#!/bin/bash", *_comment(self.remark), *lines, start]) + "\n"
+        remark = [f"# {self.remark}"] if self.remark else []
+        return "\n".join(["#!/bin/bash", *remark, *sh_exports(self.export.environment), start]) + "\n"
 
 
 def exported(
@@ -63,21 +63,14 @@ def exported(
     intent = intent_of(job, record, purpose, arguments=own)
     made = found.export(intent, version, program)
     if remark := (program_of(intent, program) if found.around else found).remark(job.training.framework):
-        files = {name: _commented(text, remark) for name, text in made.files.items()}
+        files = dict(made.files)
+        for name, text in files.items():  # a script has the remark below its first line; others may know no comments
+            first, _, rest = text.partition("\n")
+            files[name] = "\n".join([first, f"# {remark}", rest]) if first.startswith("#!") else text
         made = replace(made, notes=(*made.notes, remark), files=files)
     if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
         made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node, remark)
-
-
-def _commented(text: str, remark: str) -> str:
-    """A script with a remark below its first line; other files, which may know no comments, as they are."""
-    first, _, rest = text.partition("\n")
-    return "\n".join([first, *_comment(remark), rest]) if first.startswith("#!") else text
-
-
-def _comment(remark: str) -> list[str]:
-    return [f"# {remark}"] if remark else []
 
 
 def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
@@ -97,9 +90,6 @@ def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if "front" in plan:
         raise UsageError("--plan is a whole proposal; give its file with a row, proposal.json:2, or one plan.")
     return plan
-
-
-# The command that comes after an answer: what starts its first row, as a shell reads it.
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,19 @@ from jointopt.core.facts import Assumption
 from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
 from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import tables
-from jointopt.report.plans import COMPARED, basis_lines, better_words, compared_lines, half_difference, short_clocks
-from jointopt.report.tables import Result, TextColumn, pick
+from jointopt.report.plans import (
+    COMPARED,
+    basis_lines,
+    better_words,
+    change,
+    compared_lines,
+    half_difference,
+    short_clocks,
+)
+from jointopt.report.tables import Block, Result, TextColumn, pick
 
 Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
@@ -99,24 +108,26 @@ class Polished(Result):
         chosen = entry(self.chosen) | {"stages": self.schedule}
         return pick(self, keys) | {"points": list(map(entry, self.points)), "chosen": chosen}
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
-        graph, clocks = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40)
+        graph, clocks, chosen = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40), self.chosen
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-        time, energy = (tables.result(name, getattr(self, name)) for name in ("iteration_time_s", "energy_j"))
-        (slower,) = tables.percent_of([self.chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
-        saved = f"{100 * self.saving(self.chosen):z.2f} % of the energy at {slower} % iteration time"
-        title = [
+        time, energy = (tables.result(name, getattr(self, name)) for name in OBJECTIVES)
+        (slower,) = tables.percent_of([chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
+        yield (
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
             f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
-            f"A clock per pass saves {saved}.",
-        ]
-        points = _points(self)
-        legend = ["= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."]
-        remarks = tables.paragraphs([*legend, *compared_lines(_rows(self), points), *_remarks(self)])
-        return tables.blocks_text(
-            tables.paragraphs(title), points, _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
+            f"A clock per pass saves {100 * self.saving(chosen):z.2f} % of the energy at {slower} % iteration time.",
         )
+        # differences of the plan from itself, then those of the points from it; empty where they are not known
+        against = list(map(self.against, self.points))
+        rows: list[dict[str, float]] = [dict.fromkeys(against[0], 0.0), *against]
+        points = _points(self, rows)
+        yield [points]
+        yield [_stages(self)]
+        legend = "= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."
+        yield [legend, *compared_lines(rows, points), *_remarks(self)]
+        yield [basis_lines(self.assumed, self.informed_by)]
 
     def write_zeus(self, path: Path) -> None:
         """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
@@ -142,34 +153,22 @@ def zeus_command(path: Path) -> str:
     )
 
 
-def _points(found: Polished) -> list[str]:
+def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
     """One line per schedule; none is beaten by another, nor by the plan, in both time and energy."""
-    points, rows = found.points, _rows(found)
+    points, plan = found.points, [found] * len(found.points)
+    halves = {name: [half_difference(row, name) for row in rows[1:]] for name in COMPARED}
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
         *(tables.of(column, points, getattr(found, column)) for column in COMPARED.values()),
-        *(_difference(name, found, rows) for name in COMPARED),
+        *(change(name, points, plan, halves[name], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
     return tables.lay_out(columns)
 
 
-def _rows(found: Polished) -> list[dict[str, float]]:
-    """Differences of the plan from itself, then those of the points from it; empty where they are not known."""
-    points = [found.against(point) for point in found.points]
-    return [dict.fromkeys(points[0], 0.0), *points]
-
-
-def _difference(name: str, found: Polished, rows: Sequence[Mapping[str, float]]) -> TextColumn:
-    """The column of time or energy of the points against the plan, with half of its interval where it is known."""
-    column = COMPARED[name]
-    percent = tables.percent_of((getattr(p, column) for p in found.points), getattr(found, column), _PERCENT)
-    halves = [half_difference(row, name) for row in rows[1:]]
-    return TextColumn(f"{name}\nΔ%", tables.plus_minus(percent, halves))
-
-
 def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
+    """Lowest and highest of each of several arrays of clocks."""
     return [tables.span(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
 

@@ -29,10 +29,9 @@ class Shared:
         by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
         study = f"the study has {self.finished:,}, {size:,} of them on the front{by}"
         lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
-        best = {0, size // 2, size - 1} if self.goals == OBJECTIVES else self._best_in_each()
+        best = {0, size // 2, size - 1}
+        if size and self.goals != OBJECTIVES:
+            best = {int(front[name].argmin()) for name in self.goals}
         if rows := sorted(best) if size else []:
             lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
         return "\n".join([*lines, *study_lines(self.study_name, masked(storage))])
-
-    def _best_in_each(self) -> set[int]:
-        return {int(self.front[name].argmin()) for name in self.goals if len(self.front[name])}

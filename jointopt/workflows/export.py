@@ -16,9 +16,10 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.report.exported import Exported, exported, plan_alone
-from jointopt.report.shortage import Shortage, shortage_of
+from jointopt.report.shortage import Shortage
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
+from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -31,7 +31,6 @@ from jointopt.report.layout_table import NEAR, Layout
 from jointopt.report.plans import odds
 from jointopt.report.proposal import Proposal
 from jointopt.report.published_plans import Beside
-from jointopt.report.shortage import remedy, shortage_of
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest, ranked
@@ -46,6 +45,7 @@ from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, place_of, prepared, top_times
 from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.open_settings import of_first
+from jointopt.workflows.remedy import remedy, shortage_of
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from jointopt.report.tables import (
     lay_out,
     numbers,
     paragraphs,
-    text_width,
+    room,
     unit_of,
 )
 
@@ -89,5 +89,5 @@ def test_lines_are_as_wide_as_the_terminal_up_to_100(monkeypatch: pytest.MonkeyP
     termios.tcsetwinsize(inside, (50, columns))
     with os.fdopen(inside, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert text_width() == width
+        assert room(100) == width
     os.close(terminal)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import Floats, Ints
+from jointopt.core.schema import Floats
 from jointopt.core.units import GIB
 from jointopt.physics.explain.parts import Breakdown
 from jointopt.physics.explain.timeline import KINDS, Timeline
@@ -17,16 +17,7 @@ from jointopt.report.page.choice import Chosen
 from jointopt.report.tables import tidy_parts
 
 POWER_STEPS = 400  # of the line of power over the iteration
-
-
-@dataclass(frozen=True)
-class Started:
-    """The words that start a plan in a framework, or why it has none."""
-
-    target: str
-    text: str = ""
-    refused: str = ""
-    notes: tuple[str, ...] = ()
+MICRO = 1e6
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,7 @@ class Pictured:
     timeline: Timeline
     runs_w: Floats  # while passes run
     waits_w: Floats
-    started: Started
+    started: Mapping[str, Any]  # target, text that starts it there, notes, or why it is refused
 
     @property
     def totals(self) -> Mapping[str, Mapping[str, float]]:
@@ -54,33 +45,23 @@ class Pictured:
 
 def mean_power_w(plan: Pictured, steps: int = POWER_STEPS) -> tuple[Floats, Floats]:
     """(ends of equal steps of the iteration in s (steps + 1,), mean power of a GPU in each step in W (steps,))."""
-    line = plan.timeline
-    edges = np.linspace(0.0, line.iteration_s, steps + 1)
-    watts = np.zeros(steps)
+    line, (from_s, to_s) = plan.timeline, plan.timeline.repeated_s
+    edges, watts = np.linspace(0.0, line.iteration_s, steps + 1), np.zeros(steps)
+    optimizer_s, begins_s = line.tail_s["optimizer"], line.pipeline_s + line.tail_s["gradients"]
     for rank in range(len(plan.runs_w)):
-        shares = np.diff(np.interp(edges, *_busy_so_far(plan, rank))) / np.diff(edges)
+        own = line.rank == rank
+        start_s, end_s = line.start_s[own], line.end_s[own]
+        passed = np.concatenate([[0.0], np.cumsum(end_s - start_s)])
+        # of passes that are not listed the rank runs as many seconds as its total still lacks
+        unlisted = plan.parts.busy_s[rank] - optimizer_s - passed[-1] if to_s > from_s else 0.0
+        # times, and the seconds until then in which the rank's passes and its optimizer step run
+        busy = np.stack([passed[:-1], passed[1:]], axis=1).reshape(-1) + np.repeat(start_s >= from_s, 2) * unlisted
+        done = passed[-1] + unlisted
+        times = np.append(np.stack([start_s, end_s], axis=1), [begins_s, begins_s + optimizer_s])
+        until = np.interp(edges, times, np.append(busy, [done, done + optimizer_s]))
+        shares = np.diff(until) / np.diff(edges)
         watts += plan.waits_w[rank] + shares * (plan.runs_w[rank] - plan.waits_w[rank])
     return edges, watts / len(plan.runs_w)
-
-
-def _busy_so_far(plan: Pictured, rank: int) -> tuple[Floats, Floats]:
-    """Times, and the seconds until then in which a rank's passes and its optimizer step run."""
-    line, own = plan.timeline, plan.timeline.rank == rank
-    start_s, end_s = line.start_s[own], line.end_s[own]
-    lengths = end_s - start_s
-    optimizer_s = line.tail_s["optimizer"]
-    passed = np.concatenate([[0.0], np.cumsum(lengths)])
-    from_s, to_s = line.repeated_s
-    # of passes that are not listed the rank runs as many seconds as its total still lacks
-    unlisted = plan.parts.busy_s[rank] - optimizer_s - passed[-1] if to_s > from_s else 0.0
-    after = np.concatenate([[False], start_s >= from_s])
-    times = np.stack([start_s, end_s], axis=1).reshape(-1)
-    busy = np.stack([passed[:-1], passed[1:]], axis=1).reshape(-1)
-    busy += np.repeat(after[1:], 2) * unlisted
-    begins = line.pipeline_s + line.tail_s["gradients"]
-    done = passed[-1] + unlisted
-    times = np.concatenate([times, [begins, begins + optimizer_s]])
-    return times, np.concatenate([busy, [done, done + optimizer_s]])
 
 
 def encoded(line: Timeline) -> dict[str, object]:
@@ -91,16 +72,20 @@ def encoded(line: Timeline) -> dict[str, object]:
     pairs, letter = np.unique(np.stack([line.kind, line.chunk]), axis=1, return_inverse=True)
     letter = letter.reshape(-1)
     lengths = line.end_s - line.start_s
-    ranks = []
+    count, ranks = pairs.shape[1], []
     for rank in range(int(line.rank.max()) + 1):
         own = line.rank == rank
+        seconds = np.zeros(count)
+        seconds[letter[own]] = lengths[own]
+        # before which passes the rank waits longer than rounding: (number of the pass, s)
+        gaps = line.start_s[own] - np.concatenate([[0.0], line.end_s[own][:-1]])
+        waits = [[int(i), float(f"{gaps[i]:.7g}")] for i in np.flatnonzero(gaps > 1e-7 * line.iteration_s)]
         ranks.append({
             "passes": "".join(map(_letter, letter[own].tolist())),
-            "seconds": _by_letter(letter[own], lengths[own], pairs.shape[1]),
-            "waits": _waits(line.start_s[own], line.end_s[own], line.iteration_s),
+            "seconds": [float(f"{value:.9g}") for value in seconds.tolist()], "waits": waits,
         })  # fmt: skip
     return {
-        "letters": [_letter(i) for i in range(pairs.shape[1])],
+        "letters": [_letter(i) for i in range(count)],
         "kinds": [KINDS[kind] for kind in pairs[0].tolist()], "chunks": pairs[1].tolist(), "ranks": ranks,
         "pipeline_s": line.pipeline_s, "tail_s": line.tail_s, "iteration_s": line.iteration_s,
         "repeated_s": list(line.repeated_s), "micro_batches": line.num_micro_batches,
@@ -112,24 +97,6 @@ def _letter(number: int) -> str:
     return chr(0x61 + number) if number < 26 else chr(0x100 + number)
 
 
-def _by_letter(letter: Ints, lengths: Floats, count: int) -> list[float]:
-    seconds = np.zeros(count)
-    seconds[letter] = lengths
-    return [float(f"{value:.9g}") for value in seconds.tolist()]
-
-
-def _waits(start_s: Floats, end_s: Floats, whole_s: float) -> list[list[float]]:
-    """[number of the pass, seconds waited before it] of passes that wait longer than rounding."""
-    gaps = start_s - np.concatenate([[0.0], end_s[:-1]])
-    return [[int(i), float(f"{gaps[i]:.7g}")] for i in np.flatnonzero(gaps > 1e-7 * whole_s)]
-
-
-# The passes of plans as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
-
-
-MICRO = 1e6
-
-
 def trace_text(plans: Sequence[Pictured]) -> str:
     """One JSON document: a process per plan, a thread per pipeline stage, counters of clock and power."""
     events = [event for number, plan in enumerate(plans, 1) for event in _events(number, plan)]
@@ -137,34 +104,26 @@ def trace_text(plans: Sequence[Pictured]) -> str:
 
 
 def _events(pid: int, plan: Pictured) -> Iterator[dict[str, Any]]:
+    """The events of one plan: its passes, what is left out of them or follows on every stage, and its power."""
+
+    def block(rank: int, name: str, category: str, start_s: float, end_s: float) -> dict[str, Any]:
+        times = {"ts": start_s * MICRO, "dur": (end_s - start_s) * MICRO}
+        return {"ph": "X", "pid": pid, "tid": rank, "name": name, "cat": category} | times
+
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"{plan.letter}: {plan.chosen.name}"}}
     for rank, clock in enumerate(plan.parts.clock_mhz.tolist()):
         name = f"stage {rank + 1}, {clock:.0f} MHz, {plan.runs_w[rank]:.0f} W"
         yield {"ph": "M", "pid": pid, "tid": rank, "name": "thread_name", "args": {"name": name}}
     line = plan.timeline
     columns = (line.rank, line.kind, line.chunk, line.micro_batch, line.start_s, line.end_s)
-    for rank, kind, chunk, micro_batch, start_s, end_s in zip(*(c.tolist() for c in columns), strict=True):
-        yield {
-            "ph": "X", "pid": pid, "tid": rank, "name": KINDS[kind], "cat": "pass", "ts": start_s * MICRO,
-            "dur": (end_s - start_s) * MICRO, "args": {"micro_batch": micro_batch, "chunk": chunk},
-        }  # fmt: skip
-    yield from _tail(pid, plan)
+    for rank, kind, chunk, micro_batch, *times in zip(*(c.tolist() for c in columns), strict=True):
+        yield block(rank, KINDS[kind], "pass", *times) | {"args": {"micro_batch": micro_batch, "chunk": chunk}}
+    at, rest = line.pipeline_s, [("more micro-batches, as before", *line.repeated_s)]
+    for name, seconds in line.tail_s.items():
+        rest.append((name, at, at + seconds))
+        at += seconds
+    for rank in range(len(plan.runs_w)):
+        yield from (block(rank, name, "iteration", *times) for name, *times in rest if times[1] > times[0])
     edges, watts = mean_power_w(plan)
     for start_s, power in zip(edges.tolist(), watts.tolist(), strict=False):
         yield {"ph": "C", "pid": pid, "name": "mean power of a GPU, W", "ts": start_s * MICRO, "args": {"W": power}}
-
-
-def _tail(pid: int, plan: Pictured) -> Iterator[dict[str, Any]]:
-    """Passes that are left out as a block, then gradients, the optimizer step and the rest, on every stage."""
-    line, at = plan.timeline, plan.timeline.pipeline_s
-    blocks = [("more micro-batches, as before", *line.repeated_s)]
-    for name, seconds in line.tail_s.items():
-        blocks.append((name, at, at + seconds))
-        at += seconds
-    for rank in range(len(plan.runs_w)):
-        for name, start_s, end_s in blocks:
-            if end_s > start_s:
-                yield {
-                    "ph": "X", "pid": pid, "tid": rank, "name": name, "cat": "iteration", "ts": start_s * MICRO,
-                    "dur": (end_s - start_s) * MICRO,
-                }  # fmt: skip

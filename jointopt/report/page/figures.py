@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,23 +29,27 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
     return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
 
 
+def lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
+    """Lengths between both, 0 where one of them is unknown."""
+    both = ((b or 0.0) - (a or 0.0) for a, b in zip(low, high, strict=True))
+    return rounded(length if math.isfinite(length) else 0.0 for length in both)
+
+
 def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
     """A plan and its predictions, for a hint: lines joined as HTML joins them."""
     lines = [f"<b>{head}</b>"] if head else []
-    words = plan_words({**entry, "stage_clock_mhz": entry["stage_clock_mhz"]}, frozenset(varied)).split()
+    words = plan_words(entry, frozenset(varied)).split()
     lines += [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
-    lines += [_predicted(entry, name) for name in tables.RESULT_UNITS if entry.get(name) is not None]
+    for name in tables.RESULT_UNITS:
+        value, low, high = (entry.get(f"{name}{end}") for end in ("", "_low", "_high"))
+        between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
+        if value is not None:
+            lines.append(f"{tables.RESULT_UNITS[name][0]} {tables.result(name, value)}{between}")
     if (mfu := entry.get("mfu")) is not None:
         lines.append(f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {mfu:.1%}")
     if (fits := entry.get("fit_probability")) is not None and fits < 1.0:
         lines.append(f"fits in memory with probability {fits:.2f}")
     return "<br>".join(lines)
-
-
-def _predicted(entry: Entry, name: str) -> str:
-    low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
-    between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
-    return f"{tables.RESULT_UNITS[name][0]} {tables.result(name, entry[name])}{between}"
 
 
 class Axes:
@@ -64,7 +69,16 @@ class Axes:
 def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, Chosen]], two_step: Sequence[Entry]) -> Figure:
     """Energy over time: the front by layout, the two-step answer, the chosen plans by letter, their intervals."""
     axes, varied = Axes(front), differing([*front, *(c.entry for _, c in chosen)])
-    data = [_of_layout(axes, number, entries, varied) for number, entries in enumerate(by_layout(front))]
+    data: list[Figure] = []
+    for number, entries in enumerate(by_layout(front)):
+        x, y = axes.xy(entries)
+        layout_alone = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
+        data.append({
+            "name": plan_words(layout_alone, varied - {"stage_clock_mhz"}),
+            "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
+        })  # fmt: skip
     if two_step:
         x, y = axes.xy(two_step)
         hints = [whole_plan(entry, varied, "two steps") for entry in two_step]
@@ -93,18 +107,8 @@ def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _of_layout(axes: Axes, number: int, entries: Sequence[Entry], varied: frozenset[str]) -> Figure:
-    x, y = axes.xy(entries)
-    layout = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
-    return {
-        "name": plan_words(layout, varied - {"stage_clock_mhz"}),
-        "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
-    }  # fmt: skip
-
-
 def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[str]) -> list[Figure]:
+    """The chosen plans by letter, and their intervals, which are hidden at first."""
     entries = [c.entry for _, c in chosen]
     x, y = axes.xy(entries)
     hints = [whole_plan(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
@@ -120,7 +124,7 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[
         errors = {
             f"error_{axis}": {
                 "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-                "array": _between(ends[""][i], ends["_high"][i]), "arrayminus": _between(ends["_low"][i], ends[""][i]),
+                "array": lengths(ends[""][i], ends["_high"][i]), "arrayminus": lengths(ends["_low"][i], ends[""][i]),
             }
             for i, axis in enumerate("xy")
         }  # fmt: skip
@@ -131,11 +135,8 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[
     return found
 
 
-def _between(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
-    return rounded((h or 0.0) - (lo or 0.0) for lo, h in zip(low, high, strict=True))
-
-
 def _range(values: Sequence[float | None]) -> list[float]:
+    """Ends of an axis with room around the values."""
     known = [v for v in values if v is not None]
     low, high = min(known), max(known)
     room = _ROOM * (high - low or high)
@@ -186,20 +187,13 @@ def stage_figure(plan: Pictured) -> Figure:
         for number, (name, values) in enumerate(watts.items())
     ]  # fmt: skip
     layout = {
-        "height": _height(len(stages)), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
+        "height": max(190, min(600, 120 + 20 * len(stages))), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
         "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _range(clock)},
         "xaxis2": {"domain": [0.53, 1.0], "title": {"text": "W per GPU"}, "rangemode": "tozero"},
-        "yaxis": _stage_axis(stages), "legend": ABOVE,
+        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": stages},
+        "legend": ABOVE,
     }  # fmt: skip
     return {"data": data, "layout": layout}
-
-
-def _stage_axis(stages: Sequence[str]) -> dict[str, Any]:
-    return {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": list(stages)}
-
-
-def _height(stages: int) -> int:
-    return max(190, min(600, 120 + 20 * stages))
 
 
 def power_figure(plan: Pictured) -> Figure:

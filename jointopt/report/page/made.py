@@ -11,17 +11,17 @@ from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import JointOptError
 from jointopt.frameworks.intent import intent_of
 from jointopt.frameworks.targets import TARGETS, program_of
+from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
-from jointopt.jobs.plans.text import format_plan, parse_plan
-from jointopt.physics.cooling import Cooler
+from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline
 from jointopt.report.exported import exported
-from jointopt.report.page.choice import Chosen, chosen_plans
-from jointopt.report.page.chosen_plan import Pictured, Started, trace_text
+from jointopt.report.page.choice import chosen_plans
+from jointopt.report.page.chosen_plan import Pictured, trace_text
 from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
-from jointopt.report.shortage import shortage_of
+from jointopt.report.shortage import shortage_alone
 from jointopt.surrogate.job_model import JobModel
 
 _LETTERS = "ABCDEFGH"
@@ -49,39 +49,32 @@ class Reported:
 
 def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
     """The report of a proposal's document, by the model of its job; each chosen plan is priced once."""
-    job = model.job
+    job, plans = model.job, list[Pictured]()
     chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
-    plans, cooler = _pictured(model, chosen)
-    drift = max(_drift(plan) for plan in plans)
-    return Reported(Page(content(job, document, plans, cooler, dump_job(job), drift), "proposal"), plans)
-
-
-def _pictured(model: JobModel, chosen: Sequence[Chosen]) -> tuple[list[Pictured], Cooler]:
-    """The plans taken apart, and the cooler of their GPUs."""
-    found: list[Pictured] = []
     for letter, one in zip(_LETTERS, chosen, strict=False):
-        parsed = parse_plan(one.plan, model.job)
-        physics = model.cost_model(parsed.layouts)
-        clocks = parsed.stage_clock_mhz[0]
+        plan = {name: one.entry[name] for name in PLAN_KEYS if name in one.entry}
+        parsed = parse_plan(plan, job)
+        physics, clocks = model.cost_model(parsed.layouts), parsed.stage_clock_mhz[0]
         parts = breakdown(physics, 0, clocks)
         runs_w, waits_w = stage_power_w(physics, 0, parts)
         text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
-        short = shortage_of(model, physics)
-        line, started = timeline(physics, 0, clocks), _started(model, one.plan, [short.sentence()] if short else [])
-        found.append(Pictured(letter, one, text, parts, line, runs_w, waits_w, started))
-    return found, physics.cooler
+        short = shortage_alone(model, physics)
+        started = _started(job, plan, [short.sentence()] if short else [])
+        plans.append(Pictured(letter, one, text, parts, timeline(physics, 0, clocks), runs_w, waits_w, started))
+    shown = content(job, document, plans, physics.cooler, dump_job(job), max(map(_drift, plans)))
+    return Reported(Page(shown, "proposal"), plans)
 
 
-def _started(model: JobModel, plan: Mapping[str, Any], tight: Sequence[str] = ()) -> Started:
+def _started(job: Job, plan: Mapping[str, Any], tight: Sequence[str]) -> dict[str, Any]:
     """The words that start a plan in its job's framework, or why nothing does; ``tight``: that it may not fit."""
-    name = ""
+    target = ""
     try:
-        wanted = program_of(intent_of(model.job, plan))
-        name = next(name for name, target in TARGETS.items() if target is wanted)
-        found = exported(model.job, plan, name)
+        wanted = program_of(intent_of(job, plan))
+        target = next(name for name, target in TARGETS.items() if target is wanted)
+        found = exported(job, plan, target)
     except JointOptError as error:
-        return Started(name or model.job.training.framework.name, refused=str(error))
-    return Started(name, found.text(), notes=(*found.export.notes, *tight))
+        return {"target": target or job.training.framework.name, "text": "", "refused": str(error), "notes": ()}
+    return {"target": target, "text": found.text(), "refused": "", "notes": (*found.export.notes, *tight)}
 
 
 def _drift(plan: Pictured) -> float:

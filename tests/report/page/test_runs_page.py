@@ -65,7 +65,7 @@ def test_the_picture_reaches_a_tenth_beyond_its_runs_and_bars_reach_down_as_well
 
 def test_cards_name_the_fastest_run_the_errors_and_what_did_not_succeed(tuned: Tuned) -> None:
     content: Any = replace(tuned, gain_left=0.123).report().content
-    assert content.cards == [
+    assert content["cards"] == [
         ("Fastest run", "3.300 s", "run 2 of 3"),
         ("Less time", "8.3%", "run 2 than run 1, the first that succeeded"),
         ("Time off by", f"{(0.6 / 3.6 + 0.1 / 3.3) / 2:.1%}", "median; 1 of 2 in their 90 % interval"),
@@ -109,8 +109,8 @@ def test_a_validate_shows_what_it_missed_and_nothing_of_rounds(job: Job) -> None
             one(ValidatedRun, 2, 3.0, 3.0, in_domain=True, reference=False, earlier=True)]  # fmt: skip
     found = Validated(job=job, launcher="replay", runs=tuple(runs), stopped="done", surrogate="none", proposed=5)
     content: Any = found.report().content
-    assert [one.id for one in content.pictures] == ["against-iteration_time_s"]
-    assert ("Time off by", "16.7%", "median; 0 of 1 in their 90 % interval") in content.cards
+    assert [one["id"] for one in content["pictures"]] == ["against-iteration_time_s"]
+    assert ("Time off by", "16.7%", "median; 0 of 1 in their 90 % interval") in content["cards"]
 
 
 def test_runs_that_all_failed_make_a_page_without_pictures(tuned: Tuned, job: Job) -> None:
