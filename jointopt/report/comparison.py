@@ -10,9 +10,9 @@ from typing import Any
 
 from jointopt.physics.site import facility_energy_j
 from jointopt.report import tables
+from jointopt.report.doubts import beyond, wider_lines
 from jointopt.report.explanation import Explanation
 from jointopt.report.plans import differing, plan_words, shows_site
-from jointopt.report.reasons import beyond, wider_lines
 from jointopt.report.tables import Block, Result, TextColumn, tidy_parts
 
 MOST_PARTS = 3  # that a sentence names
@@ -41,7 +41,7 @@ class Compared(Result):
     @property
     def _later(self) -> Iterator[tuple[str, Explanation, Mapping[str, float]]]:
         """Letter, plan and differences from the first of each plan but that."""
-        unknown = [{}] * (len(self.plans) - 1)
+        unknown: Sequence[Mapping[str, float]] = [{}] * (len(self.plans) - 1)
         return zip(ascii_uppercase[1:], self.plans[1:], self.against_first or unknown, strict=False)
 
     def document(self) -> dict[str, Any]:

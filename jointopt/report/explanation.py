@@ -15,10 +15,9 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines
+from jointopt.report.doubts import OpenSetting, beyond, first_doubts, first_lines
 from jointopt.report.layout_table import Rank
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
-from jointopt.report.reasons import beyond
 from jointopt.report.shortage import Shortage
 from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import SURE
@@ -260,8 +259,9 @@ def _power(found: Explanation) -> Iterator[str]:
         short = f" Such kernels last milliseconds; {means} over all kernels of a micro-batch." if above else ""
         yield f"A GPU draws {', '.join(words)}.{short}"
     if swing := found.power_swing:
-        of_all = tables.span(*(tables.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")), " to ")
-        of_gpu = tables.span(*(f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak")), " to ")
+        low_kw, high_kw = (tables.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak"))
+        low_w, high_w = (f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak"))
+        of_gpu, of_all = tables.span(low_w, high_w, " to "), tables.span(low_kw, high_kw, " to ")
         yield f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
     excursion = found.power_excursion
     if excursion.get("lasts_s"):

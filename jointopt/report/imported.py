@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jointopt.core.facts import Assumption
-from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping
-from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.jobs.plans.text import format_plan
-from jointopt.report.explanation import Explanation
-from jointopt.report.proposal import Proposal, spread_along
-from jointopt.report.published_plans import beside_lines
-from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, plan_entries, result
+from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,22 +28,6 @@ class Gain:
     expected: float
     low: float
     high: float
-
-    @classmethod
-    def of(cls, plan: Mapping[str, Any], today: Mapping[str, tuple[float, float, float]], name: str) -> Gain:
-        """From (value, low, high) of today's plan; a measured one has low equal to high.
-
-        Where today's plan is predicted too, half of each interval's width (of the logarithm) is taken as common.
-        """
-        value, low, high = today[name]
-        here = [plan[name], plan[f"{name}_low"], plan[f"{name}_high"]]
-        if not all(isinstance(x, float | int) and x and math.isfinite(x) for x in (value, low, high, *here)):
-            return cls(math.nan, math.nan, math.nan)
-        share = 1.0 if low == high else 0.5
-        widths = (share * math.log(here[2] / here[1]), share * math.log(high / low))
-        sd = math.hypot(*widths) / (2 * Z_90)
-        ratio = here[0] / value
-        return cls(ratio - 1.0, ratio * math.exp(-Z_90 * sd) - 1.0, ratio * math.exp(Z_90 * sd) - 1.0)
 
     def text(self) -> str:
         """``-8.1 % (-12.0 to -3.9)``; a hyphen where nothing is known."""
@@ -77,20 +55,6 @@ class Comparison:
     violations: tuple[str, ...]
     proposals: tuple[Proposed, ...]
     beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
-
-    @classmethod
-    def of(cls, proposal: Proposal, today: Explanation, rows: Sequence[Mapping[str, Any]]) -> Comparison:
-        """The front of a proposal, thinned, beside a plan that was measured in ``rows`` (the first counts) or not."""
-        known = {name: (getattr(today, name), *today.intervals[name]) for name in OBJECTIVES}
-        row = next((row for row in rows if row["status"] == "ok"), {})
-        known |= {name: (float(row[name]),) * 3 for name in OBJECTIVES if math.isfinite(row.get(name, math.nan))}
-        front, proposed = proposal.front, []
-        index = spread_along(front, PROPOSALS).tolist()
-        for i, plan in zip(index, plan_entries(front, index), strict=True):
-            gains = (Gain.of(plan, known, name) for name in OBJECTIVES)
-            proposed.append(Proposed(plan, format_plan(front, front["stage_clock_mhz"], i), *gains))
-        lines = tuple(beside_lines(proposal.beside, proposal.feasible_layouts))
-        return cls(known, bool(row), tuple(today.violations), tuple(proposed), lines)
 
     def block(self) -> Iterator[str | Sequence[str]]:
         """A table: today's plan, then the proposals with what they change."""

@@ -56,7 +56,7 @@ class Rank:
 
 def steps(layouts: Sequence[Layout]) -> list[str]:
     """The difference of each layout's fastest plan from the one before in words; blank for the first."""
-    return [""] + [step(before, after) for before, after in pairwise(layouts)]
+    return ([""] + [step(before, after) for before, after in pairwise(layouts)])[: len(layouts)]
 
 
 def step(before: Layout, after: Layout) -> str:

@@ -27,7 +27,7 @@ from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
-from jointopt.report.reasons import own_reasons, reasons_of
+from jointopt.report.doubts import own_reasons, reasons_of
 from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
 from jointopt.surrogate.memory import FEASIBLE, SURE

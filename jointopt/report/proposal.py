@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, Ints
+from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing, words
@@ -22,8 +22,7 @@ from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unshown_lines
-from jointopt.report.exported import NextCommand, next_command
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
 from jointopt.report.joint_saving import Joint, joint_words
 from jointopt.report.layout_table import Layout, layout_lines
 from jointopt.report.plans import (
@@ -33,22 +32,20 @@ from jointopt.report.plans import (
     predicted_table,
     probability_of_fitting,
     rate_words,
-    short_plan,
     shows_site,
     site_table,
     tight_lines,
 )
 from jointopt.report.published_plans import Beside, beside_lines, under_limits
-from jointopt.report.reasons import beyond, reasons_of, wider_lines
 from jointopt.report.tables import Block, Result, json_text, markdown, paragraphs, pick, plan_entries, study_lines
-from jointopt.surrogate.intervals import DOUBTS, RESULTS
+from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from jointopt.report.page.made import Reported
+    from jointopt.report.page.choice import Reported
     from jointopt.surrogate.job_model import JobModel
 
 
@@ -98,16 +95,11 @@ class Proposal(Result):
     best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
-    source: str = ""  # how a shell names the job: its file, or options; blank: not known
+    unchecked: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what predictions were checked on
+    next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no shell named the job
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
-
-    @functools.cached_property
-    def next_command(self) -> NextCommand | None:
-        """The command that starts the first row; None where the job's source is not known."""
-        if not len(self.front["pp"]):
-            return None
-        plan = {name: value for name, value in plan_entries(self.front, [0])[0].items() if name in PLAN_KEYS}
-        return next_command(self.job, plan, short_plan(self.front, 0), self.source)
+    # what takes plans of its document apart by the model, for a page
+    report_of: Callable[[Mapping[str, Any], JobModel], Reported] | None = field(default=None, repr=False, compare=False)
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -125,7 +117,7 @@ class Proposal(Result):
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
             # against the first row, then why plans are outside of what was checked
-            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self._unchecked],
+            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self.unchecked],
             "hangs_on": self.hangs_on,
             "next": self.next_command,
             "study": pick(self, "name=study_name storage"),
@@ -135,21 +127,6 @@ class Proposal(Result):
     def feasible(self) -> bool:
         """Whether plans of the front are likelier to fit in memory than not: all of them then are."""
         return bool(np.min(self.front.get("fit_probability", 1.0)) >= FEASIBLE)
-
-    @functools.cached_property
-    def _unchecked(self) -> list[str]:
-        """An assumed range of clocks, then why plans are outside of what was checked, each with its number of plans."""
-        from jointopt.surrogate.job_model import JobModel  # it imports the physics
-
-        clocks, front = [self.job.assumed_clocks] if self.job.assumed_clocks else [], self.front
-        if "in_domain" not in front:
-            return clocks
-        model = self.model or JobModel(self.job, name=self.surrogate)
-        unsupported = np.asarray(front["in_domain"]) == False  # noqa: E712  an array of objects has blanks too
-        found = {DOUBTS[name]: of & unsupported for name, of in model.doubts(front).items()}
-        found[beyond(model.name, model.job)] = unsupported & ~np.logical_or.reduce(list(found.values()))
-        counts = {why: int(of.sum()) for why, of in found.items()}
-        return clocks + [f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in counts.items() if count]
 
     @property
     def _first(self) -> dict[str, Any]:
@@ -204,18 +181,17 @@ class Proposal(Result):
         yield [*table, beside_lines(self.beside, self.feasible_layouts)]
         yield [_site(self)]
         yield _summary(self)
-        yield [self.next_command.lines()] if self.next_command else []
+        if found := self.next_command:
+            yield [found["note"], [f"  {line}" for line in found["command"].split("\n")]]
 
     def report(self) -> Reported:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
 
         UsageError for a proposal that was put together without the model that predicts its plans.
         """
-        from jointopt.report.page.made import report_of
-
-        if self.model is None:
+        if self.model is None or self.report_of is None:
             raise UsageError("A report needs the model that predicted the proposal; take one that propose returned.")
-        return report_of(self.to_dict(), self.model)
+        return self.report_of(self.to_dict(), self.model)
 
     def write(self, folder: Path) -> None:
         """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
@@ -317,7 +293,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
     else:
         yield "Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."
     reasons = reasons_of(plans, proposal.surrogate, proposal.job)
-    yield from (*wider_lines(reasons), *unshown_lines(proposal._unchecked, reasons), *tight_lines(plans))
+    yield from (*wider_lines(reasons), *unshown_lines(proposal.unchecked, reasons), *tight_lines(plans))
     yield from (f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)
 
 
@@ -450,3 +426,29 @@ class Checked(Result):
             f"{len(self.job.search.clock_mhz)} clocks; objectives {' and '.join(self.job.objectives)}.",
         ]
         yield [basis_lines(self.assumed, {})]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The answer of ``work``: what one worker evaluated, and the front of the study when it left (sorted by time)."""
+
+    study_name: str
+    evaluated: int
+    failed: int
+    finished: int  # of the study, by all workers
+    front: Columns
+    goals: tuple[str, ...] = OBJECTIVES
+
+    def text(self, storage: str) -> str:
+        """The share of this worker, the ends of the front, and the command that opens the study."""
+        front, size = self.front, len(self.front["energy_j"])
+        failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
+        by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
+        study = f"the study has {self.finished:,}, {size:,} of them on the front{by}"
+        lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
+        best = {0, size // 2, size - 1}
+        if size and self.goals != OBJECTIVES:
+            best = {int(front[name].argmin()) for name in self.goals}
+        if rows := sorted(best) if size else []:
+            lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
+        return "\n".join([*lines, *study_lines(self.study_name, masked(storage))])

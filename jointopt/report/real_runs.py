@@ -17,11 +17,11 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
+from jointopt.report.doubts import own_reasons, reasons_of, wider_lines
 from jointopt.report.page.content import table_of
 from jointopt.report.page.figures import ABOVE, Figure, colour, lengths, rounded
 from jointopt.report.page.render import Page
 from jointopt.report.plans import differing, plan_table, plan_words
-from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
 from jointopt.report.tables import Block, Result, TextColumn, pick
 from jointopt.surrogate.intervals import RESULTS
 
@@ -458,7 +458,12 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> Iterator[tuple[str, 
 def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The figures of the page, each with its place, its heading, and what it shows in words."""
     words = "On the line a prediction is right; bars are its 90 % interval. Predictions are those from before the run."
-    hints = _hints(result.runs)
+    # of each run its number, its plan in what the plans differ, and the round in which it was chosen
+    varied, hints = differing([run.plan for run in result.runs]), []
+    for number, run in enumerate(result.runs, start=1):
+        of = getattr(run, "round", None)
+        when = "" if of is None else f"<br>round {of}" if of else "<br>measured before"
+        hints.append(f"<b>run {number}</b>: {plan_words(run.plan, varied)}{when}")
     for name in names:
         figure = _against(result.runs, name, hints)
         yield {"id": f"against-{name}", "heading": _TITLES[name], "words": words, "figure": figure}
@@ -468,16 +473,6 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
         yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _by_round(result, names)}
         words = "Each run as measured, and the best of the runs up to it."
         yield {"id": "progress", "heading": "The best so far", "words": words, "figure": _progress(result, hints)}
-
-
-def _hints(runs: Sequence[MeasuredRun]) -> list[str]:
-    """Of each run its number, its plan in what the plans differ, and the round in which it was chosen."""
-    varied, hints = differing([run.plan for run in runs]), []
-    for number, run in enumerate(runs, start=1):
-        of = getattr(run, "round", None)
-        when = "" if of is None else f"<br>round {of}" if of else "<br>measured before"
-        hints.append(f"<b>run {number}</b>: {plan_words(run.plan, varied)}{when}")
-    return hints
 
 
 def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Figure:
@@ -501,12 +496,11 @@ def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Fi
          "marker": {"size": 9, "color": colour(0)},
          "hovertemplate": f"%{{customdata}}<br>predicted %{{x}} {unit}, measured %{{y}} {unit}<extra></extra>"},
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": f"predicted, {unit}"}, "range": ends, "constrain": "domain"},
         "yaxis": {"title": {"text": f"measured, {unit}"}, "range": ends},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
@@ -529,14 +523,13 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
         "mode": "lines", "line": {"color": "var(--muted)", "dash": "dot", "shape": "hv"},
         "hovertemplate": "after round %{x}: %{y} %<extra>%{fullData.name}</extra>",
     }]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": _HEIGHT, "margin": {"t": 26, "r": 70, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": "round"}, "dtick": max(1, len(rounds) // 12)},
         "yaxis": {"title": {"text": "error of predictions, %"}, "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "front's hypervolume, % of the last"}, "overlaying": "y", "side": "right",
                    "range": [0, 105], "tickvals": [0, 25, 50, 75, 100], "showgrid": False},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
@@ -557,12 +550,11 @@ def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
         {"name": "best so far", "x": numbers, "y": least, "mode": "lines", "hoverinfo": "skip",
          "line": {"color": colour(1), "shape": "hv"}},
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": "run"}, "dtick": max(1, len(values) // 12)},
         "yaxis": {"title": {"text": f"{tables.OBJECTIVE_UNITS[name][0]}, {unit}"}},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
@@ -577,11 +569,11 @@ def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
         ("status", ended),
     ]
     for name in _SHOWN:
-        measured, predicted, errors = [], [], []
-        for run in runs:
-            for cells, value in ((measured, run.result(name)), (predicted, run.predicted.get(name, math.nan))):
-                cells.append(tables.result(name, value) if math.isfinite(value) else "-")
-            errors.append(f"{run.error(name):+z.1%}" if math.isfinite(run.error(name)) else "-")
+        measured, predicted = (
+            [tables.result(name, value) if math.isfinite(value) else "-" for value in values]
+            for values in ([run.result(name) for run in runs], [run.predicted.get(name, math.nan) for run in runs])
+        )
+        errors = [f"{run.error(name):+z.1%}" if math.isfinite(run.error(name)) else "-" for run in runs]
         if set(measured) != {"-"}:
             columns.append((tables.OBJECTIVE_UNITS[name][0], measured))
             columns += [("predicted", predicted), ("off by", errors)] if set(predicted) != {"-"} else []

@@ -13,7 +13,7 @@ from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
 from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
-from jointopt.report.doubts import above_best
+from jointopt.report.doubts import above_best, wider_lines
 from jointopt.report.plans import (
     change,
     half_difference,
@@ -23,7 +23,6 @@ from jointopt.report.plans import (
     probability_of_fitting,
     tight_lines,
 )
-from jointopt.report.reasons import wider_lines
 from jointopt.report.tables import Block, Result, TextColumn, flat_frame, plain
 from jointopt.surrogate.memory import SURE
 

@@ -211,27 +211,28 @@ class Calibrated(Result):
         error = ", ".join(f"{name.replace('_', ' ')} {share} %" for name, share in shares.items())
         rows, them = ("row", "it") if on["rows"] == 1 else ("rows", "them")
         yield [[f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}."]]
-        lines = []
-        for name, value in asdict(found.constants).items():
-            if value is not None:
-                spread = f" ± {found.plus_minus[name]:.2g}" if name in found.plus_minus else ""
-                lines.append(f"  {name:<14} {value:>8.4g}{spread}")
+        spread = {name: f" ± {value:.2g}" for name, value in found.plus_minus.items()}
+        constants = [
+            f"  {name:<14} {value:>8.4g}{spread.get(name, '')}"
+            for name, value in asdict(found.constants).items()
+            if value is not None
+        ]
         if found.work:
-            yield [lines]
-            work = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS)
-            known = work[[name for name in _WORK_HEADS.values() if name in work]]
-            more = len(found.work) - _MOST_WORK
-            lines = [f"and {more} more in the file"] if more > 0 else []
-            yield [known.round(3).to_string(index=False, na_rep="").split("\n"), lines]
-            lines = []
-        lines += [f"To know more, measure {advice}." for advice in found.measure_next]
-        if self.predictions is not None:
-            reasons, count = self.predictions["not_predicted"].astype(str).value_counts(), len(self.predictions)
-            predicted = int(reasons.pop("")) if "" in reasons else 0
-            lines.append(f"{predicted:,} of {count:,} row{'s' * (count != 1)} predicted.")
-            assumed = self.predictions["assumed"].astype(str) if "assumed" in self.predictions else reasons.index[:0]
-            if several := int((assumed != "").sum()):
-                words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
-                lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")
-            lines += [f"  {number:,} not: {reason}." for reason, number in reasons.head(5).items()]
-        yield [lines]
+            yield [constants]
+            work, more = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS), len(found.work) - _MOST_WORK
+            known = work[[name for name in _WORK_HEADS.values() if name in work]].round(3)
+            yield [known.to_string(index=False, na_rep="").split("\n"), [f"and {more} more in the file"] * (more > 0)]
+        last = [] if found.work else constants
+        last += [f"To know more, measure {advice}." for advice in found.measure_next]
+        yield [last if self.predictions is None else [*last, *_prediction_lines(self.predictions)]]
+
+
+def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
+    """How many rows of a query were predicted, how many of these in no order, and why others were not."""
+    reasons = predictions["not_predicted"].astype(str).value_counts()
+    predicted = int(reasons.pop("")) if "" in reasons else 0
+    lines = [f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted."]
+    if "assumed" in predictions and (several := int((predictions["assumed"].astype(str) != "").sum())):
+        words = "of stages that no column tells apart: the mean of all, with an interval that holds them all"
+        lines.append(f"  {several:,} in no order, {words}. A column stage would say which.")
+    return lines + [f"  {count:,} not: {reason}." for reason, count in reasons.head(5).items()]

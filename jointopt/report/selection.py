@@ -12,6 +12,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_jobs
 from jointopt.jobs.objectives import OBJECTIVES, SITE_ENERGY
 from jointopt.jobs.plans.text import PLAN_KEYS
+from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.plans import (
     compared_lines,
     plan_frame,
@@ -21,7 +22,6 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.report.tables import Block, Result, TextColumn, figure, fixed, known, lay_out, pick, plan_entries
 
 if TYPE_CHECKING:

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jointopt.core.units import GIB
-from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.report.plans import odds
-from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.memory import FEASIBLE
 
 
 @dataclass(frozen=True)
@@ -46,19 +42,3 @@ class Shortage:
         """The shortage in a sentence, and in another what would help."""
         needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
         return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
-
-
-def allowed_gib(model: JobModel) -> float:
-    """Predicted memory of a GPU in GiB up to which a plan of the model's job is feasible."""
-    allowed = memory_limit_gib(model.job) * model.memory.factor * model.memory.largest_load()
-    stated = model.job.constraints.memory_fraction is not None
-    return min(allowed, memory_limit_gib(model.job)) if stated else allowed
-
-
-def shortage_alone(model: JobModel, physics: CostModel) -> Shortage | None:
-    """The shortage of the one layout of ``physics``, without what would help; None if it is expected to fit."""
-    probability = float(model.fit_probability(physics)[0])
-    if probability >= FEASIBLE:
-        return None
-    ran_out = bool(model.surely_out(physics.layouts)[0])
-    return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, ran_out=ran_out)

@@ -139,13 +139,6 @@ def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
     return [line for text in sentences for line in wrapper.wrap(text)]
 
 
-def render_text(blocks: Iterable[Block]) -> str:
-    """The blocks as a text, a blank line between them: sentences are wrapped; blocks without a line are left out."""
-    laid = ([line for part in block for line in (paragraphs([part]) if isinstance(part, str) else part)]
-            for block in blocks)  # fmt: skip
-    return "\n\n".join("\n".join(lines) for lines in laid if lines)
-
-
 def _decimals_for(scale: float) -> int:
     """Decimals that show ``scale`` with four significant digits, between 0 and 6."""
     return min(6, max(0, 3 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
@@ -262,7 +255,11 @@ class Result(ABC):
 
     def text(self, **options: Any) -> str:
         """The answer as a text with lines of at most 100 characters; ``options`` as of `blocks`."""
-        return render_text(self.blocks(**options))
+        # the blocks as a text, a blank line between them: sentences are wrapped; blocks without a line are left out
+        blocks = self.blocks(**options)
+        laid = ([line for part in block for line in (paragraphs([part]) if isinstance(part, str) else part)]
+                for block in blocks)  # fmt: skip
+        return "\n\n".join("\n".join(lines) for lines in laid if lines)
 
     def refusal(self, *, allow_tight: bool = False) -> str:
         """Why nothing that was asked for is feasible, after which a command ends with 1; blank where something is.

@@ -14,10 +14,11 @@ from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import parse_job
 from jointopt.physics.site import with_site
-from jointopt.report.page.made import Reported, report_of
+from jointopt.report.page.choice import Reported
 from jointopt.surrogate.files import holds_surrogate, load
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
+from jointopt.workflows.pictured_plans import report_of
 from jointopt.workflows.stored_plans import PROPOSAL, stored_proposal
 
 if TYPE_CHECKING:

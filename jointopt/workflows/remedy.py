@@ -17,10 +17,10 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.physics.cost_model import CostModel, with_unit
+from jointopt.physics.cost_model import CostModel, memory_limit_gib, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
 from jointopt.report.plans import odds
-from jointopt.report.shortage import Shortage, shortage_alone
+from jointopt.report.shortage import Shortage
 from jointopt.report.tables import figure
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
@@ -35,10 +35,19 @@ Try = tuple[str, Mapping[str, Any], str]  # section of the job, its other values
 
 def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | None = None) -> Shortage | None:
     """The shortage of the one layout of ``physics``, of a ``plan`` with the changes that help; None if it fits."""
-    short = shortage_alone(model, physics)
-    if short is None or plan is None:
-        return short
-    return replace(short, changes=tuple(islice(_helpful_changes(model, plan), MOST_CHANGES)))
+    probability = float(model.fit_probability(physics)[0])
+    if probability >= FEASIBLE:
+        return None
+    changes = [] if plan is None else list(islice(_helpful_changes(model, plan), MOST_CHANGES))
+    ran_out = bool(model.surely_out(physics.layouts)[0])
+    return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, changes, ran_out)
+
+
+def allowed_gib(model: JobModel) -> float:
+    """Predicted memory of a GPU in GiB up to which a plan of the model's job is feasible."""
+    allowed = memory_limit_gib(model.job) * model.memory.factor * model.memory.largest_load()
+    stated = model.job.constraints.memory_fraction is not None
+    return min(allowed, memory_limit_gib(model.job)) if stated else allowed
 
 
 def _helpful_changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
@@ -95,7 +104,7 @@ def remedy(
         leanest = {name: values[[needed.argmin()]] for name, values in layouts.items()}
         stage = int(np.sum(list(memory_parts(job, leanest).values()), axis=0)[0].argmax())
         degrees = " ".join(f"{name}={leanest[name][0]}" for name in ("dp", "tp", "pp", "cp", "micro_batch_size"))
-        short = shortage_alone(model, model.cost_model(leanest))
+        short = shortage_of(model, model.cost_model(leanest))
         if short is not None and short.ran_out:
             message += f" Of the leanest layout ({degrees}), {short.cause}."
         elif short is not None:
@@ -104,7 +113,7 @@ def remedy(
                 f"{stage + 1}: it needs {short.predicted_gib:.1f} GiB and fits with probability "
                 f"{odds(short.probability)}."
             )
-    helps = []
+    helps: list[str] = []
     for tries in _tries(model, bool(len(layouts["pp"]))):
         fitting = (text for section, values, text in tries if not section or _fits(model, section, values))
         helps += islice(fitting, 1)

@@ -35,7 +35,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, parse_job
 from jointopt.jobs.slurm import CONTAINER_RUNTIMES, Slurm
 from jointopt.measure.base import load_launcher, script_of
-from jointopt.report.exported import exported
+from jointopt.frameworks.exported import exported
 from jointopt.report.tables import study_lines
 from jointopt.workflows.export import write
 

@@ -12,11 +12,11 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import words
 from jointopt.physics.cooling import THROTTLE_C, Cooler
 from jointopt.report import tables
+from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.joint_saving import joint_words
 from jointopt.report.layout_table import NEAR, Layout, steps
 from jointopt.report.page import figures
-from jointopt.report.page.choice import Entry
-from jointopt.report.page.chosen_plan import Pictured, encoded
+from jointopt.report.page.choice import Entry, Pictured, encoded
 from jointopt.report.plans import (
     COMPARED,
     SITE_FIGURES,
@@ -32,7 +32,6 @@ from jointopt.report.plans import (
     shows_site,
 )
 from jointopt.report.published_plans import Beside, under_limits
-from jointopt.report.reasons import reasons_of, wider_lines
 from jointopt.surrogate.memory import FEASIBLE
 
 Column = tuple[str, Sequence[str]]  # its head, and a cell of each row
@@ -120,7 +119,8 @@ def _cards(front: Sequence[Entry], joint: Mapping[str, Any] | None) -> list[Card
     cards.append(("Least energy", f"{-less:+z.1%}", f"for {more:+z.1%} of time"))
     if joint:
         ends = [joint.get(f"largest_energy_saving_{end}") for end in ("low", "high")]
-        sure = "" if None in ends or not any(ends) else f" (90 %: {100.0 * ends[0]:+z.0f} to {100.0 * ends[1]:+z.0f} %)"
+        percent = [f"{100.0 * end:+z.0f}" for end in ends if end is not None]
+        sure = f" (90 %: {' to '.join(percent)} %)" if len(percent) == 2 and any(ends) else ""
         note = f"of energy at equal time, at most, against two steps{sure}"
         cards.append(("Joint search saves", f"{joint['largest_energy_saving']:z.1%}", note))
     return cards
@@ -195,45 +195,24 @@ def _cost_table(job: Job, plans: Sequence[Pictured]) -> dict[str, Any] | None:
 
 
 def _layout_table(document: Mapping[str, Any]) -> dict[str, Any]:
-    """One row per split of the GPUs: its fastest plan, knee and least energy, and the step from the one above.
-
-    Of a document without splits one row per layout of the front: where on it the layout is best, and its clocks there.
-    """
+    """One row per split of the GPUs: its fastest plan, knee and least energy, and the step from the one above."""
     layouts = [Layout(**one) for one in document.get("layouts") or []]
-    if layouts:
 
-        def point(plan: Entry) -> str:
-            clocks = short_clocks(plan["stage_clock_mhz"], 10)
-            return f"{_result(plan, 'iteration_time_s')}, {_result(plan, 'energy_j')}, {clocks} MHz"
+    def point(plan: Entry) -> str:
+        clocks = short_clocks(plan["stage_clock_mhz"], 10)
+        return f"{_result(plan, 'iteration_time_s')}, {_result(plan, 'energy_j')}, {clocks} MHz"
 
-        columns = [
-            ("rank", [str(layout.rank) for layout in layouts]),
-            ("layout", _layouts([layout.plans[0] for layout in layouts])),
-            ("fastest", [point(layout.plans[0]) for layout in layouts]),
-            ("knee", [point(layout.plans[len(layout.plans) // 2]) for layout in layouts]),
-            ("least energy", [point(layout.plans[-1]) for layout in layouts]),
-            ("than the one above", [why or "-" for why in steps(layouts)]),
-            ("on front", [str(layout.on_front or "-") for layout in layouts]),
-            ("near", [f"{layout.near} within {NEAR:.0%}" if layout.near else "-" for layout in layouts]),
-        ]
-        return table_of("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", columns)
-    groups = figures.by_layout(document["front"])
-    fastest, clocks, ends = [group[0] for group in groups], [], dict[str, list[str]]()
-    for group in groups:
-        all_mhz = [clock for entry in group for clock in entry["stage_clock_mhz"]]
-        clocks.append(tables.span(f"{min(all_mhz):.0f}", f"{max(all_mhz):.0f}", " to "))
-        for name in COMPARED.values():  # from the fastest plan to the slowest, under any objectives
-            ordered = sorted(group, key=lambda one: float(one.get(name) or 0.0), reverse=name == "energy_j")
-            cell = tables.span(_result(ordered[0], name), _result(ordered[-1], name), " to ")
-            ends.setdefault(_HEADS[name][0], []).append(cell)
     columns = [
-        ("layout", _layouts(fastest)),
-        ("plans", [str(len(group)) for group in groups]),
-        ("clocks, MHz", clocks),
-        *ends.items(),
-        *_figures(("peak_memory_gib", "fit_probability"), fastest),
+        ("rank", [str(layout.rank) for layout in layouts]),
+        ("layout", _layouts([layout.plans[0] for layout in layouts])),
+        ("fastest", [point(layout.plans[0]) for layout in layouts]),
+        ("knee", [point(layout.plans[len(layout.plans) // 2]) for layout in layouts]),
+        ("least energy", [point(layout.plans[-1]) for layout in layouts]),
+        ("than the one above", [why or "-" for why in steps(layouts)]),
+        ("on front", [str(layout.on_front or "-") for layout in layouts]),
+        ("near", [f"{layout.near} within {NEAR:.0%}" if layout.near else "-" for layout in layouts]),
     ]
-    return table_of("Layouts of the front, by their fastest plan", columns)
+    return table_of("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", columns)
 
 
 def _node(job: Job, cooler: Cooler, plan: Pictured) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
-from jointopt.report.page.choice import Chosen, Entry, layout_key
-from jointopt.report.page.chosen_plan import Pictured, mean_power_w
+from jointopt.report.page.choice import Chosen, Entry, Pictured, layout_key, mean_power_w
 from jointopt.report.plans import differing, plan_words
 
 Figure = dict[str, Any]
@@ -90,13 +89,12 @@ def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, Chosen]], t
     data += _marked(axes, chosen, varied)
     spans = [*front, *(c.entry for _, c in chosen), *two_step]
     x, y = axes.xy(spans)
-    layout = {
+    return {"data": data, "layout": {
         "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _range(x)},
         "yaxis": {"title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _range(y)},
         "legend": {"orientation": "h", "y": -0.19, "yanchor": "top"}, "height": 560,
         "margin": {"t": 16, "r": 16, "l": 70, "b": 60},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -160,12 +158,11 @@ def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) 
         }
         for number, name in enumerate(order)
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "barmode": "stack", "height": 120 + 34 * len(labels), "margin": {"t": 8, "r": 16, "l": 34, "b": 44},
         "xaxis": {"title": {"text": unit}}, "yaxis": {"type": "category"},
         "legend": {"traceorder": "normal", "font": {"size": 11}},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def stage_figure(plan: Pictured) -> Figure:
@@ -186,14 +183,13 @@ def stage_figure(plan: Pictured) -> Figure:
          "hovertemplate": "stage %{y}: %{x} W<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(watts.items())
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": max(190, min(600, 120 + 20 * len(stages))), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
         "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _range(clock)},
         "xaxis2": {"domain": [0.53, 1.0], "title": {"text": "W per GPU"}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": stages},
         "legend": ABOVE,
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def power_figure(plan: Pictured) -> Figure:
@@ -205,12 +201,11 @@ def power_figure(plan: Pictured) -> Figure:
         "line": {"color": "var(--c1)", "width": 1, "shape": "hv"},
         "hovertemplate": f"%{{x}} {unit}: %{{y}} W per GPU<extra></extra>",
     }]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": 170, "margin": {"t": 8, "r": 16, "l": 60, "b": 40}, "showlegend": False,
         "xaxis": {"title": {"text": f"time, {unit}"}, "range": [0.0, plan.timeline.iteration_s / factor]},
         "yaxis": {"title": {"text": "W per GPU"}, "rangemode": "tozero"},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | None:
@@ -227,9 +222,8 @@ def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | N
     ends = [stages[0] - 0.5, stages[-1] + 0.5]
     data.append({"name": "throttles", "x": ends, "y": [throttle_c] * 2, "mode": "lines",
                  "line": {"color": "var(--bad)", "dash": "dash"}, "hoverinfo": "name+y"})  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": 280, "margin": {"t": 30, "r": 16, "l": 60, "b": 44}, "legend": ABOVE,
         "xaxis": {"title": {"text": "stage"}, "range": ends, "dtick": max(1, len(stages) // 16)},
         "yaxis": {"title": {"text": "°C"}, "range": [cooler.inlet_c, throttle_c + 5.0]},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip

@@ -15,10 +15,9 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page import figures
-from jointopt.report.page.choice import Chosen
-from jointopt.report.page.chosen_plan import _letter
-from jointopt.report.page.made import Reported, _drift
+from jointopt.report.page.choice import Chosen, Reported, _letter
 from jointopt.report.results import Proposal
+from jointopt.workflows.pictured_plans import _drift
 from jointopt.workflows.propose import propose
 
 DIGITS = {"rel": 1e-4, "abs": 1e-12}

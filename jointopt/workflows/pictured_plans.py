@@ -1,14 +1,13 @@
-"""A report made: the chosen plans of a proposal's document taken apart by the model of its job, and their page."""
+"""The page of a proposal: its chosen plans taken apart by the model of its job, and what starts each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
-from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import JointOptError
+from jointopt.frameworks.exported import exported
 from jointopt.frameworks.intent import intent_of
 from jointopt.frameworks.targets import TARGETS, program_of
 from jointopt.jobs.job import Job
@@ -16,49 +15,25 @@ from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline
-from jointopt.report.exported import exported
-from jointopt.report.page.choice import chosen_plans
-from jointopt.report.page.chosen_plan import Pictured, trace_text
+from jointopt.report.page.choice import Pictured, Reported, chosen_plans
 from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
-from jointopt.report.shortage import shortage_alone
 from jointopt.surrogate.job_model import JobModel
-
-_LETTERS = "ABCDEFGH"
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A report: its page, and the passes of its plans for a trace viewer."""
-
-    page: Page
-    plans: Sequence[Pictured]
-
-    def write(self, path: str | Path) -> None:
-        """Writes the page as one HTML file."""
-        self.page.write(path)
-
-    def write_trace(self, path: str | Path) -> None:
-        """Writes the passes of every chosen plan for Perfetto."""
-        write_whole(Path(path), trace_text(self.plans))
-
-    def _repr_html_(self) -> str:
-        """The report as a notebook shows it."""
-        return self.page._repr_html_()
+from jointopt.workflows.remedy import shortage_of
 
 
 def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
     """The report of a proposal's document, by the model of its job; each chosen plan is priced once."""
     job, plans = model.job, list[Pictured]()
     chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
-    for letter, one in zip(_LETTERS, chosen, strict=False):
+    for letter, one in zip(ascii_uppercase, chosen, strict=False):
         plan = {name: one.entry[name] for name in PLAN_KEYS if name in one.entry}
         parsed = parse_plan(plan, job)
         physics, clocks = model.cost_model(parsed.layouts), parsed.stage_clock_mhz[0]
         parts = breakdown(physics, 0, clocks)
         runs_w, waits_w = stage_power_w(physics, 0, parts)
         text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
-        short = shortage_alone(model, physics)
+        short = shortage_of(model, physics)
         started = _started(job, plan, [short.sentence()] if short else [])
         plans.append(Pictured(letter, one, text, parts, timeline(physics, 0, clocks), runs_w, waits_w, started))
     shown = content(job, document, plans, physics.cooler, dump_job(job), max(map(_drift, plans)))
