@@ -26,11 +26,11 @@ WRITERS = {
         "comment", "container_mounts", "sbatch_line", "sh_command", "sh_exports", "sh_variable", "sh_word",
     },
     "jointopt/frameworks/torchtitan.py": {"python_text", "toml_text"},
+    "jointopt/frameworks/zeus.py": {"comment", "python_text", "sh_word"},
     "jointopt/measure/framework_launchers.py": {"sh_command", "sh_file", "sh_word"},
     "jointopt/measure/local.py": {"sh_command"},
     "jointopt/measure/torchrun.py": {"sh_command", "sh_file", "sh_word"},
     "jointopt/report/page/render.py": {"html_text"},
-    "jointopt/report/polished.py": {"comment", "python_text", "sh_word"},
     "jointopt/report/proposal.py": {"html_text", "our_command"},
     "jointopt/report/selection.py": {"our_command"},
     "jointopt/report/tables.py": {"html_text", "our_command"},
@@ -50,7 +50,7 @@ FILES = {
     "jointopt/measure/framework_program.py", "jointopt/measure/slurm.py",
     "jointopt/measure/framework_launchers.py",
     "jointopt/measure/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
-    "jointopt/report/page/choice.py", "jointopt/report/page/render.py", "jointopt/report/polished.py",
+    "jointopt/report/page/choice.py", "jointopt/report/page/render.py", "jointopt/frameworks/zeus.py",
     "jointopt/report/proposal.py", "jointopt/jobs/reading.py", "jointopt/workflows/export.py",
 }  # fmt: skip
 # (function, the places that may call it): each language is written in one place

@@ -12,6 +12,7 @@ from jointopt.physics.site import facility_energy_j
 from jointopt.report import tables
 from jointopt.report.doubts import beyond, wider_lines
 from jointopt.report.explanation import Explanation
+from jointopt.report.layout_table import parts_between as parts_between
 from jointopt.report.plans import differing, plan_words, shows_site
 from jointopt.report.tables import Block, Result, TextColumn, tidy_parts
 
@@ -72,13 +73,6 @@ class Compared(Result):
             *wider_lines(reasons, list(plans), "interval"),
             *(f"{name} is not feasible: {' '.join(plan.against)}" for name, plan in plans.items() if not plan.feasible),
         ]  # fmt: skip
-
-
-def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """The differences of parts by name, the largest first; parts that neither has are left out."""
-    names = dict.fromkeys((*first, *other))
-    found = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in names}
-    return dict(sorted(((n, d) for n, d in found.items() if d), key=lambda item: -abs(item[1])))
 
 
 def differences(first: Explanation, other: Explanation, against: Mapping[str, float] | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.jobs.cluster import Machine
-from jointopt.report.tables import Block, Result, TextColumn, figure, lay_out, paragraphs
+from jointopt.report.tables import Block, Result, TextColumn, figure, lay_out, paragraphs, pick
 
 _FIGURES = {
     **{dtype: f"{dtype} products, TFLOP/s" for dtype in ("fp32", "fp16", "bf16", "fp8")},
@@ -95,8 +95,7 @@ class Probed(Result):
         figures = [(name, machine.figures.get(name), self.nominal[name]) for name in _PROBED]
         figures += [(f"{dtype} products", value, 1.0) for dtype, value in machine.product_time_factor.items()]
         rows = [{"figure": name, "measured": v, "catalogue": other} for name, v, other in figures if v is not None]
-        more = {"fit_error_percent": machine.fit_error_percent, "readings": machine.readings}
-        return {**machine.mapping(), **more, "compared": rows, "out": self.out}
+        return machine.mapping() | pick(machine, "fit_error_percent readings") | {"compared": rows, "out": self.out}
 
     def blocks(self) -> Iterator[Block]:
         """A line per figure with what it replaces, how well the times are met, and how to use the file."""

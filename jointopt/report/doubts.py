@@ -70,8 +70,7 @@ def first_lines(
     """The same in a few lines, as text has them before its table."""
     lines = paragraphs([above_best(job, first, whose)])
     if shown := _largest(hangs_on):
-        cells = zip(*(one.cells for one in shown), strict=True)
-        changes, settings, notes = (list(column) for column in cells)
+        changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
         columns = [TextColumn("", [f"  {change}" for change in changes])]
         columns += [TextColumn("", column, left=True) for column in (settings, notes)]
         lines += paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"])

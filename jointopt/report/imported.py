@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,11 +87,10 @@ class Imported(Result):
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the plan, the rows, and what was not read."""
-        compared = None if self.comparison is None else dataclasses.asdict(self.comparison)
         return pick(self, "job=job.name") | {
             "job_file": job_mapping(self.job), "plan": self.plan, "plan_text": self.plan_text,
             "rows": [known_figures(row) for row in self.runs],
-        } | pick(self, "formats unread without_effect remarks assumed") | {"comparison": compared}  # fmt: skip
+        } | pick(self, "formats unread without_effect remarks assumed") | {"comparison": self.comparison}  # fmt: skip
 
     def job_text(self) -> str:
         """The job as its file."""

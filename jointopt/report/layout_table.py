@@ -61,16 +61,21 @@ def steps(layouts: Sequence[Layout]) -> list[str]:
 
 def step(before: Layout, after: Layout) -> str:
     """Which parts of the time make the difference between two layouts: ``less bubble, 2.1 s; more compute, 0.4 s``."""
-    names = dict.fromkeys((*before.time_s, *after.time_s))
-    change = {name: after.time_s.get(name, 0.0) - before.time_s.get(name, 0.0) for name in names}
     least = SMALL * sum(before.time_s.values())
-    largest = sorted((name for name in change if abs(change[name]) >= least), key=lambda name: -abs(change[name]))
     words = [
-        f"{'more' if change[name] > 0 else 'less'} {PARTS.get(name, name)}, "
-        f"{tables.quantity(abs(change[name]), tables.TIME_UNITS)}"
-        for name in largest[:MOST_PARTS]
+        f"{'more' if seconds > 0 else 'less'} {PARTS.get(name, name)}, "
+        f"{tables.quantity(abs(seconds), tables.TIME_UNITS)}"
+        for name, seconds in parts_between(before.time_s, after.time_s).items()
+        if abs(seconds) >= least
     ]
-    return "; ".join(words) or "the same parts of time, within 0.2 %"
+    return "; ".join(words[:MOST_PARTS]) or "the same parts of time, within 0.2 %"
+
+
+def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The differences of parts by name, the largest first; parts that neither has are left out."""
+    names = dict.fromkeys((*first, *other))
+    found = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in names}
+    return dict(sorted(((n, d) for n, d in found.items() if d), key=lambda item: -abs(item[1])))
 
 
 def layout_lines(

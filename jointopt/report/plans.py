@@ -147,10 +147,7 @@ def predicted_table(
     doubted = map(bool, own_reasons(reasons_of(plans)))
     tight = (probability_of_fitting(plan) < SURE for plan in plans)
     marks = [f"{mark}{'?' * why}{'~' * near}" for mark, why, near in zip(marks, doubted, tight, strict=True)]
-    sure = are_against_first(plans)
-    halves = {name: [math.nan, *(half_difference(plan, name) if sure else math.nan for plan in plans[1:])]
-              for name in COMPARED}  # fmt: skip
-    first = [plans[0]] * len(plans)
+    first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
         tables.of("iteration_time_s", plans),
         TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
@@ -160,7 +157,7 @@ def predicted_table(
         tables.of("peak_memory_gib", plans),
         tables.of("tokens_per_s_per_gpu", plans, spare=True),
         tables.of("mfu", plans, spare=True),
-        *(change(name, plans, first, halves[name], itself="0") for name in COMPARED),
+        *(change(name, plans, first, sure, itself="0") for name in COMPARED),
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
     return plan_table(plans, [TextColumn("", marks, left=True)], columns, repeated)
@@ -257,19 +254,21 @@ def half_difference(plan: Row, name: str) -> float:
 
 
 def change(
-    name: str, rows: Sequence[Any], references: Sequence[Any], halves: Sequence[float], *, form: str = "+.1f",
+    name: str, rows: Sequence[Any], references: Sequence[Any], sure: Sequence[Row] = (), *, form: str = "+.1f",
     head: str = "", itself: str = "",
 ) -> TextColumn:  # fmt: skip
     """The column of time or energy of rows, each against a reference, in percent, with half of its interval if known.
 
-    ``itself``: what stands for the difference of the first row, which is its own reference.
+    ``sure``: entries of the rows with how surely they differ; ``itself``: what stands for the difference of the first
+    row, which is its own reference.
     """
     column = COMPARED[name]
-    pairs = [(tables.part_of(row, column), tables.part_of(one, column))
-             for row, one in zip(rows, references, strict=True)]  # fmt: skip
-    plain = tables.fixed((100 * (value / base - 1) if value and base else None for value, base in pairs), form)
+    values, bases = ([tables.part_of(row, column) for row in some] for some in (rows, references))
+    changes = (100 * (v / base - 1) if v and base else None for v, base in zip(values, bases, strict=True))
+    plain = tables.fixed(changes, form)
     if itself and plain[0] != "-":
         plain[0] = itself
+    halves = [half_difference(row, name) or math.nan for row in sure] or [math.nan] * len(plain)
     known = [math.nan if cell == "-" else half for cell, half in zip(plain, halves, strict=True)]
     return TextColumn(head or f"{name}\nΔ%", tables.plus_minus(plain, known), brief=plain)
 

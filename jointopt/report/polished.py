@@ -1,41 +1,22 @@
-"""The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage.
-
-The file for Zeus is that of the schedulers `PointSolution` and `PointSolution3D` of zeus 0.16.0 (``zeus/optimizer/
-pipeline_frequency/server/scheduler.py``): ``*.py``, read with ``eval``, a list with one entry per rank (3D: pipeline
-rank). An entry is a list of (instruction, MHz as an integer) for one iteration in the order of execution; the client
-raises an error where ``on_instruction_begin(name)`` differs. The integration guide (https://ml.energy/zeus/optimize/
-pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward``.
-"""
+"""The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.atomic_write import check_file, write_whole
-from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
+from jointopt.frameworks.zeus import Schedule, write_schedule
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import tables
-from jointopt.report.plans import (
-    COMPARED,
-    basis_lines,
-    better_words,
-    change,
-    compared_lines,
-    half_difference,
-    short_clocks,
-)
+from jointopt.report.plans import COMPARED, basis_lines, better_words, change, compared_lines, short_clocks
 from jointopt.report.tables import Block, Result, TextColumn, pick
 
-Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
 _PERCENT = "+.2f"  # beside the plan
 _SHORT_S = 0.05  # a pass below which the time that a change of clock takes is worth a word
@@ -130,37 +111,18 @@ class Polished(Result):
         yield [basis_lines(self.assumed, self.informed_by)]
 
     def write_zeus(self, path: Path) -> None:
-        """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
-        check_zeus_path(path)
+        """Writes the schedule for Zeus; UsageError unless the name ends in ``.py``, as Zeus requires."""
         found = f"{self.chosen.iteration_time_s:.6g} s and {self.chosen.energy_j:.6g} J per iteration, all GPUs"
-        rows = [f"{python_text(row)},\n" for row in self.schedule]
-        write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {comment(self.job.name)}, {found}\n"]))
-
-
-def check_zeus_path(path: Path) -> None:
-    """UsageError unless the name ends in ``.py``; the OSError that would keep it from being written."""
-    if path.suffix != ".py":
-        raise UsageError(f"--zeus must name a file that ends in .py, as Zeus requires; got {str(path)!r}.")
-    check_file(path)
-
-
-def zeus_command(path: Path) -> str:
-    """The command that starts Zeus' server with the schedule; every rank of a stage then gets the stage's entry."""
-    arguments = sh_word(json.dumps({"solution_path": str(path)}))
-    return (
-        f"ZEUS_PFO_SCHEDULER=PointSolution3D ZEUS_PFO_SCHEDULER_ARGS={arguments} "
-        f"uvicorn zeus.optimizer.pipeline_frequency.server.router:app --port 7787"
-    )
+        write_schedule(self.schedule, path, f"jointopt polish: {self.job.name}, {found}")
 
 
 def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
     """One line per schedule; none is beaten by another, nor by the plan, in both time and energy."""
     points, plan = found.points, [found] * len(found.points)
-    halves = {name: [half_difference(row, name) for row in rows[1:]] for name in COMPARED}
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
         *(tables.of(column, points, getattr(found, column)) for column in COMPARED.values()),
-        *(change(name, points, plan, halves[name], form=_PERCENT) for name in COMPARED),
+        *(change(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]

@@ -159,8 +159,7 @@ class MeasuredResult(Result):
 
     def document(self) -> dict[str, Any]:
         """All of `keys`, the fault and the gains, null where there are none."""
-        gains = self.gains.document() if self.gains else None
-        return super().document() | {"fault": self.fault or None, "gains": gains}
+        return super().document() | {"fault": self.fault or None, "gains": self.gains}
 
     @functools.cached_property
     def gains(self) -> Gains | None:

@@ -14,15 +14,7 @@ from jointopt.jobs.job import Job
 from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
 from jointopt.report.doubts import above_best, wider_lines
-from jointopt.report.plans import (
-    change,
-    half_difference,
-    half_width,
-    odds,
-    plan_words,
-    probability_of_fitting,
-    tight_lines,
-)
+from jointopt.report.plans import change, half_width, odds, plan_words, probability_of_fitting, tight_lines
 from jointopt.report.tables import Block, Result, TextColumn, flat_frame, plain
 from jointopt.surrogate.memory import SURE
 
@@ -240,10 +232,7 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         tables.of("mfu", first),
         tables.of("cluster_power_kw", first),
         *(tables.of(name, costs) for name in ("run_time_s", "run_energy_j", "money")),
-        *(
-            change(name, least, first, [half_difference(plan, name) or math.nan for plan in least], head=head)
-            for name, head in _LEAST.items()
-        ),
+        *(change(name, least, first, least, head=head) for name, head in _LEAST.items()),
     ]
     return tables.lay_out(tables.fitting(tables.known(columns), tables.room()))
 

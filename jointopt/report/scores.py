@@ -72,8 +72,11 @@ class Evaluation(Result):
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
-        found: dict[str, Any] = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
-        found |= {"learned_rows": self.learned_rows}
+        found = {
+            "groups": _rows(self.groups),
+            "overall": known_figures(self.overall),
+            "learned_rows": self.learned_rows,
+        }
         return found | ({} if self.summary is None else {"summary": _rows(self.summary)})
 
     def blocks(self, *, groups: bool = True) -> Iterator[Block]:
@@ -127,8 +130,9 @@ class Retrained(Result):
     def document(self) -> dict[str, Any]:
         """The errors per source, and the comparison with the surrogate that was replaced."""
         compared = None if self.compared is None else self.compared.to_dict("records")
-        found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
-        return found | pick(self, "forgotten remarks")
+        return {"out": str(self.out), "sources": _rows(self.sources), "compared": compared} | pick(
+            self, "forgotten remarks"
+        )
 
     def blocks(self) -> Iterator[Block]:
         """Remarks, errors by source, and the comparison with the surrogate that was replaced."""

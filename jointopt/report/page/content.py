@@ -24,7 +24,6 @@ from jointopt.report.plans import (
     better_words,
     change,
     differing,
-    half_difference,
     plan_words,
     probability_of_fitting,
     rate_words,
@@ -155,11 +154,9 @@ def _layouts(entries: Sequence[Entry]) -> list[str]:
 def _plan_table(plans: Sequence[Pictured]) -> dict[str, Any]:
     """One row per chosen plan: its layout, clocks and predictions, and how it differs from the first."""
     entries = [plan.chosen.entry for plan in plans]
-    sure, against, intervals = are_against_first(entries), {}, []
-    for name in COMPARED:
-        halves = [math.nan, *(half_difference(entry, name) if sure else math.nan for entry in entries[1:])]
-        column = change(name, entries, [entries[0]] * len(entries), halves)
-        against[name] = [cell.strip() for cell in column.cells]
+    sure, first, intervals = are_against_first(entries), [entries[0]] * len(entries), []
+    against = [change(name, entries, first, entries if sure else ()).cells for name in COMPARED]
+    time_change, energy_change = ([cell.strip() for cell in cells] for cells in against)
     for entry in entries:
         ends = [entry.get(f"iteration_time_s_{end}") for end in ("low", "high")]
         percent = [f"{100 * (end / entry['iteration_time_s'] - 1):+z.0f}%" for end in ends if end]
@@ -170,8 +167,8 @@ def _plan_table(plans: Sequence[Pictured]) -> dict[str, Any]:
         ("plan", [plan.chosen.name for plan in plans]),
         ("layout", _layouts(entries)),
         ("clock, MHz", [short_clocks(entry["stage_clock_mhz"], 10) for entry in entries]),
-        time, ("90 %", intervals), ("Δ%", against["time"]),
-        energy, ("Δ%", against["energy"]), ("better", better_words(entries)),
+        time, ("90 %", intervals), ("Δ%", time_change),
+        energy, ("Δ%", energy_change), ("better", better_words(entries)),
         *_figures([name for name in _HEADS if name not in COMPARED.values()], entries),
     ]  # fmt: skip
     return table_of("Chosen plans; Δ% is against the first" + _COMPARED * sure, columns)
