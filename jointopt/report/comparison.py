@@ -62,8 +62,10 @@ class Compared(Result):
         """The plans, their totals and parts in columns, then a sentence on each difference."""
         plans = dict(zip(ascii_uppercase, self.plans, strict=False))
         varied = differing([plan.plan for plan in self.plans])
-        title = f"{self.plans[0].job.name}: {len(self.plans)} plans."
-        yield [title, *(f"{name}: {plan_words(plan.plan, varied)}" for name, plan in plans.items())]
+        yield [
+            f"{self.plans[0].job.name}: {len(self.plans)} plans.",
+            *(f"{name}: {plan_words(plan.plan, varied)}" for name, plan in plans.items()),
+        ]
         yield [_totals(self.plans)]
         yield from ([_parts(self.plans, *breakdown)] for breakdown in _BREAKDOWNS)
         reasons = [() if plan.in_domain else plan.doubts or (beyond(plan.surrogate, plan.job),) for plan in self.plans]

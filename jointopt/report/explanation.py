@@ -18,7 +18,6 @@ from jointopt.report import tables
 from jointopt.report.doubts import OpenSetting, beyond, first_doubts, first_lines
 from jointopt.report.layout_table import Rank
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
-from jointopt.report.shortage import Shortage
 from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import SURE
 
@@ -38,6 +37,40 @@ _LINKS = {
     "inter_node_latency_us": "{:g} µs between nodes",
 }  # fmt: skip
 _HEAT = {"peak_power_w": "W at the peak", "temperature_c": "°C"}
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Memory per GPU that a plan lacks to be as likely to fit as not, in GiB, on its fullest GPU."""
+
+    predicted_gib: float
+    allowed_gib: float  # up to which predictions are as likely to fit as not
+    probability: float  # of fitting
+    changes: Sequence[str] = ()  # words for a plan after which it would fit, such as recompute=full
+    ran_out: bool = False  # in a measured run, or it needs as much as a layout that did
+
+    @property
+    def cause(self) -> str:
+        """Why it is not expected to fit."""
+        if self.ran_out:
+            return "the same layout, or one that needs no more, ran out of memory in a measured run"
+        missing_gib = math.ceil(self.missing_gib * 10.0 - 1e-9) / 10.0  # rounded up: a shortage of nothing is none
+        return f"its fullest GPU needs {self.predicted_gib:.1f} GiB, {missing_gib:.1f} GiB too many"
+
+    @property
+    def missing_gib(self) -> float:
+        """GiB too many; NaN where runs alone say so."""
+        missing = self.predicted_gib - self.allowed_gib
+        return math.nan if self.ran_out and missing <= 0.0 else missing
+
+    def document(self) -> dict[str, Any]:
+        """The GiB that are missing, and the changes that help."""
+        return {"missing_gib": self.missing_gib, "would_fit_with": list(self.changes)}
+
+    def sentence(self) -> str:
+        """The shortage in a sentence, and in another what would help."""
+        needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
+        return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
 
 
 @dataclass(frozen=True)
@@ -125,8 +158,8 @@ class Explanation(Result):
     @property
     def _first(self) -> dict[str, Any]:
         """The plan as an entry that doubts of a front's first row are told by."""
-        ends = self.intervals.get("iteration_time_s", (None, None))
-        return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": ends[1]}
+        _, high_s = self.intervals.get("iteration_time_s", (None, None))
+        return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": high_s}
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -142,8 +175,8 @@ class Explanation(Result):
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
         job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
-        breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
-        out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
+        out = pick(self, self.keys)
+        out |= {name: tidy_parts(out[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
         out["doubts"] = [*first_doubts(job, self._first, self.hangs_on, "The plan's"), *self.doubts]
         out["hangs_on"] = self.hangs_on
@@ -181,8 +214,11 @@ class Explanation(Result):
 
 def _links(cluster: Cluster) -> dict[str, tuple[float, str]]:
     """(figure, where it is from) of the links that the cluster has, by its name in the job file."""
-    present = [name for name in _LINKS if cluster.nodes > 1 or name.startswith("intra")]
-    return {name: (getattr(cluster, name), cluster.origin(name)) for name in present}
+    return {
+        name: (getattr(cluster, name), cluster.origin(name))
+        for name in _LINKS
+        if cluster.nodes > 1 or name.startswith("intra")
+    }
 
 
 def _totals(found: Explanation) -> Iterator[str]:
@@ -207,8 +243,8 @@ def _totals(found: Explanation) -> Iterator[str]:
             words += f", {highest:.0f} {unit} ({ends_of_heat[0]:.0f} to {ends_of_heat[1]:.0f})"
     tight = f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < SURE else ""
     why = "; ".join(found.doubts) or beyond(found.surrogate, job)
-    known = "" if found.in_domain else f" Its interval is wider: {why}."
-    yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{known}"
+    wider = f" Its interval is wider: {why}." * (not found.in_domain)
+    yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{wider}"
 
 
 def _use(found: Explanation) -> Iterator[str]:
@@ -312,8 +348,9 @@ def energy_table(found: Explanation) -> list[str]:
         for link, joules in by_link.items()
     }
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
-    inside = {"memory": memory, "communication": links}
-    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, inside)
+    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, {
+        "memory": memory, "communication": links,
+    })  # fmt: skip
 
 
 def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -> list[str]:

@@ -32,8 +32,10 @@ class Share:
     def document(self, name: str, at: str) -> dict[str, float]:
         """The share of the objective ``name`` by the keys of the JSON document; ``at`` is that of the equal value."""
         key = f"largest_{name}_saving"
-        ends = {f"{key}_low": self.low, f"{key}_high": self.high, f"{key}_probability": self.probability}
-        return {key: self.share, at: self.at} | ends
+        return {
+            key: self.share, at: self.at,
+            f"{key}_low": self.low, f"{key}_high": self.high, f"{key}_probability": self.probability,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Joint:
 
     def document(self) -> dict[str, Any]:
         """The two-step front by time, and the savings."""
-        shares = self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
-        return {"two_step_front": plan_entries(self.two_step)} | shares
+        front = {"two_step_front": plan_entries(self.two_step)}
+        return front | self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
 
 
 def joint_words(document: Mapping[str, Any]) -> str:

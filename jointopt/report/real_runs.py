@@ -464,8 +464,10 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
         when = "" if of is None else f"<br>round {of}" if of else "<br>measured before"
         hints.append(f"<b>run {number}</b>: {plan_words(run.plan, varied)}{when}")
     for name in names:
-        figure = _against(result.runs, name, hints)
-        yield {"id": f"against-{name}", "heading": _TITLES[name], "words": words, "figure": figure}
+        yield {
+            "id": f"against-{name}", "heading": _TITLES[name], "words": words,
+            "figure": _against(result.runs, name, hints),
+        }  # fmt: skip
     if isinstance(result, Tuned) and names:
         words, grown = "How far predictions were off before each round ran (median of its runs).", result.grown()
         words += f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""

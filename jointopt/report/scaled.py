@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.clusters import with_host_at
 from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import HOUR_S, run_costs
 from jointopt.report import tables
 from jointopt.report.doubts import above_best, wider_lines
@@ -98,9 +99,8 @@ class Scaled(Result):
         """Why no cluster is feasible; blank where one is, or where what comes nearest to fitting is an answer."""
         if any(size.feasible or (allow_tight and size.plans) for size in self.sizes):
             return ""
-        many = len(self.sizes) > 1
-        none = f"No cluster of {len(self.sizes)} is feasible; the first" if many else "The cluster is not feasible"
-        return f"{none}: {self.sizes[0].reason}"
+        none = f"No cluster of {len(self.sizes)} is feasible; the first"
+        return f"{none if len(self.sizes) > 1 else 'The cluster is not feasible'}: {self.sizes[0].reason}"
 
     def to_frame(self) -> pd.DataFrame:
         """A row per plan of each cluster, or why it has none; parts of the time beside the fastest."""
@@ -172,8 +172,8 @@ def run_at(job: Job, plan: Mapping[str, Any], end: str = "") -> dict[str, Any]:
     """As `run_costs`, at that ``end`` (_low, _high) of the plan's 90 % intervals and of what is assumed of hosts."""
     if not end or plan.get(f"iteration_time_s{end}") is None:
         return run_costs(job, plan)
-    at = {name: plan[f"{name}{end}"] for name in ("iteration_time_s", "energy_j")}
-    return run_costs(replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_"))), at)
+    job = replace(job, cluster=with_host_at(job.cluster, end.removeprefix("_")))
+    return run_costs(job, {name: plan[f"{name}{end}"] for name in OBJECTIVES})
 
 
 def kept_probability(job: Job, pick: Pick) -> float:

@@ -120,10 +120,12 @@ class Selection(Result):
 
     def _bought(self, limit: Limit, relaxation: Relaxation) -> dict[str, Any]:
         """``gain`` is in units of the objective: seconds, joules, or their product."""
-        percent = 100.0 * (relaxation.relaxed_to / limit.bound - 1.0)
-        gains = {"relaxed_to": relaxation.relaxed_to, "relaxed_by_percent": percent}
-        at = {name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)}
-        return gains | pick(relaxation, "gain gain_percent") | at
+        return {
+            "relaxed_to": relaxation.relaxed_to,
+            "relaxed_by_percent": 100.0 * (relaxation.relaxed_to / limit.bound - 1.0),
+            **pick(relaxation, "gain gain_percent"),
+            **{name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)},
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """All stored plans; the column ``chosen`` is true in one row."""

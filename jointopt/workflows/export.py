@@ -16,7 +16,7 @@ from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.report.shortage import Shortage
+from jointopt.report.explanation import Shortage
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
 from jointopt.workflows.remedy import shortage_of

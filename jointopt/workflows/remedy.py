@@ -19,8 +19,8 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
+from jointopt.report.explanation import Shortage
 from jointopt.report.plans import odds
-from jointopt.report.shortage import Shortage
 from jointopt.report.tables import figure
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE

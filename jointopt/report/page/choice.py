@@ -83,10 +83,9 @@ class Pictured:
     @property
     def totals(self) -> Mapping[str, Mapping[str, float]]:
         """The three breakdowns, as `jointopt explain` names their parts: s, J and GiB."""
-        memory = {name: value / GIB for name, value in self.parts.memory_bytes.items()}
         return {
             "time_s": tidy_parts(self.parts.time_s), "energy_by_part_j": tidy_parts(self.parts.energy_j),
-            "memory_gib": tidy_parts(memory),
+            "memory_gib": tidy_parts({name: value / GIB for name, value in self.parts.memory_bytes.items()}),
         }  # fmt: skip
 
 

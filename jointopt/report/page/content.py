@@ -106,8 +106,7 @@ def _cards(front: Sequence[Entry], joint: Mapping[str, Any] | None) -> list[Card
     first = front[0]
     name = "Fastest plan" if probability_of_fitting(first) >= FEASIBLE else "Would be fastest, but does not fit"
     time, low, high = (_result(first, f"iteration_time_s{end}") for end in ("", "_low", "_high"))
-    known = first.get("iteration_time_s_low") and first.get("iteration_time_s_high")
-    cards = [(name, time, f"90 %: {low} to {high}" if known else "")]
+    cards = [(name, time, "" if "-" in (low, high) else f"90 %: {low} to {high}")]
     if first.get("mfu") is not None:
         cards.append(("MFU", f"{first['mfu']:.1%}", f"{first['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"))
     if first.get("energy_j") is None:
@@ -155,8 +154,9 @@ def _plan_table(plans: Sequence[Pictured]) -> dict[str, Any]:
     """One row per chosen plan: its layout, clocks and predictions, and how it differs from the first."""
     entries = [plan.chosen.entry for plan in plans]
     sure, first, intervals = are_against_first(entries), [entries[0]] * len(entries), []
-    against = [change(name, entries, first, entries if sure else ()).cells for name in COMPARED]
-    time_change, energy_change = ([cell.strip() for cell in cells] for cells in against)
+    time_change, energy_change = (
+        [cell.strip() for cell in change(name, entries, first, entries if sure else ()).cells] for name in COMPARED
+    )
     for entry in entries:
         ends = [entry.get(f"iteration_time_s_{end}") for end in ("low", "high")]
         percent = [f"{100 * (end / entry['iteration_time_s'] - 1):+z.0f}%" for end in ends if end]
@@ -236,8 +236,7 @@ def _node(job: Job, cooler: Cooler, plan: Pictured) -> dict[str, Any]:
 def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What made the proposal: versions, measured runs, and where it is stored."""
     informed = ", ".join(f"{count:,} in {place}" for place, count in (document.get("informed_by") or {}).items())
-    study = document.get("study") or {}
-    seconds = sum((document.get("seconds") or {}).values())
+    study, seconds = document.get("study") or {}, sum((document.get("seconds") or {}).values())
     rows = [
         ("jointopt", version("jointopt")), ("surrogate", str(document.get("surrogate"))),
         ("seed", str(document.get("seed"))),

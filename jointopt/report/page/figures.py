@@ -80,15 +80,14 @@ def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, Chosen]], t
         })  # fmt: skip
     if two_step:
         x, y = axes.xy(two_step)
-        hints = [whole_plan(entry, varied, "two steps") for entry in two_step]
         data.append({
-            "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y, "text": hints,
+            "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y,
+            "text": [whole_plan(entry, varied, "two steps") for entry in two_step],
             "mode": "lines+markers", "hovertemplate": "%{text}<extra></extra>",
             "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}, "marker": {"size": 4},
         })  # fmt: skip
     data += _marked(axes, chosen, varied)
-    spans = [*front, *(c.entry for _, c in chosen), *two_step]
-    x, y = axes.xy(spans)
+    x, y = axes.xy([*front, *(c.entry for _, c in chosen), *two_step])
     return {"data": data, "layout": {
         "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _range(x)},
         "yaxis": {"title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _range(y)},
@@ -144,8 +143,7 @@ def _range(values: Sequence[float | None]) -> list[float]:
 def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) -> Figure:
     """One breakdown of all plans as bars side by side in one line each, the largest parts first."""
     parts = {plan.letter: plan.totals[breakdown] for plan in plans}
-    largest = max(sum(each.values()) for each in parts.values())
-    factor, unit = tables.unit_of(largest, units)
+    factor, unit = tables.unit_of(max(sum(each.values()) for each in parts.values()), units)
     names = dict.fromkeys(name for each in parts.values() for name, value in each.items() if value > 0.0)
     order = sorted(names, key=lambda name: -max(each.get(name, 0.0) for each in parts.values()))
     labels = list(parts)[::-1]
