@@ -110,7 +110,7 @@ def _totals(plans: Sequence[Explanation]) -> list[str]:
         rows.insert(2, (f"Site energy (PUE {job.cluster.pue:g})", joules, tables.ENERGY_UNITS))
     lines: dict[str, Sequence[str]] = {}
     for head, values, units in rows:
-        column = tables.measured("", values, units)
+        column = tables.unit_column("", values, units)
         lines[f"{head}, {column.header}"] = column.cells
     for name, (label, factor, form) in _RATES.items():
         rates = (float(plan.throughput.get(name, getattr(plan, name, math.nan))) for plan in plans)
@@ -128,7 +128,7 @@ def _parts(plans: Sequence[Explanation], head: str, name: str, total: str, units
     known = [part for part in names if any(values[part])]
     order = sorted(known, key=lambda part: min(values[part]) - max(values[part]))
     least = min(getattr(plan, total) for plan in plans)
-    columns = [tables.measured("", [each.get(part, 0.0) for part in order], units, least) for each in parts]
+    columns = [tables.unit_column("", [each.get(part, 0.0) for part in order], units, least) for each in parts]
     lines = {part: [column.cells[row] for column in columns] for row, part in enumerate(order)}
     return _side_by_side(f"{head}, {columns[0].header}", lines)
 

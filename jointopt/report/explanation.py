@@ -192,7 +192,7 @@ class Explanation(Result):
     def blocks(self) -> Iterator[Block]:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
         cluster, time_s, energy_j = self.job.cluster, self.iteration_time_s, self.energy_j
-        yield [*_totals(self), *_use(self), *_power(self), *_verdict(self)]
+        yield [*_totals(self), *_use_sentences(self), *_power_sentences(self), *_verdict_sentences(self)]
         yield [shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
         if math.isfinite(energy_j):
             yield [energy_table(self)]
@@ -247,7 +247,7 @@ def _totals(found: Explanation) -> Iterator[str]:
     yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{wider}"
 
 
-def _use(found: Explanation) -> Iterator[str]:
+def _use_sentences(found: Explanation) -> Iterator[str]:
     """Sentences on throughput, on how busy GPUs and links are, and on the recipe that scales products."""
     job, cluster, used, recipe = found.job, found.job.cluster, found.utilization, found.quantization
     yield rate_words(job, found.throughput)
@@ -276,7 +276,7 @@ def _use(found: Explanation) -> Iterator[str]:
         )
 
 
-def _power(found: Explanation) -> Iterator[str]:
+def _power_sentences(found: Explanation) -> Iterator[str]:
     """Sentences on power by what a GPU does, and on power and temperature within an iteration, as far as known."""
     whole = sum(phase["time_s"] for phase in found.power_by_phase.values())
     words: list[str] = []
@@ -297,20 +297,20 @@ def _power(found: Explanation) -> Iterator[str]:
     if swing := found.power_swing:
         low_kw, high_kw = (tables.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak"))
         low_w, high_w = (f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak"))
-        of_gpu, of_all = tables.span(low_w, high_w, " to "), tables.span(low_kw, high_kw, " to ")
+        of_gpu, of_all = tables.range_text(low_w, high_w, " to "), tables.range_text(low_kw, high_kw, " to ")
         yield f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
     excursion = found.power_excursion
     if excursion.get("lasts_s"):
         peak_w, limit_w, lasts = excursion["peak_w"], excursion["limit_w"], f"{1e3 * excursion['lasts_s']:.0f} ms after"
         yield f"For up to {lasts} a pause a GPU draws up to {peak_w:.0f} W, {peak_w - limit_w:.0f} above its limit."
     if heat := found.temperature_swing:
-        celsius = tables.span(f"{heat['trough_c']:.1f}", f"{heat['peak_c']:.1f}", " to ")
+        celsius = tables.range_text(f"{heat['trough_c']:.1f}", f"{heat['peak_c']:.1f}", " to ")
         late = f"; without pauses it would throttle after {heat['throttles_s']:.0f} s" if "throttles_s" in heat else ""
         settles = f"some {heat['settles_s']:.0f} s after the start{late}"
         yield f"The hottest GPU is at {celsius} °C within an iteration, {settles}."
 
 
-def _verdict(found: Explanation) -> Iterator[str | list[str]]:
+def _verdict_sentences(found: Explanation) -> Iterator[str | list[str]]:
     """Whether the plan is feasible, or what speaks against it, and what its time hangs on."""
     yield f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"
     yield from (f"- {text}" for text in found.against)
@@ -331,7 +331,7 @@ def shares(
     total = sum(parts.values())
     names, values = zip(*rows, ("  total", total), strict=True)
     percent = tables.fixed([100 * value / total if total else None for value in values], ".1f")
-    amounts = tables.measured("", values, units, total)
+    amounts = tables.unit_column("", values, units, total)
     return tables.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)])
 
 
@@ -356,12 +356,12 @@ def energy_table(found: Explanation) -> list[str]:
 def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -> list[str]:
     """A table with one line per run of stages that print the same, and the range of their memory."""
     runs = tables.equal_runs(zip(*(column.cells for column in columns), strict=True))
-    stages = TextColumn("stage", [tables.span(run[0] + 1, run[-1] + 1, "-") for run in runs])
+    stages = TextColumn("stage", [tables.range_text(run[0] + 1, run[-1] + 1, "-") for run in runs])
     shown = [TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns]
     if memory_gib:
         ends = ([f"{end(memory_gib[i] for i in run):.1f}" for end in (min, max)] for run in runs)
-        shown.append(TextColumn("memory\nGiB", list(itertools.starmap(tables.span, ends))))
-    return tables.lay_out([stages, *tables.known(shown)])
+        shown.append(TextColumn("memory\nGiB", list(itertools.starmap(tables.range_text, ends))))
+    return tables.lay_out([stages, *tables.known_columns(shown)])
 
 
 def stage_table(stages: Sequence[Stage]) -> list[str]:
@@ -373,10 +373,10 @@ def stage_table(stages: Sequence[Stage]) -> list[str]:
     held = {"power_limit": "{:g} W", "temperature": "heat"}
     columns = [
         TextColumn("layers", [str(stage.num_layers) for stage in stages]),
-        tables.of("clock_mhz", stages),
-        *(tables.of(name, stages, longest_s) for name in ("busy_s", "idle_s")),
-        tables.of("energy_j", stages, max(stage.energy_j for stage in stages)),
-        *(tables.of(name, stages) for name in ("power_w", "peak_power_w", "temperature_c")),
+        tables.figure_column("clock_mhz", stages),
+        *(tables.figure_column(name, stages, longest_s) for name in ("busy_s", "idle_s")),
+        tables.figure_column("energy_j", stages, max(stage.energy_j for stage in stages)),
+        *(tables.figure_column(name, stages) for name in ("power_w", "peak_power_w", "temperature_c")),
         TextColumn("clock\nheld by", [held.get(s.held_by, "-").format(s.power_limit_w or 0) for s in stages]),
     ]
     return _by_stage(columns, [stage.memory_gib for stage in stages])

@@ -85,7 +85,7 @@ def layout_lines(
 
     Where the reference is the fastest plan of the first layout it stands once.
     """
-    same = "=" if reference and layouts and alike(reference[0], layouts[0].plans[0]) else ""
+    same = "=" if reference and layouts and are_alike(reference[0], layouts[0].plans[0]) else ""
     if same:
         layouts = [replace(layouts[0], plans=(reference[0], *layouts[0].plans[1:])), *layouts[1:]]
         reference = []
@@ -108,7 +108,7 @@ def layout_lines(
     return out, plans
 
 
-def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two plans are of one layout and differ in clocks that hardly matter."""
     close = all(math.isclose(one[name] or 0.0, other[name] or 0.0, rel_tol=_ALIKE) for name in OBJECTIVES)
     return close and all(one.get(name) == other.get(name) for name in LAYOUT_COLUMNS)

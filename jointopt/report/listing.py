@@ -12,7 +12,7 @@ from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.models import load_model, model_names
 from jointopt.jobs.catalog.recipes import recipes_of
 from jointopt.jobs.jobfile import shipped_job, shipped_jobs
-from jointopt.report.tables import WIDTH, TextColumn, lay_out, pick, room, table_width
+from jointopt.report.tables import WIDTH, TextColumn, lay_out, line_width, pick, table_width
 
 _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
     # names, entry of a name, attributes; "name=attribute" where the column has another name
@@ -65,7 +65,7 @@ def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         head = _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
         columns.append(TextColumn(head, [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple)))
-    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= room(WIDTH) else " "))
+    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= line_width(WIDTH) else " "))
 
 
 def _cell(value: Any) -> str:

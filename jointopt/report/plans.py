@@ -53,7 +53,7 @@ def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
     """The clocks of one plan: ``1410×14,1200×2`` in at most ``width`` characters, else lowest and highest."""
     whole = [round(clock) for clock in clocks_mhz]
     text = _counted(whole, "×")
-    return text if len(text) <= width else tables.span(min(whole), max(whole))
+    return text if len(text) <= width else tables.range_text(min(whole), max(whole))
 
 
 def _counted(clocks: Sequence[object], times: str) -> str:
@@ -111,7 +111,7 @@ def plan_table(
     Layout columns in which all plans agree go above the table; on the right, those of which nothing is known go.
     ``repeated``: rows whose layout is that of the row above, and is not printed again.
     """
-    columns, equal, right = [*left], [], tables.known(right)
+    columns, equal, right = [*left], [], tables.known_columns(right)
     for name in LAYOUT_COLUMNS:
         values = [_shown(name, plan) for plan in plans]
         if all(value == _NEUTRAL.get(name) for value in values):
@@ -125,9 +125,9 @@ def plan_table(
     if any(plan.get(POWER_LIMIT) for plan in plans):
         limits = [plan.get(POWER_LIMIT) for plan in plans]
         columns.append(TextColumn("limit\nW", [f"{watts:g}" if watts else "-" for watts in limits]))
-    left_over = tables.room() - tables.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
-    right = tables.fitting(right, left_over, " ")
-    room = max(_SHORTEST_CLOCKS, tables.room() - tables.table_width([*columns, *right], " ") - 1)
+    left_over = tables.line_width() - tables.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
+    right = tables.fit_columns(right, left_over, " ")
+    room = max(_SHORTEST_CLOCKS, tables.line_width() - tables.table_width([*columns, *right], " ") - 1)
     cells = [plan.get(POWER_PROFILE) or short_clocks(plan["stage_clock_mhz"], room) for plan in plans]
     clocks = TextColumn("clock\nMHz", cells)
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
@@ -149,14 +149,14 @@ def predicted_table(
     marks = [f"{mark}{'?' * why}{'~' * near}" for mark, why, near in zip(marks, doubted, tight, strict=True)]
     first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
-        tables.of("iteration_time_s", plans),
+        tables.figure_column("iteration_time_s", plans),
         TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
-        tables.of("energy_j", plans),
-        tables.of("avg_power_w", plans),
-        *([tables.of("peak_power_w", plans)] if peak_power else []),
-        tables.of("peak_memory_gib", plans),
-        tables.of("tokens_per_s_per_gpu", plans, spare=True),
-        tables.of("mfu", plans, spare=True),
+        tables.figure_column("energy_j", plans),
+        tables.figure_column("avg_power_w", plans),
+        *([tables.figure_column("peak_power_w", plans)] if peak_power else []),
+        tables.figure_column("peak_memory_gib", plans),
+        tables.figure_column("tokens_per_s_per_gpu", plans, spare=True),
+        tables.figure_column("mfu", plans, spare=True),
         *(change(name, plans, first, sure, itself="0") for name in COMPARED),
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
@@ -351,8 +351,8 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     paid = bill(job, time_s, energy_j)
     power = (paid["facility_energy_j"] / time_s).tolist()
     columns = [TextColumn("", [f"  {name}" for name in names], left=True)]
-    columns.append(tables.measured("power", power, tables.SITE_POWER_UNITS))
+    columns.append(tables.unit_column("power", power, tables.SITE_POWER_UNITS))
     for name, values in paid.items():
         head, _, units = SITE_FIGURES[name]
-        columns.append(tables.measured(head, values.tolist(), units or ((1.0, cluster.currency),)))
+        columns.append(tables.unit_column(head, values.tolist(), units or ((1.0, cluster.currency),)))
     return [*tables.paragraphs([f"{title}:"]), *tables.lay_out(columns)]

@@ -121,7 +121,7 @@ def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
     points, plan = found.points, [found] * len(found.points)
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
-        *(tables.of(column, points, getattr(found, column)) for column in COMPARED.values()),
+        *(tables.figure_column(column, points, getattr(found, column)) for column in COMPARED.values()),
         *(change(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
@@ -131,7 +131,7 @@ def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
     """Lowest and highest of each of several arrays of clocks."""
-    return [tables.span(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
+    return [tables.range_text(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
 
 def _stages(found: Polished) -> list[str]:

@@ -95,7 +95,7 @@ class Proposal(Result):
     best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
-    unchecked: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what predictions were checked on
+    domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
     next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no shell named the job
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
     # what takes plans of its document apart by the model, for a page
@@ -117,7 +117,7 @@ class Proposal(Result):
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
             # against the first row, then why plans are outside of what was checked
-            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self.unchecked],
+            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self.domain_doubts],
             "hangs_on": self.hangs_on,
             "next": self.next_command,
             "study": pick(self, "name=study_name storage"),
@@ -212,7 +212,7 @@ class Proposal(Result):
             write_table(plan_frame(self.record), folder / RECORD)
 
 
-def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
+def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
     """Whether one of the other entries is the same plan."""
     return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
 
@@ -260,7 +260,7 @@ def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str 
         between = "are between these, the best in each objective and those farthest from each other"
     reference, front = (with_rates(job, plans) for plans in (proposal.reference, proposal.front))
     first = plan_entries(reference)
-    plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
+    plans = [*first, *(plan for plan in plan_entries(front, rows) if not _is_among(plan, first))]
     marks = ["="] * len(first) + [""] * (len(plans) - len(first))
     table = predicted_table(plans, marks, peak_power="peak_power_w" in job.goals)
     yield table
@@ -293,7 +293,7 @@ def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Seque
     else:
         yield "Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."
     reasons = reasons_of(plans, proposal.surrogate, proposal.job)
-    yield from (*wider_lines(reasons), *unshown_lines(proposal.unchecked, reasons), *tight_lines(plans))
+    yield from (*wider_lines(reasons), *unshown_lines(proposal.domain_doubts, reasons), *tight_lines(plans))
     yield from (f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)
 
 
@@ -305,7 +305,7 @@ def _site(proposal: Proposal) -> list[str]:
     ends = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
     ends = ends if len(front["pp"]) > 1 else {"front": 0}  # the best in one objective, whichever that is
     references = plan_entries(proposal.reference)  # which the line of = is
-    rows = {name: row for name, row in ends.items() if not _among(plan_entries(front, [row])[0], references)}
+    rows = {name: row for name, row in ends.items() if not _is_among(plan_entries(front, [row])[0], references)}
     time_s, energy_j = (
         np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
         for name in ("iteration_time_s", "energy_j")

@@ -102,8 +102,8 @@ class ValidatedRun(MeasuredRun):
 
     def document(self) -> dict[str, Any]:
         """As of every run, with the error of each prediction."""
-        errors = {f"error_{name}": self.error(name) for name in RESULTS}
-        return super().document() | errors | {f"{name}_inside": self.inside(name) for name in RESULTS}
+        inside = {f"{name}_inside": self.inside(name) for name in RESULTS}
+        return super().document() | {f"error_{name}": self.error(name) for name in RESULTS} | inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ class MeasuredResult(Result):
     @functools.cached_property
     def gains(self) -> Gains | None:
         """Gains on the run that the others are compared with; None where that is the only sound one."""
-        start = self._start(good) if len(good := sound(self.runs)) > 1 else None
+        start = self._start(good) if len(good := successful_runs(self.runs)) > 1 else None
         return None if start is None else Gains.of(self.runs, *start)
 
     def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
@@ -201,10 +201,10 @@ def run_table(
     columns = [TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)]
     for name, beside in results.items():
         (head, units), values = tables.OBJECTIVE_UNITS[name], [run.result(name) for run in runs]
-        if math.isfinite(least := tables.least_of(values)):
+        if math.isfinite(least := tables.least_positive(values)):
             predicted = [run.predicted.get(name, math.nan) for run in runs]
-            columns.append(tables.measured(head, values, units, least))
-            columns += [tables.measured("pre-\ndicted", predicted, units, least), *beside]
+            columns.append(tables.unit_column(head, values, units, least))
+            columns += [tables.unit_column("pre-\ndicted", predicted, units, least), *beside]
     return plan_table([run.plan for run in runs], left, [*columns, *right]) if runs else []
 
 
@@ -240,20 +240,21 @@ class Tuned(MeasuredResult):
             TextColumn("run", numbered),
         ]
         kept = [math.nan if run.broken else run.result(first) for run in self.runs]
-        slower = tables.percent_of(kept, tables.least_of(kept), ".1f")
+        slower = tables.percent_of(kept, tables.least_positive(kept), ".1f")
         shown: Any = dict.fromkeys((*OBJECTIVES, *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
         names = [f"run {number}" if number != "-" else "a run of an earlier tune" for number in numbered]
-        remarks = [*(self.gains.sentences(names.__getitem__) if self.gains else []), *filter(None, [self.grown()])]
+        remarks = self.gains.sentences(names.__getitem__) if self.gains else []
+        remarks += filter(None, [self.hypervolume_sentence()])
         gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
         remarks += [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
         remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
         title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
         return self._answer(title, rows, legend if self.front else "", remarks)
 
-    def grown(self) -> str:
+    def hypervolume_sentence(self) -> str:
         """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
-        if len(self.objectives) < 2 or len(sound(self.runs)) < 2:
+        if len(self.objectives) < 2 or len(successful_runs(self.runs)) < 2:
             return ""
         volumes = list(zip(self.runs, self.hypervolume, strict=True))
         known = [volume for run, volume in volumes if run.round > 0 and volume] or [0.0]
@@ -262,8 +263,8 @@ class Tuned(MeasuredResult):
         if not after > 0.0:
             return ""
         grew = f"grew from {before:.1%} to {after:.1%}" if after - before > LITTLE else f"stayed at {after:.1%}"
-        box = "of the box from zero to 1.1 times the worst run in each objective"
-        return f"The measured front's hypervolume {grew} {box}."
+        box = "the box from zero to 1.1 times the worst run in each objective"
+        return f"The measured front's hypervolume {grew} of {box}."
 
     def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
         before = [place for place in good if self.runs[place].round == 0]
@@ -301,7 +302,7 @@ class Validated(MeasuredResult):
 
         Runs that were measured before do not count: the predictions have learned from them.
         """
-        errors = {name: judged(self.runs, name)[0] for name in RESULTS}
+        errors = {name: prediction_errors(self.runs, name)[0] for name in RESULTS}
         return {name: statistics.median(found) for name, found in errors.items() if found}
 
     @property
@@ -333,7 +334,7 @@ class Validated(MeasuredResult):
         ]
         remarks += self.gains.sentences(lambda place: f"row {place + 1}") if self.gains else []
         for name, error in self.median_errors.items():
-            inside, head = judged(runs, name)[1], tables.RESULT_UNITS[name][0].capitalize()
+            inside, head = prediction_errors(runs, name)[1], tables.RESULT_UNITS[name][0].capitalize()
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
         marks = [
@@ -355,12 +356,12 @@ class Validated(MeasuredResult):
 LITTLE = 0.0005  # a share that prints as 0.0 %
 
 
-def sound(runs: Sequence[MeasuredRun]) -> list[int]:
+def successful_runs(runs: Sequence[MeasuredRun]) -> list[int]:
     """Places of the runs that succeeded and kept the job's constraints."""
     return [place for place, run in enumerate(runs) if run.status == "ok" and not run.broken]
 
 
-def judged(runs: Sequence[MeasuredRun], name: str) -> tuple[list[float], list[bool]]:
+def prediction_errors(runs: Sequence[MeasuredRun], name: str) -> tuple[list[float], list[bool]]:
     """Absolute errors of a result's predictions, and whether measurements lie in their intervals, as far as known.
 
     Runs that were measured before do not count: the predictions have learned from them.
@@ -388,7 +389,7 @@ class Gains:
     def of(cls, runs: Sequence[MeasuredRun], against: int, called: str) -> Gains:
         """Those of sound ``runs`` against the one at a place."""
         time, energy = ([run.result(name) for run in runs] for name in ("iteration_time_s", "energy_j"))
-        good = sound(runs)
+        good = successful_runs(runs)
         fastest = min(good, key=time.__getitem__)
         known = [place for place in good if time[place] <= time[against] and math.isfinite(energy[place])]
         leanest = min(known, key=energy.__getitem__, default=against)
@@ -441,7 +442,7 @@ def _cards(result: MeasuredResult, names: Sequence[str]) -> Iterator[tuple[str, 
         if gains.less_energy > LITTLE:
             yield "Less energy", f"{gains.less_energy:.1%}", f"run {gains.leanest + 1} {than}, in no more time"
     for name in names:
-        errors, inside = judged(runs, name)
+        errors, inside = prediction_errors(runs, name)
         if errors:
             head, off = tables.OBJECTIVE_UNITS[name][0].capitalize(), f"{statistics.median(errors):.1%}"
             yield f"{head} off by", off, f"median; {sum(inside)} of {len(inside)} in their 90 % interval"
@@ -469,7 +470,8 @@ def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str
             "figure": _against(result.runs, name, hints),
         }  # fmt: skip
     if isinstance(result, Tuned) and names:
-        words, grown = "How far predictions were off before each round ran (median of its runs).", result.grown()
+        words = "How far predictions were off before each round ran (median of its runs)."
+        grown = result.hypervolume_sentence()
         words += f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
         yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _by_round(result, names)}
         words = "Each run as measured, and the best of the runs up to it."
@@ -509,7 +511,7 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
     rounds = sorted({run.round for run in result.runs if run.round > 0})
     data: list[Figure] = []
     for number, name in enumerate(names):
-        errors = {of: judged([run for run in result.runs if run.round == of], name)[0] for of in rounds}
+        errors = {of: prediction_errors([run for run in result.runs if run.round == of], name)[0] for of in rounds}
         known = [of for of in rounds if errors[of]]
         data.append({
             "name": f"{tables.OBJECTIVE_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
@@ -537,7 +539,7 @@ def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
     """The first objective of each run in order, and the best up to it."""
     name = result.objectives[0]
     values = [math.nan if run.broken else run.result(name) for run in result.runs]
-    factor, unit = tables.unit_of(tables.least_of(values), tables.OBJECTIVE_UNITS[name][1])
+    factor, unit = tables.unit_of(tables.least_positive(values), tables.OBJECTIVE_UNITS[name][1])
     best: list[float] = []
     for value in values:
         best.append(min([v for v in (value, *best[-1:]) if math.isfinite(v)], default=math.nan))

@@ -40,6 +40,11 @@ class Size:
     efficiency: float = math.nan  # tokens/s per GPU over those of the smallest cluster of the kind
 
     @property
+    def name(self) -> str:
+        """The number and kind of its GPUs."""
+        return f"{self.job.cluster.num_gpus:,} x {self.job.cluster.gpu.id}"
+
+    @property
     def feasible(self) -> bool:
         """Whether its plans keep every rule and constraint and are likelier to fit in memory than not."""
         return bool(self.plans) and not self.reason
@@ -131,36 +136,37 @@ class Scaled(Result):
             size_table(sizes),
             *["± behind a difference is its 90 % interval."] * known,
             *(tight_lines(feasible) if feasible else []),
-            *wider_lines([size.doubts for size in sizes], [_words(size.job) for size in sizes]),
+            *wider_lines([size.doubts for size in sizes], [size.name for size in sizes]),
             *(f"Assumed {clocks}." for clocks in assumed if clocks),
         ]
         yield [part_table(sizes)]
-        used = ", ".join(_words(self.sizes[size].job) for size in dict.fromkeys(size for size, _ in self.front))
+        used = ", ".join(self.sizes[size].name for size in dict.fromkeys(size for size, _ in self.front))
         yield [
             f"Plans that no other beats in time and energy, over all clusters: {used}."
             if self.front else "No plan of these is expected to fit in memory."
         ]  # fmt: skip
-        yield [_pick_words(self.sizes[self.pick.size].job, self.pick)] if self.pick else []
-        not_feasible = (size for size in self.sizes if not size.feasible)
-        yield [f"{'~ ' * bool(size.plans)}{_words(size.job)}: {size.reason}" for size in not_feasible]
+        yield [_pick_words(self.sizes[self.pick.size], self.pick)] if self.pick else []
+        yield [f"{'~ ' * bool(size.plans)}{size.name}: {size.reason}" for size in self.sizes if not size.feasible]
 
     def _above(self) -> list[str]:
         """Sentences on clusters whose fastest plan is above every record."""
         sizes = (size for size in self.sizes if size.plans)
-        return list(filter(None, (above_best(one.job, one.plans[0], f"{_words(one.job)}: the") for one in sizes)))
+        return list(filter(None, (above_best(one.job, one.plans[0], f"{one.name}: the") for one in sizes)))
 
 
-def _pick_words(job: Job, pick: Pick) -> str:
+def _pick_words(size: Size, pick: Pick) -> str:
     """The pick in a sentence: its limits, its cluster and plan, what its run takes, and how surely it keeps a limit."""
-    limits, plan = ", ".join(_LIMITS[name].format(value) for name, value in pick.limits.items()), pick.plan
+    job, plan = size.job, pick.plan
+    limits = ", ".join(_LIMITS[name].format(value) for name, value in pick.limits.items())
     costs, low, high = (run_at(job, plan, end) for end in ("", "_low", "_high"))
     factor, unit = (1, "days") if costs["for_run"] else (24, "h per billion tokens")
-    bill = [f"{factor * costs['days']:.3g} {unit} ({factor * low['days']:.3g} to {factor * high['days']:.3g})"]
-    bill += [f"{costs['money']:,.0f} {job.cluster.currency}".strip()] if costs["money"] is not None else []
-    bill.append(f"{plan['cluster_power_kw']:,.0f} kW")
+    money = f"{costs['money']:,.0f} {job.cluster.currency}".strip() + ", " if costs["money"] is not None else ""
     held = " at the high end of its interval" * pick.at_high_end
-    words = f"Under {limits}{held}, least {pick.objective}: {_words(job)}, {plan_words(plan, _SHOWN)}: "
-    words += f"{', '.join(bill)}, {plan['avg_power_w']:.0f} W per GPU."
+    words = (
+        f"Under {limits}{held}, least {pick.objective}: {size.name}, {plan_words(plan, _SHOWN)}: "
+        f"{factor * costs['days']:.3g} {unit} ({factor * low['days']:.3g} to {factor * high['days']:.3g}), "
+        f"{money}{plan['cluster_power_kw']:,.0f} kW, {plan['avg_power_w']:.0f} W per GPU."
+    )
     sure = kept_probability(job, pick)
     if math.isnan(sure):
         return words
@@ -181,13 +187,13 @@ def kept_probability(job: Job, pick: Pick) -> float:
     low, mean, high = (run_at(job, pick.plan, end) for end in ("_low", "", "_high"))
     bounds = {"deadline_days": "days", "budget": "money"}
     found = [
-        _below(pick.limits[limit], low[name], mean[name], high[name]) for limit, name in bounds.items()
+        _probability_below(pick.limits[limit], low[name], mean[name], high[name]) for limit, name in bounds.items()
         if limit in pick.limits
     ]  # fmt: skip
     return min(found, default=math.nan)
 
 
-def _below(bound: float, low: float, mean: float, high: float) -> float:
+def _probability_below(bound: float, low: float, mean: float, high: float) -> float:
     """The probability that a figure with that 90 % interval, normal in its logarithm, is not above the bound."""
     end = high if bound > mean else low
     if not low < mean < high:
@@ -204,19 +210,15 @@ _LEAST = {"energy": "least\nenergy %", "time": "at\ntime %"}  # of the plan of l
 _SHOWN = frozenset({"cp", "ep", "vpp", "stage_clock_mhz"})
 
 
-def _words(job: Job) -> str:
-    """The number and kind of a cluster's GPUs."""
-    return f"{job.cluster.num_gpus:,} x {job.cluster.gpu.id}"
-
-
 def size_table(sizes: Sequence[Size]) -> list[str]:
     """A line per cluster: its fastest plan, what scaling leaves, what the run takes, and its plan of least energy."""
     if not sizes:
         return []
     first, least = [size.plans[0] for size in sizes], [size.plans[-1] for size in sizes]
-    runs, costs = [run_costs(size.job, size.plans[0]) for size in sizes], []
-    for run in runs:  # by their names in `tables.FIGURES`
-        costs.append({"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]})
+    costs = [  # by their names in `tables.FIGURES`
+        {"run_time_s": 24 * HOUR_S * run["days"], "run_energy_j": run["energy_j"], "money": run["money"]}
+        for run in (run_costs(size.job, size.plans[0]) for size in sizes)
+    ]
     tight = [probability_of_fitting(plan) < SURE for plan in first]
     names = ("dp", "tp", "pp", "cp", "ep", "vpp")
     layouts = [" ".join(f"{name}{plan[name]}" for name in names if plan[name] > 1) or "1" for plan in first]
@@ -225,16 +227,16 @@ def size_table(sizes: Sequence[Size]) -> list[str]:
         TextColumn("GPU", [size.job.cluster.gpu.id for size in sizes], left=True),
         TextColumn("GPUs", [f"{size.job.cluster.num_gpus:,}" for size in sizes]),
         TextColumn("layout", layouts, left=True),
-        tables.of("iteration_time_s", first),
+        tables.figure_column("iteration_time_s", first),
         TextColumn("±\n%", tables.fixed(map(half_width, first), ".0f")),
-        tables.of("tokens_per_s", first),
-        tables.of("efficiency", sizes),
-        tables.of("mfu", first),
-        tables.of("cluster_power_kw", first),
-        *(tables.of(name, costs) for name in ("run_time_s", "run_energy_j", "money")),
+        tables.figure_column("tokens_per_s", first),
+        tables.figure_column("efficiency", sizes),
+        tables.figure_column("mfu", first),
+        tables.figure_column("cluster_power_kw", first),
+        *(tables.figure_column(name, costs) for name in ("run_time_s", "run_energy_j", "money")),
         *(change(name, least, first, least, head=head) for name, head in _LEAST.items()),
     ]
-    return tables.lay_out(tables.fitting(tables.known(columns), tables.room()))
+    return tables.lay_out(tables.fit_columns(tables.known_columns(columns), tables.line_width()))
 
 
 def part_table(sizes: Sequence[Size]) -> list[str]:
@@ -244,6 +246,6 @@ def part_table(sizes: Sequence[Size]) -> list[str]:
         return []
     names = sorted(dict.fromkeys(n for one in shares for n in one), key=lambda n: -max(o.get(n, 0.0) for o in shares))
     shown = [name for name in names if max(one.get(name, 0.0) for one in shares) >= 0.005][:_MOST_PARTS]
-    columns = [TextColumn("Share of the time, %", [_words(size.job) for size in sizes], left=True)]
+    columns = [TextColumn("Share of the time, %", [size.name for size in sizes], left=True)]
     columns += [TextColumn(n, tables.fixed([100 * one.get(n, 0.0) for one in shares], ".1f")) for n in shown]
     return tables.lay_out(columns)

@@ -19,9 +19,9 @@ from jointopt.report.tables import (
     fixed,
     known_figures,
     lay_out,
+    line_width,
     paragraphs,
     pick,
-    room,
     table_width,
 )
 
@@ -176,7 +176,7 @@ def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
     for name in names:
         head = "\n".join(wrap(name.removesuffix(_COVERED), _HEAD, break_long_words=False))
         column = TextColumn(head, fixed((100.0 * float(value) for value in sources[name]), ".1f"))
-        if table_width([*tables[-1], column]) > room(WIDTH) and len(tables[-1]) > 1:
+        if table_width([*tables[-1], column]) > line_width(WIDTH) and len(tables[-1]) > 1:
             tables.append([left])
         tables[-1].append(column)
     return list(map(lay_out, tables))

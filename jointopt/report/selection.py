@@ -22,7 +22,7 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.tables import Block, Result, TextColumn, figure, fixed, known, lay_out, pick, plan_entries
+from jointopt.report.tables import Block, Result, TextColumn, figure, fixed, known_columns, lay_out, pick, plan_entries
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,7 +188,7 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
         offered(f"less {found.objective}\n%", lambda _, buy: figure(round(buy.gain_percent, 2))),
         offered("row", lambda _, buy: marks.get(buy.row, "-")),
     ]
-    return lay_out(known(columns))
+    return lay_out(known_columns(columns))
 
 
 def _remarks(found: Selection) -> list[str]:

@@ -88,12 +88,12 @@ class TextColumn:
 Block = Iterable[str | Sequence[str]]  # of a text: sentences, and lines that are laid out already, such as a table's
 
 
-def known(columns: Iterable[TextColumn]) -> list[TextColumn]:
+def known_columns(columns: Iterable[TextColumn]) -> list[TextColumn]:
     """The columns but those of dashes alone, of which nothing is known."""
     return [column for column in columns if set(column.cells) != {"-"}]
 
 
-def fitting(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
+def fit_columns(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
     """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for.
 
     With brief cells where that is not enough and they are.
@@ -122,7 +122,7 @@ def table_width(columns: Sequence[TextColumn], gap: str = "  ") -> int:
     return sum(column.width + len(gap) for column in columns) - len(gap)
 
 
-def room(most: int = 240) -> int:
+def line_width(most: int = 240) -> int:
     """Characters of a line of a table, ``most`` and those of a terminal at most; 100 where the text goes elsewhere."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
@@ -134,7 +134,7 @@ def room(most: int = 240) -> int:
 def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
     """The lines of sentences, each from a new line, later ones indented; long words such as URLs stay whole."""
     wrapper = textwrap.TextWrapper(
-        room(WIDTH), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        line_width(WIDTH), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line for text in sentences for line in wrapper.wrap(text)]
 
@@ -181,34 +181,34 @@ def unit_of(largest: float, units: Units) -> tuple[float, str]:
     return max((unit for unit in units if largest >= unit[0]), default=min(units))
 
 
-def least_of(values: Iterable[float]) -> float:
+def least_positive(values: Iterable[float]) -> float:
     """The least value above 0; NaN where there is none."""
     return min((value for value in values if 0 < value < math.inf), default=math.nan)
 
 
-def measured(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
+def unit_column(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
     """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
-    at = least_of(values) if at is None else at
+    at = least_positive(values) if at is None else at
     factor, unit = unit_of(at, units)
     cells = numbers([value / factor for value in values], at / factor)
     return TextColumn(f"{head}\n{unit}" if head else unit, cells)
 
 
-def of(name: str, rows: Iterable[Any], at: float | None = None, *, spare: bool = False) -> TextColumn:
+def figure_column(name: str, rows: Iterable[Any], at: float | None = None, *, spare: bool = False) -> TextColumn:
     """The column of the figure of that name of each row, a mapping or an object; a dash where it is not known.
 
-    ``at``: as in `measured`, of a figure in units.
+    ``at``: as in `unit_column`, of a figure in units.
     """
     how, found = FIGURES[name], [part_of(row, name) for row in rows]
     values = [math.nan if value is None else float(value) for value in found]
     if how.units:
-        return replace(measured(how.head, values, how.units, at), spare=spare)
+        return replace(unit_column(how.head, values, how.units, at), spare=spare)
     return TextColumn(how.head, fixed((how.factor * value for value in values), how.form), spare=spare)
 
 
 def quantity(value: float, units: Units) -> str:
     """One number with its unit, such as ``3.554 s``."""
-    column = measured("", [value], units, value)
+    column = unit_column("", [value], units, value)
     return f"{column.cells[0]} {column.header}"
 
 
@@ -228,7 +228,7 @@ def equal_runs(keys: Iterable[Hashable]) -> list[range]:
     return [range(*bounds) for bounds in pairwise(ends)]
 
 
-def span(low: object, high: object, dots: str = "..") -> str:
+def range_text(low: object, high: object, dots: str = "..") -> str:
     """Two cells as one, ``1200..1410``; equal ones once."""
     return str(low) if low == high else f"{low}{dots}{high}"
 

@@ -36,7 +36,7 @@ def with_proposals(imported: Imported, **options: Any) -> Imported:
     basis = ("surrogate", "measured", "calibration", "storage", "machine")
     own = {key: value for key, value in options.items() if key in basis}
     today = explain(imported.job, imported.plan, **own)
-    return dataclasses.replace(imported, comparison=compared(proposal, today, imported.runs))
+    return dataclasses.replace(imported, comparison=comparison_of(proposal, today, imported.runs))
 
 
 def _with(earlier: Any, rows: pd.DataFrame) -> pd.DataFrame:
@@ -45,7 +45,7 @@ def _with(earlier: Any, rows: pd.DataFrame) -> pd.DataFrame:
     return rows if earlier is None else pd.concat([earlier.table, rows], ignore_index=True)
 
 
-def compared(proposal: Proposal, today: Explanation, rows: Sequence[Mapping[str, Any]]) -> Comparison:
+def comparison_of(proposal: Proposal, today: Explanation, rows: Sequence[Mapping[str, Any]]) -> Comparison:
     """The front of a proposal, thinned, beside a plan that was measured in ``rows`` (the first counts) or not."""
     known = {name: (getattr(today, name), *today.intervals[name]) for name in OBJECTIVES}
     row = next((row for row in rows if row["status"] == "ok"), {})

@@ -15,7 +15,7 @@ from jointopt.jobs.jobfile import dump_job
 from jointopt.jobs.plans.text import PLAN_KEYS, format_plan, parse_plan
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import stage_power_w, timeline
-from jointopt.report.page.choice import Pictured, Reported, chosen_plans
+from jointopt.report.page.choice import PlanPicture, Reported, chosen_plans
 from jointopt.report.page.content import content
 from jointopt.report.page.render import Page
 from jointopt.surrogate.job_model import JobModel
@@ -24,7 +24,7 @@ from jointopt.workflows.remedy import shortage_of
 
 def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
     """The report of a proposal's document, by the model of its job; each chosen plan is priced once."""
-    job, plans = model.job, list[Pictured]()
+    job, plans = model.job, list[PlanPicture]()
     chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
     for letter, one in zip(ascii_uppercase, chosen, strict=False):
         plan = {name: one.entry[name] for name in PLAN_KEYS if name in one.entry}
@@ -35,7 +35,7 @@ def report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
         text = format_plan(parsed.layouts, parsed.stage_clock_mhz)
         short = shortage_of(model, physics)
         started = _started(job, plan, [short.sentence()] if short else [])
-        plans.append(Pictured(letter, one, text, parts, timeline(physics, 0, clocks), runs_w, waits_w, started))
+        plans.append(PlanPicture(letter, one, text, parts, timeline(physics, 0, clocks), runs_w, waits_w, started))
     shown = content(job, document, plans, physics.cooler, dump_job(job), max(map(_drift, plans)))
     return Reported(Page(shown, "proposal"), plans)
 
@@ -52,6 +52,6 @@ def _started(job: Job, plan: Mapping[str, Any], tight: Sequence[str]) -> dict[st
     return {"target": target, "text": found.text(), "refused": "", "notes": (*found.export.notes, *tight)}
 
 
-def _drift(plan: Pictured) -> float:
+def _drift(plan: PlanPicture) -> float:
     """Share by which the time priced now differs from the proposal's."""
     return abs(sum(plan.parts.time_s.values()) / float(plan.chosen.entry["iteration_time_s"]) - 1.0)

@@ -19,7 +19,7 @@ from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.job_model import JobModel
 
 
-def unchecked(model: JobModel, front: Columns) -> tuple[str, ...]:
+def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
     """An assumed range of clocks, then why plans are outside of what was checked, each with its number of plans."""
     clocks = [model.job.assumed_clocks] if model.job.assumed_clocks else []
     unsupported = np.asarray(front["in_domain"]) == False  # noqa: E712  an array of objects has blanks too

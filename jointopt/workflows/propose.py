@@ -45,7 +45,7 @@ from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, place_of, prepared, top_times
 from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.open_settings import of_first
-from jointopt.workflows.proposal_notes import next_command, unchecked
+from jointopt.workflows.proposal_notes import domain_doubts, next_command
 from jointopt.workflows.remedy import remedy, shortage_of
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
 
@@ -99,7 +99,7 @@ def propose(
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered,
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
-        unchecked=unchecked(model, take(answer, chosen)), report_of=_report_of,
+        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of,
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
         learned=model.shown_by_few(found.layouts), model=model,

@@ -16,7 +16,7 @@ from jointopt.core.units import GIB
 from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.explain.parts import Breakdown
 from jointopt.physics.explain.timeline import KINDS, Timeline
-from jointopt.report.layout_table import alike
+from jointopt.report.layout_table import are_alike
 from jointopt.report.page.render import Page
 from jointopt.report.plans import differing, plan_words
 from jointopt.report.tables import tidy_parts
@@ -29,7 +29,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenPlan:
     """One entry of a proposal with what it stands for."""
 
     name: str
@@ -41,7 +41,7 @@ def layout_key(entry: Entry) -> tuple[tuple[str, Any], ...]:
     return tuple((name, entry[name]) for name in LAYOUT_COLUMNS if name in entry)
 
 
-def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str = "") -> list[Chosen]:
+def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str = "") -> list[ChosenPlan]:
     """At most `MOST` plans, by time: the reference, the fastest, the knee, the one of least energy, other layouts'."""
     rows = dict.fromkeys([0], "fastest")
     time_s, energy_j = (np.array([entry.get(name) for entry in front], np.float64) for name in OBJECTIVES)
@@ -58,21 +58,21 @@ def chosen_plans(front: Sequence[Entry], reference: Entry | None, baseline: str 
     varied = differing(dict(layout_key(front[row])) for row in rows)
     distinguishing = {row: {name: front[row].get(name) for name in varied} for row in sorted(rows)}
     found = [
-        Chosen(rows[row] or f"fastest with {plan_words(layout, varied)}", front[row])
+        ChosenPlan(rows[row] or f"fastest with {plan_words(layout, varied)}", front[row])
         for row, layout in distinguishing.items()
     ]
-    if reference is None or (not baseline and alike(reference, front[0])):
+    if reference is None or (not baseline and are_alike(reference, front[0])):
         return found
     usual = "reference: fastest layout, all clocks at their maximum"
-    return [Chosen(f"baseline: {baseline}" if baseline else usual, reference), *found]
+    return [ChosenPlan(f"baseline: {baseline}" if baseline else usual, reference), *found]
 
 
 @dataclass(frozen=True)
-class Pictured:
+class PlanPicture:
     """One chosen plan; powers are in W of one GPU of each stage, (pp,)."""
 
     letter: str
-    chosen: Chosen
+    chosen: ChosenPlan
     text: str  # the plan as `--plan` takes it
     parts: Breakdown
     timeline: Timeline
@@ -89,7 +89,7 @@ class Pictured:
         }  # fmt: skip
 
 
-def mean_power_w(plan: Pictured, steps: int = POWER_STEPS) -> tuple[Floats, Floats]:
+def mean_power_w(plan: PlanPicture, steps: int = POWER_STEPS) -> tuple[Floats, Floats]:
     """(ends of equal steps of the iteration in s (steps + 1,), mean power of a GPU in each step in W (steps,))."""
     line, (from_s, to_s) = plan.timeline, plan.timeline.repeated_s
     edges, watts = np.linspace(0.0, line.iteration_s, steps + 1), np.zeros(steps)
@@ -143,13 +143,13 @@ def _letter(number: int) -> str:
     return chr(0x61 + number) if number < 26 else chr(0x100 + number)
 
 
-def trace_text(plans: Sequence[Pictured]) -> str:
+def trace_text(plans: Sequence[PlanPicture]) -> str:
     """One JSON document: a process per plan, a thread per pipeline stage, counters of clock and power."""
     events = [event for number, plan in enumerate(plans, 1) for event in _events(number, plan)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
-def _events(pid: int, plan: Pictured) -> Iterator[dict[str, Any]]:
+def _events(pid: int, plan: PlanPicture) -> Iterator[dict[str, Any]]:
     """The events of one plan: its passes, what is left out of them or follows on every stage, and its power."""
 
     def block(rank: int, name: str, category: str, start_s: float, end_s: float) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Reported:
     """A report: its page, and the passes of its plans for a trace viewer."""
 
     page: Page
-    plans: Sequence[Pictured]
+    plans: Sequence[PlanPicture]
 
     def write(self, path: str | Path) -> None:
         """Writes the page as one HTML file."""

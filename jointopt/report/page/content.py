@@ -16,7 +16,7 @@ from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.joint_saving import joint_words
 from jointopt.report.layout_table import NEAR, Layout, steps
 from jointopt.report.page import figures
-from jointopt.report.page.choice import Entry, Pictured, encoded
+from jointopt.report.page.choice import Entry, PlanPicture, encoded
 from jointopt.report.plans import (
     COMPARED,
     SITE_FIGURES,
@@ -53,7 +53,7 @@ def table_of(caption: str, columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def content(
-    job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cooler: Cooler, job_file: str, drift: float
+    job: Job, document: Mapping[str, Any], plans: Sequence[PlanPicture], cooler: Cooler, job_file: str, drift: float
 ) -> dict[str, Any]:
     """What the template shows of a proposal's document, and the figures that the page draws.
 
@@ -150,7 +150,7 @@ def _layouts(entries: Sequence[Entry]) -> list[str]:
     return [plan_words({name: v for name, v in entry.items() if name in wanted}, varied) for entry in entries]
 
 
-def _plan_table(plans: Sequence[Pictured]) -> dict[str, Any]:
+def _plan_table(plans: Sequence[PlanPicture]) -> dict[str, Any]:
     """One row per chosen plan: its layout, clocks and predictions, and how it differs from the first."""
     entries = [plan.chosen.entry for plan in plans]
     sure, first, intervals = are_against_first(entries), [entries[0]] * len(entries), []
@@ -174,7 +174,7 @@ def _plan_table(plans: Sequence[Pictured]) -> dict[str, Any]:
     return table_of("Chosen plans; Δ% is against the first" + _COMPARED * sure, columns)
 
 
-def _cost_table(job: Job, plans: Sequence[Pictured]) -> dict[str, Any] | None:
+def _cost_table(job: Job, plans: Sequence[PlanPicture]) -> dict[str, Any] | None:
     """Energy, carbon and money at the site's meter, and of the whole run, per chosen plan."""
     entries = [plan.chosen.entry for plan in plans]
     known = [name for name in SITE_FIGURES if all(entry.get(name) is not None for entry in entries)]
@@ -212,7 +212,7 @@ def _layout_table(document: Mapping[str, Any]) -> dict[str, Any]:
     return table_of("Splits of the GPUs by the time of their fastest plan, each with its clocks condensed", columns)
 
 
-def _node(job: Job, cooler: Cooler, plan: Pictured) -> dict[str, Any]:
+def _node(job: Job, cooler: Cooler, plan: PlanPicture) -> dict[str, Any]:
     """A node whose GPUs all are of the hottest stage: temperature by row, the first row at the inlet."""
     positions = {  # of the stages with GPUs there
         name: max((celsius for celsius in values.tolist() if celsius == celsius), default=math.nan)
@@ -246,7 +246,7 @@ def _provenance(job: Job, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows + ([("study", f"{study['name']} in {study['storage']}")] if study.get("name") else [])
 
 
-def _data(job: Job, document: Mapping[str, Any], plans: Sequence[Pictured], cooler: Cooler) -> dict[str, Any]:
+def _data(job: Job, document: Mapping[str, Any], plans: Sequence[PlanPicture], cooler: Cooler) -> dict[str, Any]:
     """The figures, by the place where the page draws them; those of one plan by its letter."""
     front, joint = document["front"], document.get("joint") or {}
     powered = all(entry.get("energy_j") is not None for entry in front)

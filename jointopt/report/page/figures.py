@@ -8,7 +8,7 @@ from typing import Any
 
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
-from jointopt.report.page.choice import Chosen, Entry, Pictured, layout_key, mean_power_w
+from jointopt.report.page.choice import ChosenPlan, Entry, PlanPicture, layout_key, mean_power_w
 from jointopt.report.plans import differing, plan_words
 
 Figure = dict[str, Any]
@@ -65,7 +65,7 @@ class Axes:
         return x, y
 
 
-def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, Chosen]], two_step: Sequence[Entry]) -> Figure:
+def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]], two_step: Sequence[Entry]) -> Figure:
     """Energy over time: the front by layout, the two-step answer, the chosen plans by letter, their intervals."""
     axes, varied = Axes(front), differing([*front, *(c.entry for _, c in chosen)])
     data: list[Figure] = []
@@ -104,7 +104,7 @@ def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[str]) -> list[Figure]:
+def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
     """The chosen plans by letter, and their intervals, which are hidden at first."""
     entries = [c.entry for _, c in chosen]
     x, y = axes.xy(entries)
@@ -140,7 +140,7 @@ def _range(values: Sequence[float | None]) -> list[float]:
     return [low - room, high + 1.8 * room]  # letters stand above their plans
 
 
-def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) -> Figure:
+def part_figure(plans: Sequence[PlanPicture], breakdown: str, units: tables.Units) -> Figure:
     """One breakdown of all plans as bars side by side in one line each, the largest parts first."""
     parts = {plan.letter: plan.totals[breakdown] for plan in plans}
     factor, unit = tables.unit_of(max(sum(each.values()) for each in parts.values()), units)
@@ -163,7 +163,7 @@ def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) 
     }}  # fmt: skip
 
 
-def stage_figure(plan: Pictured) -> Figure:
+def stage_figure(plan: PlanPicture) -> Figure:
     """Clock of every stage, and what a GPU of it draws while it runs and over the whole iteration."""
     stages = [str(i + 1) for i in range(len(plan.runs_w))]
     clock, held = plan.parts.clock_mhz.tolist(), plan.parts.held_by
@@ -190,7 +190,7 @@ def stage_figure(plan: Pictured) -> Figure:
     }}  # fmt: skip
 
 
-def power_figure(plan: Pictured) -> Figure:
+def power_figure(plan: PlanPicture) -> Figure:
     """Mean power of a GPU over the iteration."""
     edges, watts = mean_power_w(plan)
     factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
@@ -206,7 +206,7 @@ def power_figure(plan: Pictured) -> Figure:
     }}  # fmt: skip
 
 
-def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | None:
+def heat_figure(plan: PlanPicture, cooler: Cooler, throttle_c: float) -> Figure | None:
     """Temperature of the GPUs of each stage by where they sit; None for one stage and without a model of heat."""
     positions: Mapping[str, Any] = plan.parts.stage_position_c
     stages = list(range(1, len(plan.runs_w) + 1))
