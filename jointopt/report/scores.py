@@ -72,11 +72,8 @@ class Evaluation(Result):
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
-        found = {
-            "groups": _rows(self.groups),
-            "overall": known_figures(self.overall),
-            "learned_rows": self.learned_rows,
-        }
+        figures = {"overall": known_figures(self.overall), "learned_rows": self.learned_rows}
+        found: dict[str, Any] = {"groups": _rows(self.groups), **figures}
         return found | ({} if self.summary is None else {"summary": _rows(self.summary)})
 
     def blocks(self, *, groups: bool = True) -> Iterator[Block]:
@@ -93,14 +90,13 @@ class Evaluation(Result):
         for name, value in known_figures(self.overall).items():
             kelvin = " K" * name.endswith("_k")
             figures.append(f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{kelvin}")
-        trained = (
-            f"{self.learned_rows or 0:,} of {self.overall['rows']:,} rows are among those that predictions learned from"
-        )
         yield [
             [] if shown is self.groups else [f"{many}{_LEGEND}"],
             f"Overall: {', '.join(figures)}.",
-            f"{trained}: these are training errors, not errors of prediction." if self.learned_rows else "",
-        ]
+            f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from: "
+            "these are training errors, not errors of prediction."
+            if self.learned_rows else "",
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,9 +126,8 @@ class Retrained(Result):
     def document(self) -> dict[str, Any]:
         """The errors per source, and the comparison with the surrogate that was replaced."""
         compared = None if self.compared is None else self.compared.to_dict("records")
-        return {"out": str(self.out), "sources": _rows(self.sources), "compared": compared} | pick(
-            self, "forgotten remarks"
-        )
+        found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
+        return found | pick(self, "forgotten remarks")
 
     def blocks(self) -> Iterator[Block]:
         """Remarks, errors by source, and the comparison with the surrogate that was replaced."""

@@ -493,6 +493,6 @@ def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> d
 
 def _report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
     """The report of a proposal's document."""
-    from jointopt.workflows.pictured_plans import report_of  # imports what draws pages
+    from jointopt.workflows.page import report_of  # imports what draws pages
 
     return report_of(document, model)

@@ -17,7 +17,7 @@ from jointopt.report import tables
 from jointopt.report.page import figures
 from jointopt.report.page.choice import ChosenPlan, Reported, _letter
 from jointopt.report.results import Proposal
-from jointopt.workflows.pictured_plans import _drift
+from jointopt.workflows.page import _drift
 from jointopt.workflows.propose import propose
 
 DIGITS = {"rel": 1e-4, "abs": 1e-12}

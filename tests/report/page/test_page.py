@@ -77,7 +77,7 @@ def test_power_over_the_iteration_adds_up_to_the_energy(made: Reported) -> None:
 
 
 def test_power_adds_up_where_the_middle_of_the_iteration_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jointopt.workflows.pictured_plans.timeline", functools.partial(timeline, most_passes=40))
+    monkeypatch.setattr("jointopt.workflows.page.timeline", functools.partial(timeline, most_passes=40))
     job = shipped_job("opt-350m-2x4-a100")
     long = replace(job, training=replace(job.training, global_batch_size=8192))
     made = propose(long, trials=0, surrogate="none").report()
