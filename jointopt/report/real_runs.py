@@ -577,7 +577,7 @@ def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
             for values in ([run.result(name) for run in runs], [run.predicted.get(name, math.nan) for run in runs])
         )
         errors = [f"{run.error(name):+z.1%}" if math.isfinite(run.error(name)) else "-" for run in runs]
-        if set(measured) != {"-"}:
+        if set(measured) - {"-"}:
             columns.append((tables.OBJECTIVE_UNITS[name][0], measured))
-            columns += [("predicted", predicted), ("off by", errors)] if set(predicted) != {"-"} else []
+            columns += [("predicted", predicted), ("off by", errors)] if set(predicted) - {"-"} else []
     return table_of("All runs in their order; an error is the prediction against the measurement", columns)
