@@ -93,6 +93,14 @@ def test_the_table_has_every_run_and_escapes_its_notes(tuned: Tuned) -> None:
     assert len(html.encode()) < 6_000_000
 
 
+def test_a_run_stands_as_measured_then_as_predicted_and_its_error_under_its_head(tuned: Tuned) -> None:
+    table = tuned.report().content["table"]
+    shown = dict(zip(table["head"], table["rows"][0], strict=True))
+    assert (shown["time"], shown["predicted"], shown["off by"]) == ("3.600 s", "3.000 s", "-16.7%")
+    (line,) = [line for line in tuned.text().splitlines() if line.split()[:1] == ["1"]]
+    assert line.split()[-3:] == ["3.600", "3.000", "9.1"]
+
+
 def test_a_validate_marks_the_runs_whose_reasons_not_all_of_them_have(job: Job) -> None:
     doubted = {"in_domain": False, "earlier": False}
     runs = [one(ValidatedRun, 1, 3.0, 3.6, doubts="model", reference=True, **doubted),
