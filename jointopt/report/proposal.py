@@ -96,7 +96,8 @@ class Proposal(Result):
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
     domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
-    next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no shell named the job
+    source: str = ""  # how a shell names the job: its file, or options; blank: not known
+    next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no source is known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
     # what takes plans of its document apart by the model, for a page
     report_of: Callable[[Mapping[str, Any], JobModel], Reported] | None = field(default=None, repr=False, compare=False)

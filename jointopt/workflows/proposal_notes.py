@@ -29,13 +29,13 @@ def domain_doubts(model: JobModel, front: Columns) -> tuple[str, ...]:
     return (*clocks, *(f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in counts.items() if count))
 
 
-def next_command(proposal: Proposal, source: str) -> dict[str, str] | None:
+def next_command(proposal: Proposal) -> dict[str, str] | None:
     """The command that starts the first row as a shell takes it, a line per option, and a note on it.
 
     That is the export to its job's framework; where this has no words for the plan, the command that explains it.
-    ``source``: how a shell names the job, its file or options; None where that is not known.
+    None where no shell named the job.
     """
-    front, priced = proposal.front, proposal.job.training.framework
+    front, source, priced = proposal.front, proposal.source, proposal.job.training.framework
     if not source or not len(front["pp"]):
         return None
     plan = {name: value for name, value in plan_entries(front, [0])[0].items() if name in PLAN_KEYS}

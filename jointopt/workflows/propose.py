@@ -102,11 +102,11 @@ def propose(
         domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of,
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
-        learned=model.shown_by_few(found.layouts), model=model,
+        learned=model.shown_by_few(found.layouts), model=model, source=source,
         best_layouts=_layouts(job, found, answer, front, chosen, compared),
         **(today or {"reference_breaks": physics.broken_limits(reference)}) | {"reference": compared.reference},
     )  # fmt: skip
-    proposal = replace(proposal, hangs_on=of_first(model, proposal), next_command=next_command(proposal, source))
+    proposal = replace(proposal, hangs_on=of_first(model, proposal), next_command=next_command(proposal))
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)

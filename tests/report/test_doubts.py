@@ -73,6 +73,6 @@ def test_the_next_command_runs_as_it_is_printed(framework: str, saved: bool, tmp
 def test_a_proposal_of_a_job_that_no_shell_named_has_no_next_command(found: Proposal) -> None:
     assert found.to_dict()["next"] is None
     assert "jointopt export" not in found.text()
-    named = next_command(found, "job.yaml")
+    named = next_command(replace(found, source="job.yaml"))
     assert named is not None
     assert named["command"].startswith("jointopt export job.yaml --to ")
