@@ -136,6 +136,5 @@ def _parts(plans: Sequence[Explanation], head: str, name: str, total: str, units
 def _side_by_side(title: str, lines: Mapping[str, Sequence[str]]) -> list[str]:
     """A line per label, a cell for each plan under its letter."""
     columns = [TextColumn(title, [f"  {label}" for label in lines], left=True)]
-    by_plan = zip(*lines.values(), strict=True)
-    columns += [TextColumn(name, cells) for name, cells in zip(ascii_uppercase, by_plan, strict=False)]
+    columns += map(TextColumn, ascii_uppercase, zip(*lines.values(), strict=True))
     return tables.lay_out(columns)

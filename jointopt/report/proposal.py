@@ -308,8 +308,7 @@ def _site(proposal: Proposal) -> list[str]:
     references = plan_entries(proposal.reference)  # which the line of = is
     rows = {name: row for name, row in ends.items() if not _is_among(plan_entries(front, [row])[0], references)}
     time_s, energy_j = (
-        np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
-        for name in ("iteration_time_s", "energy_j")
+        np.concatenate([proposal.reference[name], front[name][list(rows.values())]]) for name in OBJECTIVES
     )
     return site_table(job, ["="] * len(references) + list(rows), time_s, energy_j)
 

@@ -47,8 +47,7 @@ class Beside:
         word = "slower" if self.behind >= 0.0 else "faster"
         behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
-        unsure = self.fit_probability < SURE
-        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds_of_it}" if unsure else ""
+        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds_of_it}" * (self.fit_probability < SURE)
         broken = ", ".join(text.rstrip(".") for text in self.violations)
         if self.source:
             time_s = self.published_time_s

@@ -134,7 +134,7 @@ class MeasuredResult(Result):
 
     def report(self) -> Page:
         """The runs as one HTML page: predicted beside measured, and what was learned by round."""
-        names = [name for name in _SHOWN if any(math.isfinite(run.error(name)) for run in self.runs)]
+        names = [name for name in tables.OBJECTIVE_UNITS if any(math.isfinite(run.error(name)) for run in self.runs)]
         plans = f"{len(self.runs)} proposed plan{'s' * (len(self.runs) != 1)}, {self.how_run()}."
         rows = [("jointopt", version("jointopt")), ("launcher", self.launcher)]
         if isinstance(self, Validated):
@@ -388,7 +388,7 @@ class Gains:
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], against: int, called: str) -> Gains:
         """Those of sound ``runs`` against the one at a place."""
-        time, energy = ([run.result(name) for run in runs] for name in ("iteration_time_s", "energy_j"))
+        time, energy = ([run.result(name) for run in runs] for name in OBJECTIVES)
         good = successful_runs(runs)
         fastest = min(good, key=time.__getitem__)
         known = [place for place in good if time[place] <= time[against] and math.isfinite(energy[place])]
@@ -419,7 +419,6 @@ class Gains:
 
 # The page of real runs: what `tune` and `validate` measured beside the predictions, and what each round taught.
 
-_SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "peak_power_w")
 _TITLES = {
     "iteration_time_s": "Iteration time", "energy_j": "Energy of all GPUs for one iteration",
     "avg_power_w": "Power per GPU", "peak_memory_gib": "Memory of the fullest GPU",
@@ -571,7 +570,7 @@ def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
         ("plan", [plan_words(run.plan, varied) for run in runs]),
         ("status", ended),
     ]
-    for name in _SHOWN:
+    for name in tables.OBJECTIVE_UNITS:
         measured, predicted = (
             [tables.result(name, value) if math.isfinite(value) else "-" for value in values]
             for values in ([run.result(name) for run in runs], [run.predicted.get(name, math.nan) for run in runs])

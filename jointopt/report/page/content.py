@@ -257,11 +257,9 @@ def _data(job: Job, document: Mapping[str, Any], plans: Sequence[PlanPicture], c
         shown["energy"] = figures.part_figure(plans, "energy_by_part_j", tables.ENERGY_UNITS)
     shown["memory"] = figures.part_figure(plans, "memory_gib", tables.MEMORY_UNITS)
     throttle_c = job.cluster.gpu.throttle_temperature_c or THROTTLE_C
-    of_plans = {}
-    for plan in plans:
-        of_plans[plan.letter] = {"passes": encoded(plan.timeline)}
-        if powered:
-            of_plans[plan.letter] |= {"stages": figures.stage_figure(plan), "power": figures.power_figure(plan)}
-            heat = figures.heat_figure(plan, cooler, throttle_c)
-            of_plans[plan.letter] |= {"heat": heat} if heat else {}
+    of_plans: dict[str, dict[str, Any]] = {plan.letter: {"passes": encoded(plan.timeline)} for plan in plans}
+    for plan in plans if powered else ():
+        heat = figures.heat_figure(plan, cooler, throttle_c)
+        of_plans[plan.letter] |= {"stages": figures.stage_figure(plan), "power": figures.power_figure(plan)}
+        of_plans[plan.letter] |= {"heat": heat} if heat else {}
     return {"figures": shown, "plans": of_plans}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page.choice import ChosenPlan, Entry, PlanPicture, layout_key, mean_power_w
@@ -60,8 +61,8 @@ class Axes:
 
     def xy(self, entries: Sequence[Entry], side: str = "") -> tuple[list[float | None], list[float | None]]:
         """Times and energies in those units."""
-        pairs = (("iteration_time_s", self.time[0]), ("energy_j", self.energy[0]))
-        x, y = (rounded(e[f"{name}{side}"] / unit for e in entries) for name, unit in pairs)
+        units = zip(OBJECTIVES, (self.time[0], self.energy[0]), strict=True)
+        x, y = (rounded(entry[f"{name}{side}"] / unit for entry in entries) for name, unit in units)
         return x, y
 
 
