@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from jointopt.jobs.job import Job
-    from jointopt.report.page.made import Reported
+    from jointopt.report.page.choice import Reported
     from jointopt.report.page.render import Page
     from jointopt.report.tables import Result
 

@@ -38,7 +38,7 @@ def polish(job: str, plan: Plan, zeus: Path | None, as_json: bool, basis: dict[s
       jointopt polish opt-350m-8x4-gh200 --plan "dp=8 pp=4 mbs=4 clock=1980" --slowdown 0.01
       jointopt polish job.yaml --plan "dp=2 pp=8 tp=4 clock=1800x7,1860" --zeus clocks.py
     """
-    from jointopt.report.polished import check_zeus_path, zeus_command
+    from jointopt.frameworks.zeus import check_zeus_path, zeus_command
     from jointopt.workflows.polish import polish as polished_plan
 
     with common.writing("--zeus"):

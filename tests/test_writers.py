@@ -17,6 +17,7 @@ WRITERS = {
     "jointopt/frameworks/accelerate.py": {"yaml_text"},
     "jointopt/frameworks/import_files.py": {"our_command", "sh_command"},
     "jointopt/frameworks/intent.py": {"sh_variable", "sh_word"},
+    "jointopt/frameworks/exported.py": {"sh_exports"},
     "jointopt/frameworks/kubernetes.py": {"kubernetes_text", "sh_word", "yaml_text"},
     "jointopt/frameworks/megatron_bridge.py": {"hydra_word", "yaml_text"},
     "jointopt/frameworks/nanotron.py": {"yaml_text"},
@@ -25,12 +26,11 @@ WRITERS = {
         "comment", "container_mounts", "sbatch_line", "sh_command", "sh_exports", "sh_variable", "sh_word",
     },
     "jointopt/frameworks/torchtitan.py": {"python_text", "toml_text"},
+    "jointopt/frameworks/zeus.py": {"comment", "python_text", "sh_word"},
     "jointopt/measure/framework_launchers.py": {"sh_command", "sh_file", "sh_word"},
     "jointopt/measure/local.py": {"sh_command"},
     "jointopt/measure/torchrun.py": {"sh_command", "sh_file", "sh_word"},
-    "jointopt/report/exported.py": {"sh_exports", "sh_word"},
     "jointopt/report/page/render.py": {"html_text"},
-    "jointopt/report/polished.py": {"comment", "python_text", "sh_word"},
     "jointopt/report/proposal.py": {"html_text", "our_command"},
     "jointopt/report/selection.py": {"our_command"},
     "jointopt/report/tables.py": {"html_text", "our_command"},
@@ -40,6 +40,7 @@ WRITERS = {
     "jointopt/search/studies/dashboard.py": {"header_value", "local_url"},
     "jointopt/search/studies/display.py": {"our_command"},
     "jointopt/search/studies/measured.py": {"our_command"},
+    "jointopt/workflows/proposal_notes.py": {"sh_word"},
     "jointopt/workflows/retrain.py": {"sh_command"},
 }  # fmt: skip
 # files of our own (JSON, a job's YAML, pages made by templates that escape) and of text that the writers above made
@@ -49,7 +50,7 @@ FILES = {
     "jointopt/measure/framework_program.py", "jointopt/measure/slurm.py",
     "jointopt/measure/framework_launchers.py",
     "jointopt/measure/torchrun.py", "jointopt/measure/trainer/probe.py", "jointopt/measure/trainer/run.py",
-    "jointopt/report/page/made.py", "jointopt/report/page/render.py", "jointopt/report/polished.py",
+    "jointopt/report/page/choice.py", "jointopt/report/page/render.py", "jointopt/frameworks/zeus.py",
     "jointopt/report/proposal.py", "jointopt/jobs/reading.py", "jointopt/workflows/export.py",
 }  # fmt: skip
 # (function, the places that may call it): each language is written in one place
@@ -67,7 +68,7 @@ NO_COMMANDS: dict[str, str | tuple[str, ...]] = {  # messages, and a value that 
     "jointopt/frameworks/import_files.py": "jointopt cannot import ",
     "jointopt/runs/database.py": "and this jointopt reads ",
     "jointopt/frameworks/kubernetes.py": " MASTER_ADDR=",
-    "jointopt/report/exported.py": ("jointopt export ", "jointopt explain "),
+    "jointopt/workflows/proposal_notes.py": ("jointopt export ", "jointopt explain "),
 }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jointopt.jobs.cluster import Machine
-from jointopt.report.tables import Result, TextColumn, blocks_text, figure, lay_out, paragraphs
+from jointopt.report.tables import Block, Result, TextColumn, figure, lay_out, paragraphs, pick
 
 _FIGURES = {
     **{dtype: f"{dtype} products, TFLOP/s" for dtype in ("fp32", "fp16", "bf16", "fp8")},
@@ -42,15 +42,23 @@ class Diagnosis(Result):
     cluster: Mapping[str, Any]  # keys of the job file
     notes: tuple[str, ...] = ()
 
-    def text(self) -> str:
-        """The machine, a line per feature, and the cluster section."""
+    def blocks(self) -> Iterator[Block]:
+        """The machine, a line per feature, the cluster section, and notes."""
+        machine = self.machine
+        lines = [f"{machine['cores']} CPU cores, {machine['memory_gib']:g} GiB of memory"]
+        for index, gpu in enumerate(machine["gpus"]):
+            facts = [form.format(gpu[name]) for name, form in _GPU_FACTS.items() if gpu[name]]
+            lines.append(f"GPU {index}: {', '.join(facts)}")
+        lines += [] if machine["gpus"] else ["No GPU"]
+        lines += [f"Slurm partition, nodes, cores, GPUs of a node: {line}" for line in machine["partitions"]]
+        yield [lines]
         features = [
             f"{'ok     ' if one.works else 'missing'}  {'; '.join(filter(None, (f'{one.name}: {one.what}', one.fix)))}"
             for one in self.features
         ]
-        cluster = ["For the job file:", "", *self.cluster_yaml.splitlines()]
-        notes = [paragraphs([note]) for note in self.notes]
-        return blocks_text(_machine_lines(self.machine), paragraphs(features, " " * 9), cluster, *notes)
+        yield [paragraphs(features, " " * 9)]
+        yield [["For the job file:", "", *self.cluster_yaml.splitlines()]]
+        yield from ([note] for note in self.notes)
 
     @property
     def cluster_yaml(self) -> str:
@@ -83,38 +91,25 @@ class Probed(Result):
 
     def document(self) -> dict[str, Any]:
         """The content of the machine file, its figures beside the catalogue's, and where it was written."""
-        more = {"fit_error_percent": self.machine.fit_error_percent, "readings": self.machine.readings}
-        return {**self.machine.mapping(), **more, "compared": self._compared(), "out": self.out}
+        machine = self.machine
+        figures = [(name, machine.figures.get(name), self.nominal[name]) for name in _PROBED]
+        figures += [(f"{dtype} products", value, 1.0) for dtype, value in machine.product_time_factor.items()]
+        rows = [{"figure": name, "measured": v, "catalogue": other} for name, v, other in figures if v is not None]
+        return machine.mapping() | pick(machine, "fit_error_percent readings") | {"compared": rows, "out": self.out}
 
-    def _compared(self) -> list[dict[str, Any]]:
-        figures = [(name, self.machine.figures.get(name), self.nominal[name]) for name in _PROBED]
-        figures += [(f"{dtype} products", value, 1.0) for dtype, value in self.machine.product_time_factor.items()]
-        return [{"figure": name, "measured": v, "catalogue": other} for name, v, other in figures if v is not None]
-
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """A line per figure with what it replaces, how well the times are met, and how to use the file."""
-        machine, on, rows = self.machine, self.machine.measured, self._compared()
+        machine, on, rows = self.machine, self.machine.measured, self.document()["compared"]
         nodes = f"{on['nodes']} node{'s' * (on['nodes'] != 1)} of {machine.gpus_per_node} x {machine.gpu}"
+        yield [f"{nodes}, {on['backend']}, PyTorch {on['torch']}, measured in {on['seconds']:g} s"]
         columns = [
             TextColumn("", [_PROBED.get(row["figure"], f"{row['figure']}, times") for row in rows], left=True),
             TextColumn("measured", [figure(row["measured"]) for row in rows]),
             TextColumn("catalogue", ["-" if row["catalogue"] is None else figure(row["catalogue"]) for row in rows]),
         ]
+        yield [lay_out(columns)]
         errors = ", ".join(f"{name} {value:g} %" for name, value in machine.fit_error_percent.items())
-        return blocks_text(
-            paragraphs([f"{nodes}, {on['backend']}, PyTorch {on['torch']}, measured in {on['seconds']:g} s"]),
-            lay_out(columns),
-            paragraphs([
-                f"Median error of the times that these give: {errors}.",
-                f"Written to {self.out}; predictions take it with --machine {self.out}.",
-            ]),
-        )  # fmt: skip
-
-
-def _machine_lines(machine: Mapping[str, Any]) -> list[str]:
-    lines = [f"{machine['cores']} CPU cores, {machine['memory_gib']:g} GiB of memory"]
-    for index, gpu in enumerate(machine["gpus"]):
-        facts = [form.format(gpu[name]) for name, form in _GPU_FACTS.items() if gpu[name]]
-        lines.append(f"GPU {index}: {', '.join(facts)}")
-    lines += [] if machine["gpus"] else ["No GPU"]
-    return lines + [f"Slurm partition, nodes, cores, GPUs of a node: {line}" for line in machine["partitions"]]
+        yield [
+            f"Median error of the times that these give: {errors}.",
+            f"Written to {self.out}; predictions take it with --machine {self.out}.",
+        ]

@@ -1,50 +1,32 @@
-"""Doubts of the first row of a front, where people look first."""
+"""Doubts of plans: why intervals are wider, in one form for every table, and what the first row of a front hangs on."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jointopt.core.errors import TableError
+from jointopt.core.facts import Source
 from jointopt.jobs.catalog.best_mfu import best_mfu, kind_of
 from jointopt.jobs.job import Job
-from jointopt.report import tables
-from jointopt.report.reasons import Reasons
-from jointopt.report.tables import TextColumn, paragraphs, result
+from jointopt.report.tables import TextColumn, lay_out, paragraphs, result
+from jointopt.surrogate.correction import load_surrogate, surrogate_names
+from jointopt.surrogate.intervals import DOUBTS, NOT_AS_STATED, UNLIKE
 
-FIRST_ROW = "The first row's"
-_COUNTED = re.compile(r" \([\d,]+ plans?\)$")
-
-
-def first_doubts(
-    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = FIRST_ROW
-) -> list[str]:
-    """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
-    above = above_best(job, first, whose)
-    return [*([above] if above else []), *(one.sentence() for one in largest(hangs_on))]
-
-
-def first_lines(
-    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = FIRST_ROW
-) -> list[str]:
-    """The same in a few lines, as text has them before its table."""
-    above = above_best(job, first, whose)
-    return [*paragraphs([above] if above else []), *open_lines(hangs_on, whose)]
-
-
-def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
-    """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
-    known: Collection[str] = {why for own in shown for why in own}
-    rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
-    return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
-
-
-# Settings that a job leaves open, on which its answer hangs, and by how much another value moves the first row.
-
-
+Reasons = Sequence[Collection[str]]  # of each plan, in words; of one that recorded runs support none
+NOT_KNOWN = "outside of what was checked (`jointopt explain` says why)"
+_STANDS_IN = "another precision or attention kernel stands in for the plan's"
 LEAST_PERCENT = 0.5  # of the time, below which a setting is not remarked on
 LINES, OF_ONE = 4, 2  # for people: alternatives in all, and of one setting
+_COUNTED = re.compile(r" \([\d,]+ plans?\)$")
+_KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
 
 
 @dataclass(frozen=True)
@@ -58,31 +40,46 @@ class OpenSetting:
     plan: str = ""  # the first plan there, where that is another layout
 
     @property
+    def cells(self) -> tuple[str, str, str]:
+        """By how much the time moves, the option that states the alternative, and what is assumed instead."""
+        assumed = f"{self.assumed:g}" if isinstance(self.assumed, float) else self.assumed
+        other = "; another layout" if self.plan else ""
+        return f"{self.time_change_percent:+z.1f} %", f"if {self.key}={self.alternative}", f"(not {assumed}{other})"
+
+    @property
     def states(self) -> str:
         """The option that states the alternative."""
         return f"--set {self.key}={self.alternative}"
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """By how much the time moves, the option that states the alternative, and what is assumed instead."""
-        other = "; another layout" if self.plan else ""
-        return (
-            f"{self.time_change_percent:+z.1f} %",
-            f"if {self.key}={self.alternative}",
-            f"(not {_shown(self.assumed)}{other})",
-        )
-
-    def sentence(self) -> str:
-        """The alternative with its effect in a line, as text, page and JSON have it."""
-        return " ".join(self.cells)
 
     def document(self) -> dict[str, Any]:
         """Every field of the JSON, with the option that states the alternative."""
         return asdict(self) | {"states": self.states}
 
 
-def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
-    """The alternatives that people are shown, the largest change first."""
+def first_doubts(
+    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
+) -> list[str]:
+    """Sentences on the first row (an entry with its rates): above every record, then what it hangs on."""
+    above = above_best(job, first, whose)
+    return [*([above] if above else []), *(" ".join(one.cells) for one in _largest(hangs_on))]
+
+
+def first_lines(
+    job: Job, first: Mapping[str, Any], hangs_on: Sequence[OpenSetting], whose: str = "The first row's"
+) -> list[str]:
+    """The same in a few lines, as text has them before its table."""
+    lines = paragraphs([above_best(job, first, whose)])
+    if shown := _largest(hangs_on):
+        changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
+        columns = [TextColumn("", [f"  {change}" for change in changes])]
+        columns += [TextColumn("", column, left=True) for column in (settings, notes)]
+        lines += paragraphs([f"{whose} time hangs on open settings; --set KEY=VALUE states one:"])
+        lines += lay_out(columns)[1:]
+    return lines
+
+
+def _largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
+    """The alternatives that people are shown, the largest change first: `LINES` at most, and `OF_ONE` of a setting."""
     shown: list[OpenSetting] = []
     for one in found:
         own = sum(other.key == one.key for other in shown)
@@ -91,29 +88,11 @@ def largest(found: Sequence[OpenSetting]) -> list[OpenSetting]:
     return shown
 
 
-def open_lines(found: Sequence[OpenSetting], whose: str) -> list[str]:
-    """Settings that the time hangs on, the largest first, `LINES` at most; none where nothing moves it."""
-    shown = largest(found)
-    if not shown:
-        return []
-    changes, settings, notes = zip(*(one.cells for one in shown), strict=True)
-    columns = [
-        TextColumn("", [f"  {change}" for change in changes]),
-        TextColumn("", list(settings), left=True),
-        TextColumn("", list(notes), left=True),
-    ]
-    head = f"{whose} time hangs on open settings; --set KEY=VALUE states one:"
-    return [*tables.paragraphs([head]), *tables.lay_out(columns)[1:]]
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# Whether a predicted plan is faster than anything that was recorded, in a sentence.
-
-
-_KINDS = {"adapters": "with adapters", "moe": "of mixtures of experts", "dense": "of dense models"}
+def unshown_lines(doubts: Sequence[str], shown: Reasons) -> list[str]:
+    """The sentence on those ``doubts`` of a front that none of the plans ``shown`` has, by their reasons."""
+    known = {why for own in shown for why in own}
+    rest = [doubt for doubt in doubts if _COUNTED.search(doubt) and _COUNTED.sub("", doubt) not in known]
+    return [f"The interval of plans that are not shown here is wider: {'; '.join(rest)}."] if rest else []
 
 
 def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
@@ -130,3 +109,66 @@ def above_best(job: Job, plan: Mapping[str, Any], whose: str) -> str:
         f"{whose} MFU of {mfu:.1%} is above the best recorded {_KINDS[kind_of(job)]} on {job.cluster.gpu.id} in "
         f"{job.training.precision}, {best.mfu:.1%} ({best.run}; {best.source}){count}."
     )
+
+
+def beyond(surrogate: str, job: Job | None = None) -> str:
+    """Reason for a plan that is like no recorded run in several ways at once; blank: measured runs correct it too.
+
+    Of the ``job``'s GPU, where it is known, it says whether a surrogate in a folder learned from runs there.
+    """
+    known = {"none": "the physics was checked on", "": "predictions were learned from"}
+    gpus: list[str] = []  # whose runs a surrogate in a folder remembers; none of one that can be read no more
+    with suppress(TableError):
+        if surrogate not in (*known, *surrogate_names()) and Path(surrogate).is_dir():
+            found = load_surrogate(surrogate)
+            gpus = sorted({Source.parse(key).gpu for key in np.unique(found.support.source).tolist()}) if found else []
+    if not gpus:
+        return f"beyond the runs that {known.get(surrogate, f'{surrogate} was trained on')}"
+    runs, measure = f"beyond the runs on {', '.join(gpus)} that {surrogate} learned from", "with `jointopt validate`"
+    if job is None or job.cluster.gpu.id in gpus:
+        return f"{runs} (measure some plans {measure} and retrain)"
+    here = f"{runs}, and this job has {job.cluster.gpu.id}"
+    return f"{here} (measure a few plans there {measure} and retrain, or leave --surrogate out)"
+
+
+def reasons_of(
+    plans: Sequence[Mapping[str, Any]], surrogate: str = "", job: Job | None = None
+) -> list[tuple[str, ...]]:
+    """Why the interval of each plan (records) is wider, by its ``in_domain`` and ``doubts``; none where it is not."""
+    words = {**DOUBTS, UNLIKE: beyond(surrogate, job), NOT_AS_STATED: _STANDS_IN}
+    return [
+        tuple(words[name] for name in str(plan.get("doubts") or "").split() if name in words) or (NOT_KNOWN,)
+        if plan.get("in_domain") is False
+        else ()
+        for plan in plans
+    ]
+
+
+def own_reasons(reasons: Reasons) -> list[tuple[str, ...]]:
+    """Of each plan the reasons that not all have: those that its ``?`` stands for."""
+    return [tuple(why for why in own if not all(why in other for other in reasons)) for own in reasons]
+
+
+def wider_lines(reasons: Reasons, names: Sequence[str] = (), interval: str = "interval (±)") -> list[str]:
+    """Sentences of a legend on why intervals are wider, those of all plans first; none where nothing widens any.
+
+    ``names``: of the plans, where a table has no room for ``?``; those of the same reasons are named together.
+    Reasons that only some of the marked plans have are counted.
+    """
+    own = own_reasons(reasons)
+    common = [why for why in reasons[0] if why not in own[0]] if reasons else []
+    every = " for every plan here" if len(reasons) > 1 else ""
+    lines = [f"The {interval} is wider{every}: {'; '.join(common)}."] if common else []
+    still = " still" if common else ""
+    marked = [one for one in own if one]
+    if names:
+        for whys in dict.fromkeys(marked):
+            *most, last = (name for name, one in zip(names, own, strict=True) if one == whys)
+            together = f"{', '.join(most)} and {last}" if most else last
+            lines.append(f"The {interval} of {together} is wider{still}: {'; '.join(whys)}.")
+    elif marked:
+        counts = Counter(why for one in marked for why in one)
+        words = [why if count == len(marked) else f"{why} ({count} plan{'s' * (count != 1)})"
+                 for why, count in counts.items()]  # fmt: skip
+        lines.append(f"? the {interval} is wider{still}: {'; '.join(words)}.")
+    return lines

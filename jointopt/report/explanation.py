@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,17 +12,15 @@ from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT
 from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.site import bill, facility_parts_j
 from jointopt.report import tables
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines
+from jointopt.report.doubts import OpenSetting, beyond, first_doubts, first_lines
 from jointopt.report.layout_table import Rank
 from jointopt.report.plans import basis_lines, has_site_costs, odds, plan_words, rate_words, site_table
-from jointopt.report.reasons import beyond
-from jointopt.report.shortage import Shortage
-from jointopt.report.tables import Result, TextColumn, pick, tidy_parts
+from jointopt.report.tables import Block, Result, TextColumn, pick, tidy_parts
 from jointopt.surrogate.memory import SURE
 
-_ENDS = ("_low", "_high")
 _TIMES = ("compute", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "bubble", "optimizer")  # in every document
 _PHASES = {
     "compute_bound": "in compute-bound kernels", "memory_bound": "in memory-bound kernels",
@@ -34,6 +32,69 @@ _WORDS = {
     "registers": "registers and instructions", "l2": "L2",
     "memory_read": "memory, read", "memory_written": "memory, written",
 }  # fmt: skip
+_LINKS = {
+    "intra_node_gbytes_per_s": "{:g} GB/s inside a node", "inter_node_gbytes_per_s": "{:g} GB/s between nodes",
+    "inter_node_latency_us": "{:g} µs between nodes",
+}  # fmt: skip
+_HEAT = {"peak_power_w": "W at the peak", "temperature_c": "°C"}
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Memory per GPU that a plan lacks to be as likely to fit as not, in GiB, on its fullest GPU."""
+
+    predicted_gib: float
+    allowed_gib: float  # up to which predictions are as likely to fit as not
+    probability: float  # of fitting
+    changes: Sequence[str] = ()  # words for a plan after which it would fit, such as recompute=full
+    ran_out: bool = False  # in a measured run, or it needs as much as a layout that did
+
+    @property
+    def cause(self) -> str:
+        """Why it is not expected to fit."""
+        if self.ran_out:
+            return "the same layout, or one that needs no more, ran out of memory in a measured run"
+        missing_gib = math.ceil(self.missing_gib * 10.0 - 1e-9) / 10.0  # rounded up: a shortage of nothing is none
+        return f"its fullest GPU needs {self.predicted_gib:.1f} GiB, {missing_gib:.1f} GiB too many"
+
+    @property
+    def missing_gib(self) -> float:
+        """GiB too many; NaN where runs alone say so."""
+        missing = self.predicted_gib - self.allowed_gib
+        return math.nan if self.ran_out and missing <= 0.0 else missing
+
+    def document(self) -> dict[str, Any]:
+        """The GiB that are missing, and the changes that help."""
+        return {"missing_gib": self.missing_gib, "would_fit_with": list(self.changes)}
+
+    def sentence(self) -> str:
+        """The shortage in a sentence, and in another what would help."""
+        needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
+        return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage of an explained plan; power and memory are those of each GPU of the stage."""
+
+    clock_mhz: float
+    busy_s: float
+    idle_s: float
+    energy_j: float  # all GPUs of the stage, one iteration
+    memory_gib: float
+    num_layers: int = 0
+    power_w: float | None = None
+    temperature_c: float | None = None  # of the hottest GPU
+    num_gpus: int | None = None
+    peak_power_w: float | None = None  # of the hottest GPU, while a micro-batch's kernels run
+    power_limit_w: float | None = None  # the cluster's, or a lower one of the plan
+    held_by: str = ""  # power_limit or temperature, where it keeps the clock below the plan's
+    energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
+    temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}
 
 
 @dataclass(frozen=True)
@@ -95,10 +156,10 @@ class Explanation(Result):
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the plan's time
 
     @property
-    def first(self) -> dict[str, Any]:
+    def _first(self) -> dict[str, Any]:
         """The plan as an entry that doubts of a front's first row are told by."""
-        ends = self.intervals.get("iteration_time_s", (None, None))
-        return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": ends[1]}
+        _, high_s = self.intervals.get("iteration_time_s", (None, None))
+        return {"mfu": self.throughput.get("mfu"), "iteration_time_s_high": high_s}
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -114,189 +175,146 @@ class Explanation(Result):
     def document(self) -> dict[str, Any]:
         """The totals, every breakdown, what the site pays, the intervals and the stages."""
         job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
-        breakdowns = ("time_s", "energy_by_part_j", "memory_gib")
-        out = pick(self, self.keys) | {name: tidy_parts(getattr(self, name)) for name in breakdowns}
+        out = pick(self, self.keys)
+        out |= {name: tidy_parts(out[name]) for name in ("time_s", "energy_by_part_j", "memory_gib")}
         out["time_s"] = dict.fromkeys(_TIMES, 0.0) | out["time_s"]
-        out["doubts"] = [*first_doubts(job, self.first, self.hangs_on, "The plan's"), *self.doubts]
-        out["hangs_on"] = [one.document() for one in self.hangs_on]
+        out["doubts"] = [*first_doubts(job, self._first, self.hangs_on, "The plan's"), *self.doubts]
+        out["hangs_on"] = self.hangs_on
         out |= {"quantization": self.quantization} if self.quantization else {}
         out |= self.shortage.document() if self.shortage else {}
         out["facility_energy_by_part_j"] = facility_parts_j(job.cluster, time_s, energy_j)
-        ends = {f"{n}{end}": v for n, both in self.intervals.items() for end, v in zip(_ENDS, both, strict=True)}
         out["links"] = {name: {"value": v, "origin": origin} for name, (v, origin) in _links(job.cluster).items()}
-        return out | dict(self.throughput) | bill(job, time_s, energy_j) | ends | {"stages": self.stages}
+        out |= dict(self.throughput) | bill(job, time_s, energy_j)
+        for name, (low, high) in self.intervals.items():
+            out |= {f"{name}_low": low, f"{name}_high": high}
+        return out | {"stages": self.stages}
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """Totals, the breakdowns with percentages, the stages; without energy where the GPU's power is not known."""
-        blocks = [
-            _totals(self),
-            shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS),
-            shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS),
-            stage_table(self.stages),
-        ]
-        if math.isfinite(self.energy_j):
-            job, time_s, energy_j = self.job, self.iteration_time_s, self.energy_j
-            paid = {name: float(joules) for name, joules in facility_parts_j(job.cluster, time_s, energy_j).items()}
-            site = shares(f"Energy of the site (PUE {job.cluster.pue:g})", paid, tables.ENERGY_UNITS)
-            costs = site_table(job, ["this plan"], [time_s], [energy_j]) if has_site_costs(job) else []
-            levels = (
-                shares("Energy of kernels by level", _levels(self), tables.ENERGY_UNITS)
-                if self.energy_by_level_j
-                else []
-            )
-            blocks[2:2] = [energy_table(self), levels, site, costs]
-            blocks.append(stage_energy_table(self.stages))
-        basis = [*basis_lines(self.assumed, self.informed_by), *tables.paragraphs(self.learned)]
-        return tables.blocks_text(*blocks, link_lines(self.job.cluster), basis)
-
-
-_LINKS = {
-    "intra_node_gbytes_per_s": "{:g} GB/s inside a node", "inter_node_gbytes_per_s": "{:g} GB/s between nodes",
-    "inter_node_latency_us": "{:g} µs between nodes",
-}  # fmt: skip
+        cluster, time_s, energy_j = self.job.cluster, self.iteration_time_s, self.energy_j
+        yield [*_totals(self), *_use_sentences(self), *_power_sentences(self), *_verdict_sentences(self)]
+        yield [shares("Time on the critical path", tidy_parts(self.time_s), tables.TIME_UNITS)]
+        if math.isfinite(energy_j):
+            yield [energy_table(self)]
+            if levels := {_WORDS.get(name, name): joules for name, joules in self.energy_by_level_j.items()}:
+                yield [shares("Energy of kernels by level", levels, tables.ENERGY_UNITS)]
+            paid = {name: float(joules) for name, joules in facility_parts_j(cluster, time_s, energy_j).items()}
+            yield [shares(f"Energy of the site (PUE {cluster.pue:g})", paid, tables.ENERGY_UNITS)]
+            if has_site_costs(self.job):
+                yield [site_table(self.job, ["this plan"], [time_s], [energy_j])]
+        yield [shares("Memory of the fullest GPU", tidy_parts(self.memory_gib), tables.MEMORY_UNITS)]
+        yield [stage_table(self.stages)]
+        if math.isfinite(energy_j):
+            yield [stage_energy_table(self.stages)]
+        if cluster.num_gpus > 1:
+            links = [f"{_LINKS[name].format(v)} ({origin})" for name, (v, origin) in _links(cluster).items()]
+            yield [f"Links of a GPU, each way: {', '.join(links)}."]
+        yield [basis_lines(self.assumed, self.informed_by), *self.learned]
 
 
 def _links(cluster: Cluster) -> dict[str, tuple[float, str]]:
     """(figure, where it is from) of the links that the cluster has, by its name in the job file."""
-    present = {name: cluster.nodes > 1 or name.startswith("intra") for name in _LINKS}
-    return {name: (getattr(cluster, name), cluster.origin(name)) for name in _LINKS if present[name]}
-
-
-def link_lines(cluster: Cluster) -> list[str]:
-    """The links that predictions rest on, each with where it is from; none for a single GPU."""
-    if cluster.num_gpus == 1:
-        return []
-    texts = [f"{_LINKS[name].format(value)} ({origin})" for name, (value, origin) in _links(cluster).items()]
-    return tables.paragraphs([f"Links of a GPU, each way: {', '.join(texts)}."])
-
-
-def phase_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage]) -> str:
-    """Sentences on the power of a GPU by what it does, and on how peak and limit are to be read beside it.
-
-    Blank where it is not known.
-    """
-    whole = sum(phase["time_s"] for phase in found.values())
-    words: list[str] = []
-    for name, phase in found.items():
-        if phase["time_s"] > 0.005 * whole:
-            of = "" if words else " of the time"
-            words.append(f"{phase['power_w']:.0f} W {_PHASES[name]} ({phase['time_s'] / whole:.0%}{of})")
-    return f"A GPU draws {', '.join(words)}.{_above_words(found, stages)}" if words else ""
-
-
-def _above_words(found: Mapping[str, Mapping[str, float]], stages: Sequence[Stage]) -> str:
-    """Why kernels of one kind draw more than the peak or limit on the same page; blank where they do not."""
-    most_w = max(phase["power_w"] for phase in found.values())
-    bounds = {
-        "limit": max((stage.power_limit_w or math.inf for stage in stages), default=math.inf),
-        "peak": max((stage.peak_power_w or math.inf for stage in stages), default=math.inf),
+    return {
+        name: (getattr(cluster, name), cluster.origin(name))
+        for name in _LINKS
+        if cluster.nodes > 1 or name.startswith("intra")
     }
-    words = [f"the {name} of {watts:.0f} W" for name, watts in bounds.items() if round(most_w) > round(watts)]
-    if not words:
-        return ""
-    means = "is a mean" if len(words) == 1 else "are means"
-    return f" Such kernels last milliseconds; {' and '.join(words)} {means} over all kernels of a micro-batch."
 
 
-def swing_words(swing: Mapping[str, float]) -> str:
-    """A sentence on power within an iteration; blank where none is known."""
-    if not swing:
-        return ""
-    of_all = between(*(tables.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak")))
-    of_gpu = between(*(f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak")))
-    return f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
-
-
-def excursion_words(found: Mapping[str, float]) -> str:
-    """A sentence on power above the limit; blank where there is none."""
-    if not found.get("lasts_s"):
-        return ""
-    above, after = found["peak_w"] - found["limit_w"], f"{1e3 * found['lasts_s']:.0f} ms after a pause"
-    return f"For up to {after} a GPU draws up to {found['peak_w']:.0f} W, {above:.0f} above its limit."
-
-
-def utilization_words(cluster: Cluster, used: Mapping[str, float]) -> str:
-    """A sentence on how busy GPUs and links are; blank where it is not known."""
-    if not used:
-        return ""
-    words = (
-        f"Kernels run {used['kernels']:.0%} of the time; forward and backward passes, waiting for their inputs "
-        f"included, take {used['occupied']:.0%}."
-    )
-    present = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
-    links = [link for link, there in present.items() if there]
-    shares_of = zip(links, ("its bandwidth", "that"), strict=False)
-    used_words = " and ".join(f"{used[link]:.1%} of {of} {_WORDS[link]}" for link, of in shares_of)
-    return f"{words} A GPU uses {used_words}." if links else words
-
-
-def message_words(found: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence on what messages reach of their links; blank where none is sent."""
-    words = [
-        f"{_WORDS.get(one['parallelism'], one['parallelism'])} {one['share']:.0%} {_WORDS[one['link']]} ({_sent(one)})"
-        for one in found
-    ]
-    return f"Share of a link's bandwidth that messages reach: {', '.join(words)}." if words else ""
-
-
-def quantization_words(job: Job, found: Mapping[str, float]) -> str:
-    """A sentence on the recipe that scales products and where it costs; blank where none is stated."""
-    if not found:
-        return ""
-    slower = found["product_time_factor"]
-    products = f", products take {slower:g} times those with one scale per tensor" if slower != 1.0 else ""
-    return (
-        f"Products in {job.training.precision_words}: casts take {tables.figure(found['casts_s'])} s of an "
-        f"iteration{products}; a kept input takes {found['input_bytes']:.4g} B an element."
-    )
-
-
-def _sent(one: Mapping[str, Any]) -> str:
-    factor, unit = tables.unit_of(one["size_bytes"], tables.MESSAGE_UNITS)
-    return f"{one['kind']}, {float(format(one['size_bytes'] / factor, '.3g')):,g} {unit}"
-
-
-def _tight(found: Explanation) -> str:
-    return f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < SURE else ""
-
-
-def _recipe(job: Job) -> str:
-    """The framework, where its recipe class is not the usual one."""
-    return "" if job.training.software == job.training.framework.name else f", {job.training.software}"
-
-
-def _totals(found: Explanation) -> list[str]:
-    """Job, plan, totals with their 90 % intervals, and whether it can be run."""
-    job, cluster, plan = found.job, found.job.cluster, found.plan
-    limits = f" {POWER_LIMIT}={plan[POWER_LIMIT]:g}" if POWER_LIMIT in plan else ""
-    plan = {name: value for name, value in plan.items() if name != POWER_LIMIT}
+def _totals(found: Explanation) -> Iterator[str]:
+    """Job and plan, then totals with their 90 % intervals."""
+    job, cluster, plan = found.job, found.job.cluster, dict(found.plan)
+    # the framework, where its recipe class is not the usual one
+    recipe = "" if job.training.software == job.training.framework.name else f", {job.training.software}"
+    yield f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}{recipe}"
+    limits = f" {POWER_LIMIT}={plan.pop(POWER_LIMIT):g}" if POWER_LIMIT in plan else ""
+    yield f"Plan: {plan_words(plan, plan)}{limits}"
     totals = []
-    for name in ("iteration_time_s", "energy_j"):
+    for name in OBJECTIVES:
         if math.isfinite(value := getattr(found, name)):
             ends = tables.percent_of(found.intervals.get(name, ()), value, "+.0f")
             interval = f" (90 % interval {' to '.join(ends)} %)" if ends else ""
             totals.append(f"{tables.result(name, value)}{interval}")
-    power = f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
-    heat = heat_words(found.intervals, found.stages)
-    memory = f"{heat}{found.peak_memory_gib:.1f} GiB on the fullest GPU{_tight(found)}"
+    words = f"{' and '.join(totals)} per iteration"
+    words += f", {found.avg_power_w:.0f} W per GPU" if math.isfinite(found.energy_j) else ""
+    for name, unit in _HEAT.items():
+        if ends_of_heat := found.intervals.get(name):
+            highest = max(getattr(stage, name) or 0.0 for stage in found.stages)
+            words += f", {highest:.0f} {unit} ({ends_of_heat[0]:.0f} to {ends_of_heat[1]:.0f})"
+    tight = f": fits with probability {odds(found.fit_probability)}" if found.fit_probability < SURE else ""
     why = "; ".join(found.doubts) or beyond(found.surrogate, job)
-    known = "" if found.in_domain else f" Its interval is wider: {why}."
-    lines = [
-        f"{job.name}: {job.model.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.id}{_recipe(job)}",
-        f"Plan: {plan_words(plan, plan)}{limits}",
-        f"{' and '.join(totals)} per iteration{power}, {memory}.{known}",
-        rate_words(job, found.throughput),
-        utilization_words(job.cluster, found.utilization),
-        message_words(found.messages),
-        quantization_words(job, found.quantization),
-        phase_words(found.power_by_phase, found.stages),
-        swing_words(found.power_swing),
-        excursion_words(found.power_excursion),
-        warming_words(found.temperature_swing),
-        (f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"),
-        *(f"- {text}" for text in found.against),
-    ]
-    return [*tables.paragraphs(lines), *first_lines(job, found.first, found.hangs_on, "The plan's")]
+    wider = f" Its interval is wider: {why}." * (not found.in_domain)
+    yield f"{words}, {found.peak_memory_gib:.1f} GiB on the fullest GPU{tight}.{wider}"
+
+
+def _use_sentences(found: Explanation) -> Iterator[str]:
+    """Sentences on throughput, on how busy GPUs and links are, and on the recipe that scales products."""
+    job, cluster, used, recipe = found.job, found.job.cluster, found.utilization, found.quantization
+    yield rate_words(job, found.throughput)
+    if used:
+        present = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
+        links = zip((link for link in present if present[link]), ("its bandwidth", "that"), strict=False)
+        of_links = " and ".join(f"{used[link]:.1%} of {of} {_WORDS[link]}" for link, of in links)
+        yield (
+            f"Kernels run {used['kernels']:.0%} of the time; forward and backward passes, waiting for their inputs "
+            f"included, take {used['occupied']:.0%}." + (f" A GPU uses {of_links}." if of_links else "")
+        )
+    words = []
+    for one in found.messages:
+        factor, unit = tables.unit_of(one["size_bytes"], tables.MESSAGE_UNITS)
+        size = f"{float(format(one['size_bytes'] / factor, '.3g')):,g} {unit}"
+        kind = _WORDS.get(one["parallelism"], one["parallelism"])
+        words.append(f"{kind} {one['share']:.0%} {_WORDS[one['link']]} ({one['kind']}, {size})")
+    if words:
+        yield f"Share of a link's bandwidth that messages reach: {', '.join(words)}."
+    if recipe:
+        slower = recipe["product_time_factor"]
+        products = f", products take {slower:g} times those with one scale per tensor" if slower != 1.0 else ""
+        yield (
+            f"Products in {job.training.precision_words}: casts take {tables.figure(recipe['casts_s'])} s of an "
+            f"iteration{products}; a kept input takes {recipe['input_bytes']:.4g} B an element."
+        )
+
+
+def _power_sentences(found: Explanation) -> Iterator[str]:
+    """Sentences on power by what a GPU does, and on power and temperature within an iteration, as far as known."""
+    whole = sum(phase["time_s"] for phase in found.power_by_phase.values())
+    words: list[str] = []
+    for name, phase in found.power_by_phase.items():
+        if phase["time_s"] > 0.005 * whole:
+            of = "" if words else " of the time"
+            words.append(f"{phase['power_w']:.0f} W {_PHASES[name]} ({phase['time_s'] / whole:.0%}{of})")
+    if words:
+        most_w, stages = max(phase["power_w"] for phase in found.power_by_phase.values()), found.stages
+        bounds = {
+            "limit": max((stage.power_limit_w or math.inf for stage in stages), default=math.inf),
+            "peak": max((stage.peak_power_w or math.inf for stage in stages), default=math.inf),
+        }
+        above = [f"the {name} of {watts:.0f} W" for name, watts in bounds.items() if round(most_w) > round(watts)]
+        means = f"{' and '.join(above)} {'is a mean' if len(above) == 1 else 'are means'}"
+        short = f" Such kernels last milliseconds; {means} over all kernels of a micro-batch." if above else ""
+        yield f"A GPU draws {', '.join(words)}.{short}"
+    if swing := found.power_swing:
+        low_kw, high_kw = (tables.figure(swing[f"cluster_{end}_kw"]) for end in ("trough", "peak"))
+        low_w, high_w = (f"{swing[f'gpu_{end}_w']:.0f}" for end in ("trough", "peak"))
+        of_gpu, of_all = tables.range_text(low_w, high_w, " to "), tables.range_text(low_kw, high_kw, " to ")
+        yield f"In means over {swing['window_s']:g} s a GPU draws {of_gpu} W, all GPUs {of_all} kW."
+    excursion = found.power_excursion
+    if excursion.get("lasts_s"):
+        peak_w, limit_w, lasts = excursion["peak_w"], excursion["limit_w"], f"{1e3 * excursion['lasts_s']:.0f} ms after"
+        yield f"For up to {lasts} a pause a GPU draws up to {peak_w:.0f} W, {peak_w - limit_w:.0f} above its limit."
+    if heat := found.temperature_swing:
+        celsius = tables.range_text(f"{heat['trough_c']:.1f}", f"{heat['peak_c']:.1f}", " to ")
+        late = f"; without pauses it would throttle after {heat['throttles_s']:.0f} s" if "throttles_s" in heat else ""
+        settles = f"some {heat['settles_s']:.0f} s after the start{late}"
+        yield f"The hottest GPU is at {celsius} °C within an iteration, {settles}."
+
+
+def _verdict_sentences(found: Explanation) -> Iterator[str | list[str]]:
+    """Whether the plan is feasible, or what speaks against it, and what its time hangs on."""
+    yield f"Feasible. {found.rank.sentence() if found.rank else ''}" if found.feasible else "Not feasible:"
+    yield from (f"- {text}" for text in found.against)
+    yield first_lines(found.job, found._first, found.hangs_on, "The plan's")
 
 
 def shares(
@@ -313,11 +331,12 @@ def shares(
     total = sum(parts.values())
     names, values = zip(*rows, ("  total", total), strict=True)
     percent = tables.fixed([100 * value / total if total else None for value in values], ".1f")
-    amounts = tables.measured("", values, units, total)
+    amounts = tables.unit_column("", values, units, total)
     return tables.lay_out([TextColumn(title, names, left=True), amounts, TextColumn("%", percent)])
 
 
 def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The parts that are not nothing, by their size."""
     return sorted(((name, value) for name, value in parts.items() if value), key=lambda part: -part[1])
 
 
@@ -329,23 +348,20 @@ def energy_table(found: Explanation) -> list[str]:
         for link, joules in by_link.items()
     }
     memory = {_WORDS.get(name, name): joules for name, joules in found.memory_energy_j.items()}
-    inside = {"memory": memory, "communication": links}
-    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, inside)
-
-
-def _levels(found: Explanation) -> dict[str, float]:
-    return {_WORDS.get(name, name): joules for name, joules in found.energy_by_level_j.items()}
+    return shares("Energy of all GPUs", tidy_parts(found.energy_by_part_j), tables.ENERGY_UNITS, {
+        "memory": memory, "communication": links,
+    })  # fmt: skip
 
 
 def _by_stage(columns: Sequence[TextColumn], memory_gib: Sequence[float] = ()) -> list[str]:
     """A table with one line per run of stages that print the same, and the range of their memory."""
     runs = tables.equal_runs(zip(*(column.cells for column in columns), strict=True))
-    stages = TextColumn("stage", [tables.span(run[0] + 1, run[-1] + 1, "-") for run in runs])
+    stages = TextColumn("stage", [tables.range_text(run[0] + 1, run[-1] + 1, "-") for run in runs])
     shown = [TextColumn(c.header, [c.cells[run[0]] for run in runs]) for c in columns]
     if memory_gib:
         ends = ([f"{end(memory_gib[i] for i in run):.1f}" for end in (min, max)] for run in runs)
-        shown.append(TextColumn("memory\nGiB", list(itertools.starmap(tables.span, ends))))
-    return tables.lay_out([stages, *tables.known(shown)])
+        shown.append(TextColumn("memory\nGiB", list(itertools.starmap(tables.range_text, ends))))
+    return tables.lay_out([stages, *tables.known_columns(shown)])
 
 
 def stage_table(stages: Sequence[Stage]) -> list[str]:
@@ -353,21 +369,17 @@ def stage_table(stages: Sequence[Stage]) -> list[str]:
 
     ``held by``: the power limit (W), or heat, that keeps the clock below the plan's.
     """
-
-    def each(name: str) -> list[Any]:
-        return [getattr(stage, name) for stage in stages]
-
     longest_s = max(stage.busy_s + stage.idle_s for stage in stages)
     held = {"power_limit": "{:g} W", "temperature": "heat"}
     columns = [
-        TextColumn("layers", [str(count) for count in each("num_layers")]),
-        tables.of("clock_mhz", stages),
-        *(tables.of(name, stages, longest_s) for name in ("busy_s", "idle_s")),
-        tables.of("energy_j", stages, max(each("energy_j"))),
-        *(tables.of(name, stages) for name in ("power_w", "peak_power_w", "temperature_c")),
+        TextColumn("layers", [str(stage.num_layers) for stage in stages]),
+        tables.figure_column("clock_mhz", stages),
+        *(tables.figure_column(name, stages, longest_s) for name in ("busy_s", "idle_s")),
+        tables.figure_column("energy_j", stages, max(stage.energy_j for stage in stages)),
+        *(tables.figure_column(name, stages) for name in ("power_w", "peak_power_w", "temperature_c")),
         TextColumn("clock\nheld by", [held.get(s.held_by, "-").format(s.power_limit_w or 0) for s in stages]),
     ]
-    return _by_stage(columns, each("memory_gib"))
+    return _by_stage(columns, [stage.memory_gib for stage in stages])
 
 
 def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
@@ -385,61 +397,3 @@ def stage_energy_table(stages: Sequence[Stage]) -> list[str]:
         for name, _ in _largest_first(total)
     ]
     return ["Energy of one GPU of each stage, J", *_by_stage(columns)]
-
-
-# Words on peak power and temperature.
-
-
-_UNITS = {"peak_power_w": "W at the peak", "temperature_c": "°C"}
-
-
-def heat_words(intervals: Mapping[str, tuple[float, float]], stages: Sequence[Stage]) -> str:
-    """Peak power and temperature of the hottest GPU with 90 % intervals, each with a comma; blank without these."""
-    words = ""
-    for name, unit in _UNITS.items():
-        if ends := intervals.get(name):
-            highest = max(getattr(stage, name) or 0.0 for stage in stages)
-            words += f"{highest:.0f} {unit} ({ends[0]:.0f} to {ends[1]:.0f}), "
-    return words
-
-
-def warming_words(found: Mapping[str, float]) -> str:
-    """A sentence on temperature within an iteration; blank where it is not known."""
-    if not found:
-        return ""
-    swing = between(f"{found['trough_c']:.1f}", f"{found['peak_c']:.1f}")
-    words = f"The hottest GPU is at {swing} °C within an iteration, some {found['settles_s']:.0f} s after the start"
-    late = f"; without pauses it would throttle after {found['throttles_s']:.0f} s" if "throttles_s" in found else ""
-    return f"{words}{late}."
-
-
-def between(low: str, high: str) -> str:
-    """A range of two figures, or one where they are alike."""
-    return tables.span(low, high, " to ")
-
-
-# One pipeline stage of an explained plan.
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One pipeline stage of an explained plan; power and memory are those of each GPU of the stage."""
-
-    clock_mhz: float
-    busy_s: float
-    idle_s: float
-    energy_j: float  # all GPUs of the stage, one iteration
-    memory_gib: float
-    num_layers: int = 0
-    power_w: float | None = None
-    temperature_c: float | None = None  # of the hottest GPU
-    num_gpus: int | None = None
-    peak_power_w: float | None = None  # of the hottest GPU, while a micro-batch's kernels run
-    power_limit_w: float | None = None  # the cluster's, or a lower one of the plan
-    held_by: str = ""  # power_limit or temperature, where it keeps the clock below the plan's
-    energy_by_part_j: Mapping[str, float] = field(default_factory=dict)  # adds up to energy_j
-    temperature_by_position_c: Mapping[str, float] = field(default_factory=dict)  # inlet, exhaust
-
-    def document(self) -> dict[str, Any]:
-        """Every field."""
-        return asdict(self) | {"energy_by_part_j": tidy_parts(self.energy_by_part_j)}

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from jointopt.core.facts import Assumption
-from jointopt.core.units import Z_90
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job, job_mapping
-from jointopt.jobs.plans.text import format_plan
-from jointopt.report.explanation import Explanation
-from jointopt.report.proposal import Proposal, spread_along
-from jointopt.report.published_plans import beside_lines
-from jointopt.report.tables import (
-    Result,
-    TextColumn,
-    blocks_text,
-    known_figures,
-    lay_out,
-    paragraphs,
-    pick,
-    plan_entries,
-    result,
-)
+from jointopt.report.tables import Block, Result, TextColumn, known_figures, lay_out, pick, result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,22 +27,6 @@ class Gain:
     expected: float
     low: float
     high: float
-
-    @classmethod
-    def of(cls, plan: Mapping[str, Any], today: Mapping[str, tuple[float, float, float]], name: str) -> Gain:
-        """From (value, low, high) of today's plan; a measured one has low equal to high.
-
-        Where today's plan is predicted too, half of each interval's width (of the logarithm) is taken as common.
-        """
-        value, low, high = today[name]
-        here = [plan[name], plan[f"{name}_low"], plan[f"{name}_high"]]
-        if not all(isinstance(x, float | int) and x and math.isfinite(x) for x in (value, low, high, *here)):
-            return cls(math.nan, math.nan, math.nan)
-        share = 1.0 if low == high else 0.5
-        widths = (share * math.log(here[2] / here[1]), share * math.log(high / low))
-        sd = math.hypot(*widths) / (2 * Z_90)
-        ratio = here[0] / value
-        return cls(ratio - 1.0, ratio * math.exp(-Z_90 * sd) - 1.0, ratio * math.exp(Z_90 * sd) - 1.0)
 
     def text(self) -> str:
         """``-8.1 % (-12.0 to -3.9)``; a hyphen where nothing is known."""
@@ -87,35 +55,18 @@ class Comparison:
     proposals: tuple[Proposed, ...]
     beside: tuple[str, ...] = ()  # lines on published plans, and on the best one inside of what people run
 
-    @classmethod
-    def of(cls, proposal: Proposal, today: Explanation, rows: Sequence[Mapping[str, Any]]) -> Comparison:
-        """The front of a proposal, thinned, beside a plan that was measured in ``rows`` (the first counts) or not."""
-        names = ("iteration_time_s", "energy_j")
-        known = {name: (getattr(today, name), *today.intervals[name]) for name in names}
-        row = next((row for row in rows if row["status"] == "ok"), {})
-        known |= {name: (float(row[name]),) * 3 for name in names if math.isfinite(row.get(name, math.nan))}
-        index = spread_along(proposal.front, PROPOSALS).tolist()
-        plans = plan_entries(proposal.front, index)
-        texts = [format_plan(proposal.front, proposal.front["stage_clock_mhz"], i) for i in index]
-        proposed = tuple(
-            Proposed(plan, text, Gain.of(plan, known, names[0]), Gain.of(plan, known, names[1]))
-            for plan, text in zip(plans, texts, strict=True)
-        )
-        lines = tuple(beside_lines(proposal.beside, proposal.feasible_layouts))
-        return cls(known, bool(row), tuple(today.violations), proposed, lines)
-
-    def lines(self) -> list[str]:
+    def block(self) -> Iterator[str | Sequence[str]]:
         """A table: today's plan, then the proposals with what they change."""
         time, energy = (result(name, values[0]) for name, values in self.today.items())
         how = "measured" if self.is_measured else "predicted"
-        out = paragraphs([f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"])
-        out += lay_out([
+        yield f"Today's plan: {time}, {energy} ({how}). Proposals, with 90 % intervals of what they take:"
+        yield lay_out([
             TextColumn("", [f"{i + 1}" for i in range(len(self.proposals))]),
             *(TextColumn(name, [getattr(one, name).text() for one in self.proposals]) for name in ("time", "energy")),
         ])  # fmt: skip
-        out += paragraphs(f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
-        out += self.beside
-        return out + paragraphs(f"Today's plan is outside of the search space: {text}" for text in self.violations)
+        yield from (f"{i + 1}: {one.text}" for i, one in enumerate(self.proposals))
+        yield self.beside
+        yield from (f"Today's plan is outside of the search space: {text}" for text in self.violations)
 
 
 @dataclass(frozen=True)
@@ -136,11 +87,10 @@ class Imported(Result):
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the plan, the rows, and what was not read."""
-        compared = None if self.comparison is None else dataclasses.asdict(self.comparison)
         return pick(self, "job=job.name") | {
             "job_file": job_mapping(self.job), "plan": self.plan, "plan_text": self.plan_text,
             "rows": [known_figures(row) for row in self.runs],
-        } | pick(self, "formats unread without_effect remarks assumed") | {"comparison": compared}  # fmt: skip
+        } | pick(self, "formats unread without_effect remarks assumed") | {"comparison": self.comparison}  # fmt: skip
 
     def job_text(self) -> str:
         """The job as its file."""
@@ -152,29 +102,22 @@ class Imported(Result):
 
         return pd.DataFrame(list(self.runs))
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The job file, the plan, the rows, and what was not read."""
-        read = ", ".join(f"{name} ({form})" for name, form in self.formats.items())
-        plan = paragraphs([f"The plan that runs today: {self.plan_text}"])
-        compared = self.comparison.lines() if self.comparison else []
-        return blocks_text(
-            [f"Read {read}."], self.job_text().splitlines(), plan, self._measured(), compared, self._notes()
-        )
-
-    def _measured(self) -> list[str]:
-        lines = []
+        yield [[f"Read {', '.join(f'{name} ({form})' for name, form in self.formats.items())}."]]
+        yield [self.job_text().splitlines()]
+        yield [f"The plan that runs today: {self.plan_text}"]
+        measured = []
         for row in self.runs:
             time = result("iteration_time_s", row["iteration_time_s"]) if row["status"] == "ok" else row["status"]
             joules = row.get("energy_j", math.nan)
             energy = f", {result('energy_j', joules)}" if np.isfinite(joules) else ""
-            lines.append(f"Measured: {time}{energy}: {row['notes']}.")
-        return paragraphs(lines)
-
-    def _notes(self) -> list[str]:
-        lines = [
-            f"{name}: {len(keys)} not known and not read: {', '.join(keys)}." for name, keys in self.unread.items()
+            measured.append(f"Measured: {time}{energy}: {row['notes']}.")
+        yield measured
+        yield self.comparison.block() if self.comparison else []
+        effect = f"{self.without_effect:,} more options have no effect on time and energy."
+        yield [
+            *(f"{name}: {len(keys)} not known and not read: {', '.join(keys)}." for name, keys in self.unread.items()),
+            effect * bool(self.without_effect),
+            *(f"{remark}." for remark in (*self.remarks, *self.assumed)),
         ]
-        if self.without_effect:
-            lines.append(f"{self.without_effect:,} more options have no effect on time and energy.")
-        lines += [f"{remark}." for remark in self.remarks] + [f"{one}." for one in self.assumed]
-        return paragraphs(lines)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointopt.core.schema import Columns
-from jointopt.report.tables import paragraphs, plan_entries, result
+from jointopt.report.tables import plan_entries, result
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
 _START = "Joint search against two steps (the fastest layout, then its clocks, stage by stage):"
@@ -32,8 +32,10 @@ class Share:
     def document(self, name: str, at: str) -> dict[str, float]:
         """The share of the objective ``name`` by the keys of the JSON document; ``at`` is that of the equal value."""
         key = f"largest_{name}_saving"
-        ends = {f"{key}_low": self.low, f"{key}_high": self.high, f"{key}_probability": self.probability}
-        return {key: self.share, at: self.at} | ends
+        return {
+            key: self.share, at: self.at,
+            f"{key}_low": self.low, f"{key}_high": self.high, f"{key}_probability": self.probability,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,30 +48,21 @@ class Joint:
 
     def document(self) -> dict[str, Any]:
         """The two-step front by time, and the savings."""
-        shares = self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
-        return {"two_step_front": plan_entries(self.two_step)} | shares
-
-    def lines(self) -> list[str]:
-        """The savings in a sentence, as lines."""
-        return paragraphs([joint_words(self.document())])
+        front = {"two_step_front": plan_entries(self.two_step)}
+        return front | self.energy.document("energy", "at_time_s") | self.time.document("time", "at_energy_j")
 
 
 def joint_words(document: Mapping[str, Any]) -> str:
-    """The savings of a `Joint.document` in a sentence."""
+    """The savings of a `Joint.document` in a sentence: how much at most, where, and how sure, as far as known."""
     shares = {name: float(document[f"largest_{name}_saving"]) for name in _GOALS}
     if max(shares.values()) < LITTLE:
         return f"{_START} {_NOTHING}"
-    return f"{_START} {', '.join(_saving_words(document, name) for name in _GOALS)}."
-
-
-def _saving_words(document: Mapping[str, Any], name: str) -> str:
-    """The saving of an objective: how much at most, where, and how sure that is as far as the document says it."""
-    what, equal, at_key = _GOALS[name]
-    key = f"largest_{name}_saving"
-    at = result(equal, float(document[at_key]))
-    low, high, probability = (document.get(f"{key}_{end}", math.nan) for end in ("low", "high", "probability"))
-    share, sure = float(document[key]), ""
-    if share >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
-        ends = f"90 % interval {100.0 * low:+z.1f} to {100.0 * high:+z.1f} %"
-        sure = f"; {ends}, more than nothing with probability {probability:.2f}"
-    return f"at most {share:z.1%} {what} (at {at}{sure})"
+    words = []
+    for name, (what, equal, at_key) in _GOALS.items():
+        ends = (document.get(f"largest_{name}_saving_{end}", math.nan) for end in ("low", "high", "probability"))
+        (low, high, probability), sure = ends, ""
+        if shares[name] >= LITTLE and math.isfinite(probability):  # a document of an earlier version states none
+            interval = f"90 % interval {100.0 * low:+z.1f} to {100.0 * high:+z.1f} %"
+            sure = f"; {interval}, more than nothing with probability {probability:.2f}"
+        words.append(f"at most {shares[name]:z.1%} {what} (at {result(equal, float(document[at_key]))}{sure})")
+    return f"{_START} {', '.join(words)}."

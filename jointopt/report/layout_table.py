@@ -9,11 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 from jointopt.core.schema import LAYOUT_COLUMNS
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
 from jointopt.report.plans import predicted_table, rank_words
 
 MOST_PARTS = 3  # that a step names
 _ALIKE = 1e-3
+NEAR = 0.01  # of the time: layouts of the same degrees that are counted beside a shown one
 SMALL = 0.002  # of the time: parts that differ by less are not named
 PARTS = {
     "tp_comm": "tensor-parallel traffic", "cp_comm": "context-parallel traffic", "ep_comm": "all-to-alls of experts",
@@ -32,13 +34,6 @@ class Layout:
     on_front: int  # plans of the front that it has
     near: int  # more layouts of the same degrees, within `NEAR` of its time
 
-    def document(self) -> dict[str, Any]:
-        """Every field."""
-        return {
-            "rank": self.rank, "plans": list(self.plans), "time_s": dict(self.time_s), "on_front": self.on_front,
-            "near": self.near,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Rank:
@@ -51,36 +46,36 @@ class Rank:
 
     def sentence(self) -> str:
         """The rank in a sentence, with time and energy beside the first."""
-        beside = f", {_apart(self.behind, 'slower', 'faster')} than the first" if self.rank != 1 else ""
-        if beside and self.energy_behind is not None:
-            beside += f", at {_apart(self.energy_behind, 'more', 'less')} energy"
-        return f"Its layout is {rank_words(self.rank, self.of)} at the highest clock{beside}."
-
-
-def _apart(share: float, above: str, below: str) -> str:
-    return f"{abs(share):.1%} {above if share >= 0.0 else below}"
-
-
-NEAR = 0.01  # of the time
+        words = f"Its layout is {rank_words(self.rank, self.of)} at the highest clock"
+        if self.rank != 1:
+            words += f", {abs(self.behind):.1%} {'slower' if self.behind >= 0.0 else 'faster'} than the first"
+            if (energy := self.energy_behind) is not None:
+                words += f", at {abs(energy):.1%} {'more' if energy >= 0.0 else 'less'} energy"
+        return f"{words}."
 
 
 def steps(layouts: Sequence[Layout]) -> list[str]:
     """The difference of each layout's fastest plan from the one before in words; blank for the first."""
-    return [""] + [step(before, after) for before, after in pairwise(layouts)]
+    return ([""] + [step(before, after) for before, after in pairwise(layouts)])[: len(layouts)]
 
 
 def step(before: Layout, after: Layout) -> str:
     """Which parts of the time make the difference between two layouts: ``less bubble, 2.1 s; more compute, 0.4 s``."""
-    names = dict.fromkeys((*before.time_s, *after.time_s))
-    change = {name: after.time_s.get(name, 0.0) - before.time_s.get(name, 0.0) for name in names}
     least = SMALL * sum(before.time_s.values())
-    largest = sorted((name for name in change if abs(change[name]) >= least), key=lambda name: -abs(change[name]))
     words = [
-        f"{'more' if change[name] > 0 else 'less'} {PARTS.get(name, name)}, "
-        f"{tables.quantity(abs(change[name]), tables.TIME_UNITS)}"
-        for name in largest[:MOST_PARTS]
+        f"{'more' if seconds > 0 else 'less'} {PARTS.get(name, name)}, "
+        f"{tables.quantity(abs(seconds), tables.TIME_UNITS)}"
+        for name, seconds in parts_between(before.time_s, after.time_s).items()
+        if abs(seconds) >= least
     ]
-    return "; ".join(words) or "the same parts of time, within 0.2 %"
+    return "; ".join(words[:MOST_PARTS]) or "the same parts of time, within 0.2 %"
+
+
+def parts_between(first: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The differences of parts by name, the largest first; parts that neither has are left out."""
+    names = dict.fromkeys((*first, *other))
+    found = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in names}
+    return dict(sorted(((n, d) for n, d in found.items() if d), key=lambda item: -abs(item[1])))
 
 
 def layout_lines(
@@ -90,38 +85,30 @@ def layout_lines(
 
     Where the reference is the fastest plan of the first layout it stands once.
     """
-    same = "=" if reference and layouts and _alike(reference[0], layouts[0].plans[0]) else ""
+    same = "=" if reference and layouts and are_alike(reference[0], layouts[0].plans[0]) else ""
     if same:
         layouts = [replace(layouts[0], plans=(reference[0], *layouts[0].plans[1:])), *layouts[1:]]
         reference = []
-    plans, marks, repeated, ends = list(reference), ["="] * len(reference), set[int](), list[int]()
+    plans, marks, repeated = list(reference), ["="] * len(reference), set[int]()
     for layout in layouts:
         first = len(plans)
         plans += layout.plans
         marks += [f"{same if not first else ''}{layout.rank}", *[""] * (len(layout.plans) - 1)]
         repeated |= set(range(first + 1, len(plans)))
-        ends.append(len(plans))
     lines = predicted_table(plans, marks, repeated)
-    head, rows = lines[: -len(plans)], lines[-len(plans) :]
-    out, words = [*head, *rows[: len(reference)]], steps(layouts)
-    for layout, text, stop in zip(layouts, words, ends, strict=True):
-        out += rows[stop - len(layout.plans) : stop]
-        out += tables.paragraphs(_remarks(layout, text), "       ")
+    at = len(lines) - len(plans) + len(reference)  # behind the head and the reference
+    out = lines[:at]
+    for layout, text in zip(layouts, steps(layouts), strict=True):
+        out += lines[at : at + len(layout.plans)]
+        at += len(layout.plans)
+        remarks = [f"than the one above: {text}"] if text else []
+        remarks += [f"{layout.near} more of these degrees within {NEAR:.0%}"] if layout.near else []
+        remarks += [] if layout.on_front else ["none of it on the front"]
+        out += tables.paragraphs([f"     {'; '.join(remarks)}."] if remarks else [], "       ")
     return out, plans
 
 
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two plans of one layout differ in clocks that hardly matter."""
-    close = (
-        math.isclose(one[name] or 0.0, other[name] or 0.0, rel_tol=_ALIKE) for name in ("iteration_time_s", "energy_j")
-    )
-    return all(one.get(name) == other.get(name) for name in LAYOUT_COLUMNS) and all(close)
-
-
-def _remarks(layout: Layout, text: str) -> list[str]:
-    remarks = [f"than the one above: {text}"] if text else []
-    if layout.near:
-        remarks.append(f"{layout.near} more of these degrees within {NEAR:.0%}")
-    if not layout.on_front:
-        remarks.append("none of it on the front")
-    return [f"     {'; '.join(remarks)}."] if remarks else []
+def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two plans are of one layout and differ in clocks that hardly matter."""
+    close = all(math.isclose(one[name] or 0.0, other[name] or 0.0, rel_tol=_ALIKE) for name in OBJECTIVES)
+    return close and all(one.get(name) == other.get(name) for name in LAYOUT_COLUMNS)

@@ -12,7 +12,7 @@ from jointopt.jobs.catalog.gpus import gpu_ids, load_gpu
 from jointopt.jobs.catalog.models import load_model, model_names
 from jointopt.jobs.catalog.recipes import recipes_of
 from jointopt.jobs.jobfile import shipped_job, shipped_jobs
-from jointopt.report.tables import TextColumn, lay_out, pick, table_width, text_width
+from jointopt.report.tables import WIDTH, TextColumn, lay_out, line_width, pick, table_width
 
 _LISTINGS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], Any], str]] = {
     # names, entry of a name, attributes; "name=attribute" where the column has another name
@@ -59,19 +59,17 @@ def recipe_rows(model: str) -> list[dict[str, Any]]:
 
 def listing_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as an aligned table, one header line per word of a column's name; sources are left to JSON."""
-    rows = [{name: value for name, value in row.items() if name not in _IN_JSON_ALONE} for row in rows]
-    columns = [
-        TextColumn(_header(name), [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple))
-        for name, first in rows[0].items()
-    ]
-    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= text_width() else " "))
-
-
-def _header(name: str) -> str:
-    return _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
+    columns = []
+    for name, first in rows[0].items():
+        if name in _IN_JSON_ALONE:
+            continue
+        head = _HEADERS.get(name, name.removeprefix("num_").removesuffix("_size").replace("_", "\n"))
+        columns.append(TextColumn(head, [_cell(row[name]) for row in rows], left=isinstance(first, str | tuple)))
+    return "\n".join(lay_out(columns, "  " if table_width(columns, "  ") <= line_width(WIDTH) else " "))
 
 
 def _cell(value: Any) -> str:
+    """A figure of the catalogue as its table shows it; counts from a million on are in millions."""
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, tuple):

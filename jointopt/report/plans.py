@@ -27,16 +27,13 @@ from jointopt.jobs.plans.text import format_plan, plain_number, stage_clocks_to_
 from jointopt.physics.site import bill
 from jointopt.physics.throughput import peak_tflops
 from jointopt.report import tables
-from jointopt.report.reasons import beyond, own_reasons, reasons_of
+from jointopt.report.doubts import own_reasons, reasons_of
 from jointopt.report.tables import TextColumn
 from jointopt.search.exact import MOST
-from jointopt.surrogate.intervals import DOUBTS
 from jointopt.surrogate.memory import FEASIBLE, SURE
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from jointopt.surrogate.job_model import JobModel
 
 Row = Mapping[str, Any]
 MOST_LINES = 8  # of assumptions
@@ -56,10 +53,11 @@ def short_clocks(clocks_mhz: Sequence[float], width: int) -> str:
     """The clocks of one plan: ``1410×14,1200×2`` in at most ``width`` characters, else lowest and highest."""
     whole = [round(clock) for clock in clocks_mhz]
     text = _counted(whole, "×")
-    return text if len(text) <= width else tables.span(min(whole), max(whole))
+    return text if len(text) <= width else tables.range_text(min(whole), max(whole))
 
 
 def _counted(clocks: Sequence[object], times: str) -> str:
+    """Clocks with a comma between them, runs of equal ones once with their number; one clock alone without."""
     runs = tables.equal_runs(map(str, clocks))
     return ",".join(f"{clocks[run[0]]}{f'{times}{len(run)}' if len(run) > 1 < len(runs) else ''}" for run in runs)
 
@@ -77,9 +75,15 @@ def differing(plans: Iterable[Row]) -> frozenset[str]:
     return frozenset(name for name, count in Counter(name for name, _ in met).items() if count > 1)
 
 
-def is_neutral(name: str, value: Any) -> bool:
-    """Whether a column of a plan is one that most plans do without, at the value that has no effect."""
-    return name in _NEUTRAL and value == _NEUTRAL[name]
+def plan_words(plan: Row, differing: Collection[str]) -> str:
+    """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``.
+
+    Without columns at the value that has no effect, and without the clocks of a power profile, which chooses its own.
+    """
+    left_out = {name for name, value in _NEUTRAL.items() if plan.get(name) == value}
+    left_out |= {"stage_clock_mhz"} if plan.get(POWER_PROFILE) else set()
+    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
+    return " ".join(f"{_HEADS[name]}={_word(name, _shown(name, plan))}" for name in shown if name not in left_out)
 
 
 def _shown(name: str, plan: Row) -> Any:
@@ -88,22 +92,15 @@ def _shown(name: str, plan: Row) -> Any:
     return STAGE_LAYERS.short(STAGE_LAYERS.code(value)) if name == "stage_layers" else value
 
 
-def plan_words(plan: Row, differing: Collection[str]) -> str:
-    """A plan in one line: the columns that distinguish most plans, and those in which it is ``differing``."""
-    shown = [name for name in _HEADS if name in plan and (name in _IN_WORDS or name in differing)]
-    replaced = "stage_clock_mhz" if plan.get(POWER_PROFILE) else ""  # a profile chooses clocks by itself
-    shown = [name for name in shown if name != replaced and not is_neutral(name, plan[name])]
-    return " ".join(f"{_HEADS[name]}={_word(name, _shown(name, plan))}" for name in shown)
-
-
 def _word(name: str, value: Any) -> str:
+    """A cell of a plan in words."""
     if isinstance(value, bool):
         return "y" if value else "n"
-    if name in _LIMITS and isinstance(value, list | tuple):
-        return ";".join(f"{watts:g}" for watts in value)
-    if isinstance(value, float):
-        return f"{value:g} W"
-    return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz" if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        if name in _LIMITS:
+            return ";".join(f"{watts:g}" for watts in value)
+        return f"{short_clocks(value, _CLOCKS_IN_WORDS)} MHz"
+    return f"{value:g} W" if isinstance(value, float) else str(value)
 
 
 def plan_table(
@@ -114,10 +111,10 @@ def plan_table(
     Layout columns in which all plans agree go above the table; on the right, those of which nothing is known go.
     ``repeated``: rows whose layout is that of the row above, and is not printed again.
     """
-    columns, equal, right = [*left], [], tables.known(right)
+    columns, equal, right = [*left], [], tables.known_columns(right)
     for name in LAYOUT_COLUMNS:
         values = [_shown(name, plan) for plan in plans]
-        if all(is_neutral(name, value) for value in values):
+        if all(value == _NEUTRAL.get(name) for value in values):
             continue
         if name in _IN_TABLES or len(plans) == 1 or len(set(values)) > 1:
             words = [_CELLS.get(value, value) if isinstance(value, bool | str) else value for value in values]
@@ -128,9 +125,9 @@ def plan_table(
     if any(plan.get(POWER_LIMIT) for plan in plans):
         limits = [plan.get(POWER_LIMIT) for plan in plans]
         columns.append(TextColumn("limit\nW", [f"{watts:g}" if watts else "-" for watts in limits]))
-    left_over = tables.room() - tables.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
-    right = tables.fitting(right, left_over, " ")
-    room = max(_SHORTEST_CLOCKS, tables.room() - tables.table_width([*columns, *right], " ") - 1)
+    left_over = tables.line_width() - tables.table_width(columns, " ") - _SHORTEST_CLOCKS - 2
+    right = tables.fit_columns(right, left_over, " ")
+    room = max(_SHORTEST_CLOCKS, tables.line_width() - tables.table_width([*columns, *right], " ") - 1)
     cells = [plan.get(POWER_PROFILE) or short_clocks(plan["stage_clock_mhz"], room) for plan in plans]
     clocks = TextColumn("clock\nMHz", cells)
     sentence = [f"All plans: {' '.join(equal)}"] if equal else []
@@ -147,37 +144,29 @@ def predicted_table(
     ``repeated`` as in `plan_table`; ``peak_power``: with that column. ``?`` is added to the marks of plans with reasons
     for a wider interval that not all of them have, ``~`` to those that may not fit in memory.
     """
-    own = own_reasons(reasons_of(plans))
-    unsure = ["?" * bool(why) + "~" * is_tight(plan) for why, plan in zip(own, plans, strict=True)]
+    doubted = map(bool, own_reasons(reasons_of(plans)))
+    tight = (probability_of_fitting(plan) < SURE for plan in plans)
+    marks = [f"{mark}{'?' * why}{'~' * near}" for mark, why, near in zip(marks, doubted, tight, strict=True)]
+    first, sure = [plans[0]] * len(plans), plans if are_against_first(plans) else ()
     columns = [
-        tables.of("iteration_time_s", plans),
+        tables.figure_column("iteration_time_s", plans),
         TextColumn("±\n%", tables.fixed(map(half_width, plans), ".0f")),
-        tables.of("energy_j", plans),
-        tables.of("avg_power_w", plans),
-        *([tables.of("peak_power_w", plans)] if peak_power else []),
-        tables.of("peak_memory_gib", plans),
-        tables.of("tokens_per_s_per_gpu", plans, spare=True),
-        tables.of("mfu", plans, spare=True),
-        _difference("time", plans),
-        _difference("energy", plans),
+        tables.figure_column("energy_j", plans),
+        tables.figure_column("avg_power_w", plans),
+        *([tables.figure_column("peak_power_w", plans)] if peak_power else []),
+        tables.figure_column("peak_memory_gib", plans),
+        tables.figure_column("tokens_per_s_per_gpu", plans, spare=True),
+        tables.figure_column("mfu", plans, spare=True),
+        *(change(name, plans, first, sure, itself="0") for name in COMPARED),
         TextColumn("better\nt|E %", better_words(plans), spare=True),
     ]
-    left = TextColumn("", list(map("".join, zip(marks, unsure, strict=True))), left=True)
-    return plan_table(plans, [left], columns, repeated)
+    return plan_table(plans, [TextColumn("", marks, left=True)], columns, repeated)
 
 
 def half_width(plan: Row) -> float | None:
     """Half of the 90 % interval of a plan's time, in percent of it; None where it is not known."""
     low, high = (plan.get(f"iteration_time_s_{end}") for end in ("low", "high"))
     return None if low is None or high is None else 50.0 * (high - low) / plan["iteration_time_s"]
-
-
-def _cells(name: str, plans: Sequence[Row]) -> list[float]:
-    return [math.nan if plan.get(name) is None else float(plan[name]) for plan in plans]
-
-
-def _rates(name: str, plans: Sequence[Row], factor: float, form: str) -> list[str]:
-    return tables.fixed([None if plan.get(name) is None else factor * plan[name] for plan in plans], form)
 
 
 def rank_words(rank: int | None, of: int) -> str:
@@ -206,11 +195,6 @@ _RATE_WORDS: dict[str, Callable[[float], str]] = {
 }
 
 
-def is_tight(plan: Row) -> bool:
-    """Whether a predicted plan may well not fit in memory."""
-    return probability_of_fitting(plan) < SURE
-
-
 def probability_of_fitting(plan: Row) -> float:
     """The probability that a predicted plan fits in memory, 1 where nothing states it."""
     known = plan.get("fit_probability")
@@ -235,10 +219,6 @@ def tight_lines(plans: Sequence[Row]) -> list[str]:
             f"~ {none} expected to fit in memory: probability {span}. More nodes, or GPUs with more memory, would help."
         ]
     return [f"~ tight: may not fit in memory (probability {least} at least)."]
-
-
-def _against_first(values: Sequence[float]) -> list[str]:
-    return ["0" if math.isfinite(values[0]) else "-", *tables.percent_of(values[1:], values[0], "+.1f")]
 
 
 def are_against_first(plans: Sequence[Row]) -> bool:
@@ -273,20 +253,33 @@ def half_difference(plan: Row, name: str) -> float:
     return math.nan if low is None or high is None else 0.5 * (high - low)
 
 
-def _difference(name: str, plans: Sequence[Row]) -> TextColumn:
-    """The column of time or energy against the first plan, with what is known of its interval."""
-    plain = _against_first(_cells(COMPARED[name], plans))
-    if not are_against_first(plans):
-        return TextColumn(f"{name}\nΔ%", plain)
-    halves = [math.nan, *(half_difference(plan, name) for plan in plans[1:])]
-    return TextColumn(f"{name}\nΔ%", tables.plus_minus(plain, halves), brief=plain)
+def change(
+    name: str, rows: Sequence[Any], references: Sequence[Any], sure: Sequence[Row] = (), *, form: str = "+.1f",
+    head: str = "", itself: str = "",
+) -> TextColumn:  # fmt: skip
+    """The column of time or energy of rows, each against a reference, in percent, with half of its interval if known.
+
+    ``sure``: entries of the rows with how surely they differ; ``itself``: what stands for the difference of the first
+    row, which is its own reference.
+    """
+    column = COMPARED[name]
+    values, bases = ([tables.part_of(row, column) for row in some] for some in (rows, references))
+    changes = (100 * (v / base - 1) if v and base else None for v, base in zip(values, bases, strict=True))
+    plain = tables.fixed(changes, form)
+    if itself and plain[0] != "-":
+        plain[0] = itself
+    halves = [half_difference(row, name) or math.nan for row in sure] or [math.nan] * len(plain)
+    known = [math.nan if cell == "-" else half for cell, half in zip(plain, halves, strict=True)]
+    return TextColumn(head or f"{name}\nΔ%", tables.plus_minus(plain, known), brief=plain)
 
 
 def better_words(plans: Sequence[Row]) -> list[str]:
     """Of each plan the probabilities, in percent, that it is faster and leaner than the first; dashes: not known."""
     if not are_against_first(plans):
         return ["-"] * len(plans)
-    pairs = zip(*(_rates(f"{name}_probability", plans[1:], 100.0, ".0f") for name in ("faster", "leaner")), strict=True)
+    names = ("faster_probability", "leaner_probability")
+    shares = ([None if plan.get(name) is None else 100.0 * plan[name] for plan in plans[1:]] for name in names)
+    pairs = zip(*(tables.fixed(share, ".0f") for share in shares), strict=True)
     return ["-", *("-" if "-" in pair else "|".join(pair) for pair in pairs)]
 
 
@@ -358,18 +351,8 @@ def site_table(job: Job, names: Sequence[str], time_s: npt.ArrayLike, energy_j: 
     paid = bill(job, time_s, energy_j)
     power = (paid["facility_energy_j"] / time_s).tolist()
     columns = [TextColumn("", [f"  {name}" for name in names], left=True)]
-    columns.append(tables.measured("power", power, tables.SITE_POWER_UNITS))
+    columns.append(tables.unit_column("power", power, tables.SITE_POWER_UNITS))
     for name, values in paid.items():
         head, _, units = SITE_FIGURES[name]
-        columns.append(tables.measured(head, values.tolist(), units or ((1.0, cluster.currency),)))
+        columns.append(tables.unit_column(head, values.tolist(), units or ((1.0, cluster.currency),)))
     return [*tables.paragraphs([f"{title}:"]), *tables.lay_out(columns)]
-
-
-def doubt_words(model: JobModel, plans: Columns) -> list[str]:
-    """Why plans are outside of what predictions of ``model`` were checked against, each with its number of plans."""
-    unsupported = np.asarray(plans["in_domain"]) == False  # noqa: E712  an array of objects has blanks too
-    found = {name: of & unsupported for name, of in model.doubts(plans).items()}
-    rest = unsupported & ~np.logical_or.reduce(list(found.values()))
-    reasons = {DOUBTS[name]: int(of.sum()) for name, of in found.items()}
-    reasons[beyond(model.name, model.job)] = int(rest.sum())
-    return [f"{why} ({count:,} plan{'s' * (count != 1)})" for why, count in reasons.items() if count]

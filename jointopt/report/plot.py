@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,7 +19,6 @@ from jointopt.report.page.choice import chosen_plans
 from jointopt.report.page.figures import front_figure
 from jointopt.surrogate.features import HEAT_NAMES
 
-_LETTERS = "ABCDEFGH"
 _QUANTITIES = {"time": "time", "power": "power"} | dict(HEAT_NAMES)
 _PANEL_PX = 450
 
@@ -26,8 +27,10 @@ def front_plot(document: Mapping[str, Any]) -> go.Figure:
     """The front of a proposal's document, as the report draws it."""
     chosen = chosen_plans(document["front"], document.get("reference"), document.get("baseline") or "")
     two_step = (document.get("joint") or {}).get("two_step_front") or []
-    figure = front_figure(document["front"], list(zip(_LETTERS, chosen, strict=False)), two_step)
-    return go.Figure(_coloured(figure, _colours()))
+    lettered, colours = list(zip(ascii_uppercase, chosen, strict=False)), _colours()
+    figure = front_figure(document["front"], lettered, two_step)
+    named = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], json.dumps(figure))
+    return go.Figure(json.loads(named))
 
 
 def importance_plot(importance: Mapping[str, Mapping[str, Mapping[str, float]]], folder: Path) -> go.Figure:
@@ -59,12 +62,3 @@ def _colours() -> dict[str, str]:
     """The light colours of the page, by their names."""
     style = resources.files("jointopt.report.page").joinpath("page.css").read_text(encoding="utf-8")
     return dict(re.findall(r"(--\w+): (#\w+)", style[: style.index("}")]))
-
-
-def _coloured(value: Any, colours: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _coloured(item, colours) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_coloured(item, colours) for item in value]
-    named = re.fullmatch(r"var\((--\w+)\)", value) if isinstance(value, str) else None
-    return colours[named[1]] if named else value

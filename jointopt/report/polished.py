@@ -1,32 +1,22 @@
-"""The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage.
-
-The file for Zeus is that of the schedulers `PointSolution` and `PointSolution3D` of zeus 0.16.0 (``zeus/optimizer/
-pipeline_frequency/server/scheduler.py``): ``*.py``, read with ``eval``, a list with one entry per rank (3D: pipeline
-rank). An entry is a list of (instruction, MHz as an integer) for one iteration in the order of execution; the client
-raises an error where ``on_instruction_begin(name)`` differs. The integration guide (https://ml.energy/zeus/optimize/
-pipeline_frequency_optimizer/) names the instructions ``forward`` and ``backward``.
-"""
+"""The answer of ``polish``: the schedules of one plan with a clock per pass, and the one chosen, stage by stage."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jointopt.core.atomic_write import check_file, write_whole
-from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
-from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
+from jointopt.frameworks.zeus import Schedule, write_schedule
 from jointopt.jobs.job import Job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.polish.graph import Graph
 from jointopt.report import tables
-from jointopt.report.plans import COMPARED, basis_lines, better_words, compared_lines, half_difference, short_clocks
-from jointopt.report.tables import Result, TextColumn, pick
+from jointopt.report.plans import COMPARED, basis_lines, better_words, change, compared_lines, short_clocks
+from jointopt.report.tables import Block, Result, TextColumn, pick
 
-Schedule = list[list[tuple[str, int]]]  # (instruction, clock in MHz) per pipeline rank in its order of execution
 _COARSE = 0.5  # of the shortest pass: the unit of time from which the answer is rough
 _PERCENT = "+.2f"  # beside the plan
 _SHORT_S = 0.05  # a pass below which the time that a change of clock takes is worth a word
@@ -99,78 +89,49 @@ class Polished(Result):
         chosen = entry(self.chosen) | {"stages": self.schedule}
         return pick(self, keys) | {"points": list(map(entry, self.points)), "chosen": chosen}
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The plan, its schedules by time beside it, the chosen one per stage, and how they were found."""
-        graph, clocks = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40)
+        graph, clocks, chosen = self.graph, short_clocks(self.plan["stage_clock_mhz"], 40), self.chosen
         chunks = f" of {graph.vpp} chunks" if graph.vpp > 1 else ""
-        time, energy = (tables.result(name, getattr(self, name)) for name in ("iteration_time_s", "energy_j"))
-        (slower,) = tables.percent_of([self.chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
-        saved = f"{100 * self.saving(self.chosen):z.2f} % of the energy at {slower} % iteration time"
-        title = [
+        time, energy = (tables.result(name, getattr(self, name)) for name in OBJECTIVES)
+        (slower,) = tables.percent_of([chosen.iteration_time_s], self.iteration_time_s, _PERCENT)
+        yield (
             f"{self.job.name}: {graph.pp} stages{chunks}, {graph.num_micro_batches:,} micro-batches, {len(graph):,} "
             f"passes; with one clock per stage ({clocks} MHz) {time} and {energy} per iteration.",
-            f"A clock per pass saves {saved}.",
-        ]
-        points = _points(self)
-        legend = ["= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."]
-        remarks = tables.paragraphs([*legend, *compared_lines(_rows(self), points), *_remarks(self)])
-        return tables.blocks_text(
-            tables.paragraphs(title), points, _stages(self), remarks, basis_lines(self.assumed, self.informed_by)
+            f"A clock per pass saves {100 * self.saving(chosen):z.2f} % of the energy at {slower} % iteration time.",
         )
+        # differences of the plan from itself, then those of the points from it; empty where they are not known
+        against = list(map(self.against, self.points))
+        rows: list[dict[str, float]] = [dict.fromkeys(against[0], 0.0), *against]
+        points = _points(self, rows)
+        yield [points]
+        yield [_stages(self)]
+        legend = "= least energy within the slowdown that was allowed; Δ% is relative to one clock per stage."
+        yield [legend, *compared_lines(rows, points), *_remarks(self)]
+        yield [basis_lines(self.assumed, self.informed_by)]
 
     def write_zeus(self, path: Path) -> None:
-        """Writes the schedule for `PointSolution3D`; UsageError unless the name ends in ``.py``, as Zeus requires."""
-        check_zeus_path(path)
+        """Writes the schedule for Zeus; UsageError unless the name ends in ``.py``, as Zeus requires."""
         found = f"{self.chosen.iteration_time_s:.6g} s and {self.chosen.energy_j:.6g} J per iteration, all GPUs"
-        rows = [f"{python_text(row)},\n" for row in self.schedule]
-        write_whole(path, "".join(["[\n", *rows, "]\n", f"# jointopt polish: {comment(self.job.name)}, {found}\n"]))
+        write_schedule(self.schedule, path, f"jointopt polish: {self.job.name}, {found}")
 
 
-def check_zeus_path(path: Path) -> None:
-    """UsageError unless the name ends in ``.py``; the OSError that would keep it from being written."""
-    if path.suffix != ".py":
-        raise UsageError(f"--zeus must name a file that ends in .py, as Zeus requires; got {str(path)!r}.")
-    check_file(path)
-
-
-def zeus_command(path: Path) -> str:
-    """The command that starts Zeus' server with the schedule; every rank of a stage then gets the stage's entry."""
-    arguments = sh_word(json.dumps({"solution_path": str(path)}))
-    return (
-        f"ZEUS_PFO_SCHEDULER=PointSolution3D ZEUS_PFO_SCHEDULER_ARGS={arguments} "
-        f"uvicorn zeus.optimizer.pipeline_frequency.server.router:app --port 7787"
-    )
-
-
-def _points(found: Polished) -> list[str]:
+def _points(found: Polished, rows: Sequence[Mapping[str, float]]) -> list[str]:
     """One line per schedule; none is beaten by another, nor by the plan, in both time and energy."""
-    points, rows = found.points, _rows(found)
+    points, plan = found.points, [found] * len(found.points)
     columns = [
         TextColumn("", ["=" if point is found.chosen else "" for point in points]),
-        *(tables.of(column, points, getattr(found, column)) for column in COMPARED.values()),
-        *(_difference(name, found, rows) for name in COMPARED),
+        *(tables.figure_column(column, points, getattr(found, column)) for column in COMPARED.values()),
+        *(change(name, points, plan, rows[1:], form=_PERCENT) for name in COMPARED),
         *([TextColumn("better\nt|E %", better_words(rows)[1:])] if found.against_plan else []),
         TextColumn("clocks\nMHz", _ranges([p.clock_mhz for p in points])),
     ]
     return tables.lay_out(columns)
 
 
-def _rows(found: Polished) -> list[dict[str, float]]:
-    """Differences of the plan from itself, then those of the points from it; empty where they are not known."""
-    points = [found.against(point) for point in found.points]
-    return [dict.fromkeys(points[0], 0.0), *points]
-
-
-def _difference(name: str, found: Polished, rows: Sequence[Mapping[str, float]]) -> TextColumn:
-    """The column of time or energy of the points against the plan, with half of its interval where it is known."""
-    column = COMPARED[name]
-    percent = tables.percent_of((getattr(p, column) for p in found.points), getattr(found, column), _PERCENT)
-    halves = [half_difference(row, name) for row in rows[1:]]
-    return TextColumn(f"{name}\nΔ%", tables.plus_minus(percent, halves))
-
-
 def _ranges(clocks_mhz: Sequence[Floats]) -> list[str]:
-    return [tables.span(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
+    """Lowest and highest of each of several arrays of clocks."""
+    return [tables.range_text(f"{clocks.min():.0f}", f"{clocks.max():.0f}") for clocks in clocks_mhz]
 
 
 def _stages(found: Polished) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.core.quote import html_text, our_command
 from jointopt.core.schema import COLUMNS, DEGREES, LAYOUT_COLUMNS, NEUTRAL, POWER_LIMIT, STAGE_LAYERS, Columns, Ints
+from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.objectives import OBJECTIVES, distinguishing, words
@@ -22,26 +22,22 @@ from jointopt.jobs.plans.stages import offered_splits
 from jointopt.jobs.plans.text import PLAN_KEYS
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import with_rates
-from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, unshown_lines
-from jointopt.report.exported import NextCommand, next_command
-from jointopt.report.joint_saving import Joint
+from jointopt.report.doubts import OpenSetting, first_doubts, first_lines, reasons_of, unshown_lines, wider_lines
+from jointopt.report.joint_saving import Joint, joint_words
 from jointopt.report.layout_table import Layout, layout_lines
 from jointopt.report.plans import (
     basis_lines,
     compared_lines,
-    doubt_words,
     plan_frame,
     predicted_table,
     probability_of_fitting,
     rate_words,
-    short_plan,
     shows_site,
     site_table,
     tight_lines,
 )
 from jointopt.report.published_plans import Beside, beside_lines, under_limits
-from jointopt.report.reasons import reasons_of, wider_lines
-from jointopt.report.tables import Result, blocks_text, json_text, markdown, paragraphs, pick, plan_entries, study_lines
+from jointopt.report.tables import Block, Result, json_text, markdown, paragraphs, pick, plan_entries, study_lines
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.memory import FEASIBLE
 
@@ -49,13 +45,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from jointopt.report.page.made import Reported
+    from jointopt.report.page.choice import Reported
     from jointopt.surrogate.job_model import JobModel
 
 
 ROWS_FOR_PEOPLE = 20
 LAYOUTS_FOR_PEOPLE = 5
 REASONS_FOR_PEOPLE = 8
+METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsga2": "NSGA-II"}
+_BILLION = 1e9
 FILES = ("proposal.json", "front.csv", "proposal.txt")
 RECORD = "record.csv.gz"
 WRITTEN = (*FILES, RECORD)
@@ -97,16 +95,12 @@ class Proposal(Result):
     best_layouts: tuple[Layout, ...] = ()  # the fastest splits of the GPUs, and those of the front
     learned: tuple[str, ...] = ()  # sentences: why a few runs count in part
     hangs_on: tuple[OpenSetting, ...] = ()  # what the job leaves open, by how much it moves the first row's time
+    domain_doubts: tuple[str, ...] = ()  # sentences: why plans of the front are outside of what was checked
     source: str = ""  # how a shell names the job: its file, or options; blank: not known
+    next_command: Mapping[str, str] | None = None  # that starts the first row, and a note; None: no source is known
     model: JobModel | None = field(default=None, repr=False, compare=False)  # that predicted it
-
-    @functools.cached_property
-    def next_command(self) -> NextCommand | None:
-        """The command that starts the first row; None where the job's source is not known."""
-        if not len(self.front["pp"]):
-            return None
-        plan = {name: value for name, value in plan_entries(self.front, [0])[0].items() if name in PLAN_KEYS}
-        return next_command(self.job, plan, short_plan(self.front, 0), self.source)
+    # what takes plans of its document apart by the model, for a page
+    report_of: Callable[[Mapping[str, Any], JobModel], Reported] | None = field(default=None, repr=False, compare=False)
 
     def document(self) -> dict[str, Any]:
         """The job as its file would say it, the search, the front by time, and the reference."""
@@ -123,8 +117,9 @@ class Proposal(Result):
             "beside": [asdict(plan) for plan in self.beside],
             "reference": next(iter(reference), None),
             "baseline": self.baseline,
-            "doubts": self.doubts,
-            "hangs_on": [one.document() for one in self.hangs_on],
+            # against the first row, then why plans are outside of what was checked
+            "doubts": [*first_doubts(self.job, self._first, self.hangs_on), *self.domain_doubts],
+            "hangs_on": self.hangs_on,
             "next": self.next_command,
             "study": pick(self, "name=study_name storage"),
         }
@@ -133,23 +128,6 @@ class Proposal(Result):
     def feasible(self) -> bool:
         """Whether plans of the front are likelier to fit in memory than not: all of them then are."""
         return bool(np.min(self.front.get("fit_probability", 1.0)) >= FEASIBLE)
-
-    @functools.cached_property
-    def doubts(self) -> list[str]:
-        """Sentences against the first row, an assumed range of clocks, then why plans are outside of what was checked.
-
-        Each of the latter reasons with its number of plans.
-        """
-        return [*first_doubts(self.job, self._first, self.hangs_on), *self._unchecked]
-
-    @functools.cached_property
-    def _unchecked(self) -> list[str]:
-        from jointopt.surrogate.job_model import JobModel  # it imports the physics
-
-        clocks = [self.job.assumed_clocks] if self.job.assumed_clocks else []
-        if "in_domain" not in self.front:
-            return clocks
-        return clocks + doubt_words(self.model or JobModel(self.job, name=self.surrogate), self.front)
 
     @property
     def _first(self) -> dict[str, Any]:
@@ -166,13 +144,12 @@ class Proposal(Result):
         return markdown(self._shown_frame())
 
     def _shown_frame(self) -> pd.DataFrame:
+        """The front with the columns that people are shown."""
         frame = self.to_frame()
-        wanted = (
-            *LAYOUT_COLUMNS, "stage_clock_mhz", POWER_LIMIT, *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j",
-        )  # fmt: skip
         usual = {"ep": 1, "vpp": 1} | {name: COLUMNS[name].outside(value) for name, value in NEUTRAL.items()}
-        distinguishing = {n for n in LAYOUT_COLUMNS if n in frame and (frame[n] != usual.get(n)).any()} | {*DEGREES}
-        return frame[[n for n in wanted if n in frame and (n not in LAYOUT_COLUMNS or n in distinguishing)]]
+        layout = [n for n in LAYOUT_COLUMNS if n in DEGREES or (n in frame and (frame[n] != usual.get(n)).any())]
+        wanted = (*layout, "stage_clock_mhz", POWER_LIMIT, *RESULTS, "tokens_per_s_per_gpu", "mfu", "tokens_per_j")
+        return frame[[name for name in wanted if name in frame]]
 
     def _repr_html_(self) -> str:
         """The front as a notebook shows it: what it is of, and its plans."""
@@ -191,60 +168,31 @@ class Proposal(Result):
             raise UsageError("The power of this GPU is unknown: the front is a single plan, with nothing to plot.")
         return front_plot(self.to_dict())
 
-    def text(self, *, show_all: bool = False, top: int | None = None, layouts: int = LAYOUTS_FOR_PEOPLE) -> str:
-        """A table with its legend, and a summary of the search.
+    def blocks(
+        self, *, show_all: bool = False, top: int | None = None, layouts: int = LAYOUTS_FOR_PEOPLE
+    ) -> Iterator[Block]:
+        """What was searched, a table with its legend, what the site pays, a summary of the search, and what comes next.
 
         The table has the best ``layouts`` and those of the front, each with its clocks condensed; the ``top`` fastest
         plans of the front, or all of it.
         """
-        wide = self.job.goals != OBJECTIVES
-        if not (show_all or top or wide) and self.best_layouts:
-            return self._by_layout(layouts)
-        total = len(self.front["pp"])
-        rows = np.arange(total)[:top] if show_all or top else self._rows_for_people()
-        reference, front = (with_rates(self.job, plans) for plans in (self.reference, self.front))
-        first = plan_entries(reference)
-        plans = [*first, *(plan for plan in plan_entries(front, rows) if not _among(plan, first))]
-        marks = ["="] * len(first) + [""] * (len(plans) - len(first))
-        table = predicted_table(plans, marks, peak_power="peak_power_w" in self.job.goals)
-        table += _legend(self, plans, table)
-        if total > len(rows):
-            between = "are between these, the best in each objective and those farthest from each other"
-            where = "follow" if top else between if wide else "lie between these"
-            table += paragraphs([f"{total - len(rows):,} more plans {where}: --all or --json has them."])
-        table += beside_lines(self.beside, self.feasible_layouts)
-        return blocks_text(_head(self), table, _site(self), _summary(self), _next(self))
-
-    def _rows_for_people(self) -> Ints:
-        """Rows of the front for people."""
-        if self.job.goals == OBJECTIVES:
-            return spread_along(self.front, ROWS_FOR_PEOPLE)
-        return spread_in_goals(with_site(self.job, self.front), distinguishing(self.job.objectives), ROWS_FOR_PEOPLE)
-
-    def _by_layout(self, most: int) -> str:
-        """The table of layouts, its legend and the summary."""
-        shown = [layout for layout in self.best_layouts if layout.rank <= most or layout.on_front]
-        reference = plan_entries(with_rates(self.job, self.reference))
-        table, plans = layout_lines(reference, shown)
-        total = len(self.front["pp"])
-        table += _legend(self, plans, table)
-        table += paragraphs([
-            f"Of each layout: its fastest plan, its knee and its least energy. The front has {total:,} "
-            f"plan{'s' * (total != 1)}: --all prints {'them' if total != 1 else 'it'}, --layouts N more layouts."
-        ])  # fmt: skip
-        table += beside_lines(self.beside, self.feasible_layouts)
-        return blocks_text(_head(self), table, _site(self), _summary(self), _next(self))
+        yield [*_title(self), first_lines(self.job, self._first, self.hangs_on)]
+        by_layout = self.best_layouts and not (show_all or top or self.job.goals != OBJECTIVES)
+        table = _layouts(self, layouts) if by_layout else _plans(self, show_all, top)
+        yield [*table, beside_lines(self.beside, self.feasible_layouts)]
+        yield [_site(self)]
+        yield _summary(self)
+        if found := self.next_command:
+            yield [found["note"], [f"  {line}" for line in found["command"].split("\n")]]
 
     def report(self) -> Reported:
         """The proposal as a page: ``.write("report.html")`` writes one HTML file that needs no network.
 
         UsageError for a proposal that was put together without the model that predicts its plans.
         """
-        from jointopt.report.page.made import report_of
-
-        if self.model is None:
+        if self.model is None or self.report_of is None:
             raise UsageError("A report needs the model that predicted the proposal; take one that propose returned.")
-        return report_of(self.to_dict(), self.model)
+        return self.report_of(self.to_dict(), self.model)
 
     def write(self, folder: Path) -> None:
         """Writes ``proposal.json``, ``front.csv`` (columns as in the schema) and ``proposal.txt``.
@@ -265,7 +213,8 @@ class Proposal(Result):
             write_table(plan_frame(self.record), folder / RECORD)
 
 
-def _among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
+def _is_among(plan: Mapping[str, Any], others: list[dict[str, Any]]) -> bool:
+    """Whether one of the other entries is the same plan."""
     return any(all(plan.get(key) == other.get(key) for key in PLAN_KEYS) for other in others)
 
 
@@ -285,40 +234,68 @@ def spread_along(front: Columns, count: int) -> Ints:
 
 
 def _title(proposal: Proposal) -> list[str]:
+    """Sentences on the job and on what was searched for."""
     job, training, cluster = proposal.job, proposal.job.training, proposal.job.cluster
     sequences = "sequence" if training.global_batch_size == 1 else "sequences"
-    return paragraphs([
+    return [
         f"{job.name}: {job.model.name}, {training.global_batch_size:,} {sequences} of {training.seq_length:,} tokens "
         f"in {training.precision_words}, {training.software}, on {cluster.nodes} x {cluster.gpus_per_node} "
         f"{cluster.gpu.id}. "
         f"Plans that no other beats in {words(job.objectives)}: {len(proposal.front['pp']):,}.",
         *([] if proposal.feasible else [NOT_EXPECTED]),
         *([f"Assumed {job.assumed_clocks}."] if job.assumed_clocks else []),
-    ])  # fmt: skip
+    ]
 
 
-def _head(proposal: Proposal) -> list[str]:
-    return [*_title(proposal), *first_lines(proposal.job, proposal._first, proposal.hangs_on)]
+def _plans(proposal: Proposal, show_all: bool, top: int | None) -> Iterator[str | list[str]]:
+    """The table of the reference and of plans of the front: all, the ``top`` fastest or some, and its legend."""
+    job, total = proposal.job, len(proposal.front["pp"])
+    between = "lie between these"
+    if show_all or top:
+        rows, between = np.arange(total)[:top], "follow" if top else between
+    elif job.goals == OBJECTIVES:
+        rows = spread_along(proposal.front, ROWS_FOR_PEOPLE)
+    else:
+        goals = distinguishing(job.objectives)
+        rows = spread_in_goals(with_site(job, proposal.front), goals, ROWS_FOR_PEOPLE)
+        between = "are between these, the best in each objective and those farthest from each other"
+    reference, front = (with_rates(job, plans) for plans in (proposal.reference, proposal.front))
+    first = plan_entries(reference)
+    plans = [*first, *(plan for plan in plan_entries(front, rows) if not _is_among(plan, first))]
+    marks = ["="] * len(first) + [""] * (len(plans) - len(first))
+    table = predicted_table(plans, marks, peak_power="peak_power_w" in job.goals)
+    yield table
+    yield from _legend(proposal, plans, table)
+    if total > len(rows):
+        yield f"{total - len(rows):,} more plans {between}: --all or --json has them."
 
 
-def _next(proposal: Proposal) -> list[str]:
-    return proposal.next_command.lines() if proposal.next_command else []
+def _layouts(proposal: Proposal, most: int) -> Iterator[str | list[str]]:
+    """The table of the ``most`` best layouts and those of the front, and its legend."""
+    shown = [layout for layout in proposal.best_layouts if layout.rank <= most or layout.on_front]
+    table, plans = layout_lines(plan_entries(with_rates(proposal.job, proposal.reference)), shown)
+    total = len(proposal.front["pp"])
+    yield table
+    yield from _legend(proposal, plans, table)
+    yield (
+        f"Of each layout: its fastest plan, its knee and its least energy. The front has {total:,} "
+        f"plan{'s' * (total != 1)}: --all prints {'them' if total != 1 else 'it'}, --layouts N more layouts."
+    )
 
 
-def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Sequence[str]) -> list[str]:
+def _legend(proposal: Proposal, plans: Sequence[Mapping[str, Any]], drawn: Sequence[str]) -> Iterator[str]:
+    """Sentences on the marks and figures of a table of plans as ``drawn``."""
     if len(proposal.reference["pp"]):
         fits = probability_of_fitting(plans[0]) >= FEASIBLE
         usual = f"the fastest plan that {'fits' if fits else 'comes near to fitting'}, at the GPU's maximum clock"
-        what = f"the baseline, {proposal.baseline}" if proposal.baseline else usual
-        lines = [f"= {what}; Δ% is relative to it."]
-        lines += compared_lines(plans, drawn)
-        lines.append(f"  {rate_words(proposal.job, plans[0])}")
+        yield f"= {f'the baseline, {proposal.baseline}' if proposal.baseline else usual}; Δ% is relative to it."
+        yield from compared_lines(plans, drawn)
+        yield f"  {rate_words(proposal.job, plans[0])}"
     else:
-        lines = ["Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."]
-    lines += wider_lines(reasons := reasons_of(plans, proposal.surrogate, proposal.job))
-    lines += unshown_lines(proposal._unchecked, reasons)
-    lines += tight_lines(plans)
-    return paragraphs([*lines, *(f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)])
+        yield "Δ% is relative to the fastest plan; with all clocks at their maximum none is feasible."
+    reasons = reasons_of(plans, proposal.surrogate, proposal.job)
+    yield from (*wider_lines(reasons), *unshown_lines(proposal.domain_doubts, reasons), *tight_lines(plans))
+    yield from (f"The = row breaks a constraint: {text}" for text in proposal.reference_breaks)
 
 
 def _site(proposal: Proposal) -> list[str]:
@@ -329,69 +306,62 @@ def _site(proposal: Proposal) -> list[str]:
     ends = {"fastest": 0, "least energy": int(with_site(job, front)["facility_energy_j"].argmin())}
     ends = ends if len(front["pp"]) > 1 else {"front": 0}  # the best in one objective, whichever that is
     references = plan_entries(proposal.reference)  # which the line of = is
-    rows = {name: row for name, row in ends.items() if not _among(plan_entries(front, [row])[0], references)}
+    rows = {name: row for name, row in ends.items() if not _is_among(plan_entries(front, [row])[0], references)}
     time_s, energy_j = (
-        np.concatenate([proposal.reference[name], front[name][list(rows.values())]])
-        for name in ("iteration_time_s", "energy_j")
+        np.concatenate([proposal.reference[name], front[name][list(rows.values())]]) for name in OBJECTIVES
     )
     return site_table(job, ["="] * len(references) + list(rows), time_s, energy_j)
 
 
-def _summary(proposal: Proposal) -> list[str]:
-    count = f"{proposal.feasible_layouts:,}"
+def _summary(proposal: Proposal) -> Iterator[str | list[str]]:
+    """The size of the search, its methods, what two steps would give, what was dropped, and what all that rests on."""
+    job, count = proposal.job, f"{proposal.feasible_layouts:,}"
     fitting = (
         f"{count} of them feasible" if proposal.feasible else f"none of them feasible, the nearest {count} searched"
     )
-    lines = paragraphs([
-        f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts{under_limits(proposal.job)}, "
+    yield (
+        f"Joint space: {proposal.considered:,} combinations, {proposal.layouts:,} layouts{under_limits(job)}, "
         f"{fitting}; {proposal.covered_plans:,} plans covered, "
         f"{proposal.evaluated_plans:,} evaluated, {sum(proposal.seconds.values()):.1f} s."
-    ])  # fmt: skip
-    lines += paragraphs([_methods(proposal)])
-    if idle := following_words(proposal.job.objectives):
-        lines += paragraphs([idle])
-    lines += proposal.joint.lines() if proposal.joint else []
+    )
+    yield _methods(proposal)
+    yield following_words(job.objectives)
+    yield joint_words(proposal.joint.document()) if proposal.joint else ""
     common = sorted(proposal.infeasible.items(), key=lambda item: -item[1])
     shown, others = common[:REASONS_FOR_PEOPLE], common[REASONS_FOR_PEOPLE:]
     shown += [(f"for {len(others)} other reasons", sum(count for _, count in others))] if others else []
-    width = max((len(f"{count:,}") for _, count in shown), default=0)
-    lines += ["Dropped, by the first rule broken:"] if shown else []
-    lines += paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
-    lines += [*basis_lines(proposal.assumed, proposal.informed_by), *paragraphs(proposal.learned)]
+    if shown:
+        width = max(len(f"{count:,}") for _, count in shown)
+        yield "Dropped, by the first rule broken:"
+        yield paragraphs((f"  {count:>{width},}  {reason}" for reason, count in shown), " " * (width + 4))
+    yield basis_lines(proposal.assumed, proposal.informed_by)
+    yield from proposal.learned
     if proposal.storage and proposal.study_name:
-        lines += study_lines(proposal.study_name, proposal.storage)
-        lines.append(f"  {our_command('select', proposal.study_name, storage=proposal.storage)}")
-    return lines
-
-
-METHODS = {"exact": "the exact search", "local": "clocks of single stages", "nsga2": "NSGA-II"}
+        select = our_command("select", proposal.study_name, storage=proposal.storage)
+        yield [*study_lines(proposal.study_name, proposal.storage), f"  {select}"]
 
 
 def _methods(proposal: Proposal) -> str:
-    """The methods that searched with what each added, in a sentence; the search has more goals than one objective."""
-    searched = proposal.searched
+    """The methods that searched with what each added, in a sentence; the search has more goals than one objective.
+
+    In another how many plans of the front have a split of the layers beside the listed ones.
+    """
+    searched, front = proposal.searched, proposal.front
     added = [
         f"{METHODS[method]} {gain['added']:,}"
         + f" ({gain['hypervolume']:z.2%} of the hypervolume)" * (gain["added"] > 0)
         for method, gain in searched.items()
     ]
-    whole = sum(gain["added"] for gain in searched.values()) == len(proposal.front["pp"])
+    whole = sum(gain["added"] for gain in searched.values()) == len(front["pp"])
     of = "" if whole else f" of {words(proposal.job.goals)}, of which these are the best,"
     trials = "" if "nsga2" in searched else "; no trials needed"
-    return f"Plans of the front{of} by method: {', '.join(added)}{trials}.{_searched_splits(proposal)}"
-
-
-def _searched_splits(proposal: Proposal) -> str:
-    """How many plans of the front have a split of the layers beside the listed ones; blank for none."""
-    if proposal.job.search.stage_layers is not None or "stage_layers" not in proposal.front:
-        return ""
-    plans = list(zip(*(proposal.front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
-    listed = {(pp, vpp): offered_splits(proposal.job, pp, vpp) for pp, vpp, _ in plans}
-    count = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
-    return f" {count:,} of them have a split of the layers that was searched beside the listed ones." if count else ""
-
-
-# A front of three and more objectives in few lines: its ends, and plans as far from each other as can be.
+    text = f"Plans of the front{of} by method: {', '.join(added)}{trials}."
+    if proposal.job.search.stage_layers is None and "stage_layers" in front:
+        plans = list(zip(*(front[name].tolist() for name in ("pp", "vpp", "stage_layers")), strict=True))
+        listed = {(pp, vpp): offered_splits(proposal.job, pp, vpp) for pp, vpp, _ in plans}
+        split = sum(code > 0 and STAGE_LAYERS.numbers(code) not in listed[pp, vpp] for pp, vpp, code in plans)
+        text += f" {split:,} of them have a split of the layers that was searched beside the listed ones." * (split > 0)
+    return text
 
 
 def spread_in_goals(front: Columns, goals: Sequence[str], count: int) -> Ints:
@@ -419,15 +389,9 @@ def following_words(objectives: Sequence[str]) -> str:
     return f"{words(idle)} {rises} with {others}: no plan is better in that alone, so it is not searched for."
 
 
-# The answer of ``check``: what a job stands for.
-
-
-_BILLION = 1e9
-
-
 @dataclass(frozen=True)
 class Checked(Result):
-    """A job, how many layouts it has and how many may fit in memory, and what was assumed for it."""
+    """The answer of ``check``: a job, how many layouts it has and how many may fit in memory, and what was assumed."""
 
     rows = "checked"
     job: Job
@@ -442,7 +406,7 @@ class Checked(Result):
         counts = pick(self, "job=job.name considered layouts fitting")
         return counts | pick(self, "dropped assumed") | {"job_file": job_mapping(self.job), "checked": [counts]}
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The model, the batch, the cluster and the layouts, a sentence each, and what is assumed."""
         model, training, cluster = self.job.model, self.job.training, self.job.cluster
         sizes = f"{model.parameters / _BILLION:,.4g} billion parameters"
@@ -451,7 +415,7 @@ class Checked(Result):
         if training.frozen:
             sizes += f", frozen beside adapters of rank {training.lora_dim} (LoRA) of {', '.join(training.adapted)}"
         tokens = training.global_batch_size * training.seq_length
-        lines = [
+        yield [
             f"{self.job.name}: {model.name}, {sizes}.",
             f"{training.global_batch_size:,} sequences of {training.seq_length:,} tokens ({tokens:,} in all) per "
             f"iteration, in {training.precision_words}, {training.attention}, {training.software}.",
@@ -461,4 +425,30 @@ class Checked(Result):
             f"{self.layouts:,} layouts keep the rules, {self.fitting:,} of them may fit in memory; "
             f"{len(self.job.search.clock_mhz)} clocks; objectives {' and '.join(self.job.objectives)}.",
         ]
-        return blocks_text(paragraphs(lines), basis_lines(self.assumed, {}))
+        yield [basis_lines(self.assumed, {})]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The answer of ``work``: what one worker evaluated, and the front of the study when it left (sorted by time)."""
+
+    study_name: str
+    evaluated: int
+    failed: int
+    finished: int  # of the study, by all workers
+    front: Columns
+    goals: tuple[str, ...] = OBJECTIVES
+
+    def text(self, storage: str) -> str:
+        """The share of this worker, the ends of the front, and the command that opens the study."""
+        front, size = self.front, len(self.front["energy_j"])
+        failed = f", {self.failed:,} could not be evaluated" if self.failed else ""
+        by = "" if self.goals == OBJECTIVES else f" of {words(self.goals)}"
+        study = f"the study has {self.finished:,}, {size:,} of them on the front{by}"
+        lines = [f"{self.evaluated:,} plans evaluated here{failed}; {study}."]
+        best = {0, size // 2, size - 1}
+        if size and self.goals != OBJECTIVES:
+            best = {int(front[name].argmin()) for name in self.goals}
+        if rows := sorted(best) if size else []:
+            lines += predicted_table(plan_entries(front, rows), [""] * len(rows))
+        return "\n".join([*lines, *study_lines(self.study_name, masked(storage))])

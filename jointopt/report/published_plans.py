@@ -41,18 +41,13 @@ class Beside:
     reasons: tuple[str, ...] = ()
     fitting: bool = False  # found for fitting in memory more surely than the front's fastest
 
-    @property
-    def _tight(self) -> str:
-        if self.fit_probability >= SURE:
-            return ""
-        return f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds(self.fit_probability)}"
-
     def sentence(self, layouts: int) -> str:
         """The plan, its time and rank, and what speaks against it or against the front's fastest."""
-        time = result("iteration_time_s", self.iteration_time_s)
+        time, odds_of_it = result("iteration_time_s", self.iteration_time_s), odds(self.fit_probability)
         word = "slower" if self.behind >= 0.0 else "faster"
         behind = f"{abs(100 * self.behind):.1f} % {word} than the fastest plan of the front"
         place = f"{time}, {rank_words(self.rank, layouts)} layouts, {behind}"
+        tight = f"; {self.peak_memory_gib:.0f} GiB fit with probability {odds_of_it}" * (self.fit_probability < SURE)
         broken = ", ".join(text.rstrip(".") for text in self.violations)
         if self.source:
             time_s = self.published_time_s
@@ -60,18 +55,18 @@ class Beside:
             why = f"; not in the space: {broken}" if broken else ""
             if self.behind > FAR and self.reasons:
                 why += f"; it differs in {', '.join(self.reasons[:MOST_REASONS])}"
-            return f"Published ({self.source}): {self.text}: {place}{self._tight}{published}{why}"
+            return f"Published ({self.source}): {self.text}: {place}{tight}{published}{why}"
         if self.fitting:
             return (
                 f"The fastest plan may not fit in memory: {'; '.join(self.reasons)}. The fastest that fits with "
-                f"probability {odds(self.fit_probability)}: {self.text}: {place}"
+                f"probability {odds_of_it}: {self.text}: {place}"
             )
         low = f" (at least {100 * self.behind_low:+z.1f} %)" if self.behind_low is not None else ""
         takes = self.behind_low is not None and self.behind_low <= 0.0 and not self.violations
         first = "; take it first" if takes else f"; {broken}" if broken else ""
         return (
             f"The fastest plan is outside of what is published: {'; '.join(self.reasons)}. "
-            f"The fastest plan inside: {self.text}: {place}{low}{self._tight}{first}"
+            f"The fastest plan inside: {self.text}: {place}{low}{tight}{first}"
         )
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -15,13 +15,14 @@ from jointopt.core.budget import Spent
 from jointopt.core.secrets import masked
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import dump_job
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.report import tables
-from jointopt.report.page.content import Table
-from jointopt.report.page.figures import ABOVE, Figure, colour, rounded
+from jointopt.report.doubts import own_reasons, reasons_of, wider_lines
+from jointopt.report.page.content import table_of
+from jointopt.report.page.figures import ABOVE, Figure, colour, lengths, rounded
 from jointopt.report.page.render import Page
 from jointopt.report.plans import differing, plan_table, plan_words
-from jointopt.report.reasons import own_reasons, reasons_of, wider_lines
-from jointopt.report.tables import Result, TextColumn, pick
+from jointopt.report.tables import Block, Result, TextColumn, pick
 from jointopt.surrogate.intervals import RESULTS
 
 TERMINATED = "Ended by a signal: runs that had ended are kept, and the same command goes on."
@@ -72,15 +73,11 @@ class MeasuredRun:
         value = self.result(name)
         return bool(low <= value <= high) if math.isfinite(value) and math.isfinite(low) else None
 
-    @property
-    def _foreseen(self) -> list[str]:
-        """Results that were predicted."""
-        return [name for name in self.predicted if not name.endswith(("_low", "_high"))]
-
     def document(self) -> dict[str, Any]:
         """Plan, measurement and prediction under the keys of a measurement table."""
         predicted = {f"predicted_{name}": value for name, value in self.predicted.items()}
-        results = {name: self.result(name) for name in dict.fromkeys([*RESULTS, *self._foreseen])}
+        foreseen = [name for name in self.predicted if not name.endswith(("_low", "_high"))]
+        results = {name: self.result(name) for name in dict.fromkeys([*RESULTS, *foreseen])}
         return {**self.plan, "status": self.status, **results, **predicted, **pick(self, self.keys)}
 
 
@@ -105,8 +102,8 @@ class ValidatedRun(MeasuredRun):
 
     def document(self) -> dict[str, Any]:
         """As of every run, with the error of each prediction."""
-        errors = {f"error_{name}": self.error(name) for name in RESULTS}
-        return super().document() | errors | {f"{name}_inside": self.inside(name) for name in RESULTS}
+        inside = {f"{name}_inside": self.inside(name) for name in RESULTS}
+        return super().document() | {f"error_{name}": self.error(name) for name in RESULTS} | inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,39 +134,59 @@ class MeasuredResult(Result):
 
     def report(self) -> Page:
         """The runs as one HTML page: predicted beside measured, and what was learned by round."""
-
-        return run_page(self)
+        names = [name for name in tables.OBJECTIVE_UNITS if any(math.isfinite(run.error(name)) for run in self.runs)]
+        plans = f"{len(self.runs)} proposed plan{'s' * (len(self.runs) != 1)}, {self.how_run()}."
+        rows = [("jointopt", version("jointopt")), ("launcher", self.launcher)]
+        if isinstance(self, Validated):
+            rows.append(("surrogate", self.surrogate))
+        if isinstance(self, Tuned):
+            plans = (
+                f"{len(self.runs)} of {self.candidates:,} plans {self.how_run()}, each the most promising then, "
+                f"for {' and '.join(self.objectives)}."
+            )
+            spent = f"{self.spent.runs} runs, {self.spent.gpu_hours:.2f} GPU-hours, {self.spent.minutes:.1f} minutes"
+            rows += [("seed", str(self.seed)), ("spent", spent)]
+        rows += [("measurements", self.place)] if self.place else []
+        rows += [("study", self.study_name)] if self.study_name else []
+        pictures = list(_pictures(self, names))
+        return Page({
+            "title": f"{self.job.name}: predicted beside measured",
+            "lead": f"{plans} {STOPPED[self.stopped]} {self.reason}".strip(),
+            "cards": list(_cards(self, names)), "pictures": pictures, "table": _table(self.runs),
+            "notes": [*self.notes, *filter(None, [self.fault])], "provenance": rows, "job_file": dump_job(self.job),
+            "data": {"figures": {one["id"]: one["figure"] for one in pictures}},
+        }, "runs")  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """All of `keys`, the fault and the gains, null where there are none."""
-        gains = self.gains.document() if self.gains else None
-        return super().document() | {"fault": self.fault or None, "gains": gains}
+        return super().document() | {"fault": self.fault or None, "gains": self.gains}
 
     @functools.cached_property
     def gains(self) -> Gains | None:
         """Gains on the run that the others are compared with; None where that is the only sound one."""
-        start = self._start(good) if len(good := sound(self.runs)) > 1 else None
+        start = self._start(good) if len(good := successful_runs(self.runs)) > 1 else None
         return None if start is None else Gains.of(self.runs, *start)
 
     def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
         """Of the places of sound runs the one that others are compared with, and what it is."""
         return good[0], "the first that succeeded"
 
-    def page(self, title: str, rows: Sequence[str], legend: str, remarks: Sequence[str]) -> str:
-        """The text: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
+    def _answer(self, title: str, rows: Sequence[str], legend: str, remarks: Iterable[str]) -> Iterator[Block]:
+        """The blocks: title, table, legend, why there are no further runs, remarks, and where runs and study are."""
+        yield [title]
+        yield [rows or "Nothing was measured."]
         broken = sorted({name for run in self.runs for name in run.broken})
         over = f"over: beyond the job's bound on {', '.join(broken)}." if broken else ""
         notes = [text for text in (*self.notes, *remarks) if text != self.reason]
-        lines = tables.paragraphs(
-            [f"{legend} {over}".strip(), f"{STOPPED[self.stopped]} {self.reason}".strip(), *notes]
-        )
+        lines = [f"{legend} {over}".strip(), f"{STOPPED[self.stopped]} {self.reason}".strip(), *notes]
+        kept: list[str] = []
         if self.place and (len(self.runs) > self.unstored or not self.unstored):
             without = f", without the {self.unstored} that could not be stored" if self.unstored else ""
-            lines.append(f"Measurements: {self.place}{without}")
+            kept.append(f"Measurements: {self.place}{without}")
         if self.study_name:
             name, opened = tables.study_lines(self.study_name, self.place or "", self.study_name)
-            lines += [name, *tables.paragraphs([opened], "      ")]
-        return tables.blocks_text(tables.paragraphs([title]), rows or ["Nothing was measured."], lines)
+            kept += [name, *tables.paragraphs([opened], "      ")]
+        yield [*lines, kept]
 
 
 def run_table(
@@ -184,10 +201,10 @@ def run_table(
     columns = [TextColumn("status", ["over" if run.broken else run.status for run in runs], left=True)]
     for name, beside in results.items():
         (head, units), values = tables.OBJECTIVE_UNITS[name], [run.result(name) for run in runs]
-        if math.isfinite(least := tables.least_of(values)):
+        if math.isfinite(least := tables.least_positive(values)):
             predicted = [run.predicted.get(name, math.nan) for run in runs]
-            columns.append(tables.measured(head, values, units, least))
-            columns += [tables.measured("pre-\ndicted", predicted, units, least), *beside]
+            columns.append(tables.unit_column(head, values, units, least))
+            columns += [tables.unit_column("pre-\ndicted", predicted, units, least), *beside]
     return plan_table([run.plan for run in runs], left, [*columns, *right]) if runs else []
 
 
@@ -211,13 +228,11 @@ class Tuned(MeasuredResult):
     predicted_by: str = ""  # what the predictions of plans that are left rest on; blank: no plan was predicted
     spent: Spent = field(default_factory=Spent)
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The runs in their order, * on those that no other beats, and a summary."""
         new = sum(run.round > 0 for run in self.runs)  # the others had been measured before
         first, plans = self.objectives[0], f"{new} of {self.candidates:,} plans {self.how_run()}"
-        title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
         legend = f"* no other run is better; Δ%: {first} beyond the least of all runs; predicted was before the run."
-        gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
         numbers = itertools.count(max(self.spent.runs - new, 0) + 1)
         numbered = [str(next(numbers)) if run.round > 0 else "-" for run in self.runs]
         left = [
@@ -225,23 +240,31 @@ class Tuned(MeasuredResult):
             TextColumn("run", numbered),
         ]
         kept = [math.nan if run.broken else run.result(first) for run in self.runs]
-        slower = tables.percent_of(kept, tables.least_of(kept), ".1f")
-        shown: Any = dict.fromkeys(("iteration_time_s", "energy_j", *self.objectives), ())
+        slower = tables.percent_of(kept, tables.least_positive(kept), ".1f")
+        shown: Any = dict.fromkeys((*OBJECTIVES, *self.objectives), ())
         rows = run_table(self.runs, left, shown, TextColumn("best\nΔ%", slower))
         names = [f"run {number}" if number != "-" else "a run of an earlier tune" for number in numbered]
-        remarks = [*(self.gains.sentences(names.__getitem__) if self.gains else []), *filter(None, [self.grown()])]
+        remarks = self.gains.sentences(names.__getitem__) if self.gains else []
+        remarks += filter(None, [self.hypervolume_sentence()])
+        gain = gain_words(self.gain_left, self.objectives, "the plans that are left")
         remarks += [f"{gain[:1].upper()}{gain[1:]}."] if self.front else []
         remarks += [f"Plans that are left are predicted by {self.predicted_by}."] if self.predicted_by else []
-        return self.page(title, rows, legend if self.front else "", remarks)
+        title = f"{self.job.name}: {plans}, for {' and '.join(self.objectives)}."
+        return self._answer(title, rows, legend if self.front else "", remarks)
 
-    def grown(self) -> str:
+    def hypervolume_sentence(self) -> str:
         """By how much the measured front's hypervolume grew in this tune; blank of one objective, or of no run."""
-        if len(self.objectives) < 2 or len(sound(self.runs)) < 2:
+        if len(self.objectives) < 2 or len(successful_runs(self.runs)) < 2:
             return ""
         volumes = list(zip(self.runs, self.hypervolume, strict=True))
         known = [volume for run, volume in volumes if run.round > 0 and volume] or [0.0]
-        before = [volume for run, volume in volumes if run.round == 0 and volume]
-        return hypervolume_words((before[-1:] or known)[0], known[-1])
+        earlier = [volume for run, volume in volumes if run.round == 0 and volume]
+        before, after = (earlier[-1:] or known)[0], known[-1]
+        if not after > 0.0:
+            return ""
+        grew = f"grew from {before:.1%} to {after:.1%}" if after - before > LITTLE else f"stayed at {after:.1%}"
+        box = "the box from zero to 1.1 times the worst run in each objective"
+        return f"The measured front's hypervolume {grew} of {box}."
 
     def _start(self, good: Sequence[int]) -> tuple[int, str] | None:
         before = [place for place in good if self.runs[place].round == 0]
@@ -255,14 +278,10 @@ def gain_words(gain: float, objectives: Sequence[str], plans: str) -> str:
     """The expected gain of ``plans``: a share of the best value, or of a hypervolume; NaN = not known yet."""
     if math.isnan(gain):
         return f"what {plans} may gain is not known yet (too few runs)"
-    return f"{plans} should {expected_of(objectives)} by {gain:z.1%}"
-
-
-def expected_of(objectives: Sequence[str]) -> str:
-    """The object of an expected gain: the best value of one objective, or the hypervolume by several."""
+    better = "enlarge the measured front's hypervolume (of logarithms)"
     if len(objectives) == 1:
-        return f"lower the least {tables.OBJECTIVE_UNITS[objectives[0]][0]} measured"
-    return "enlarge the measured front's hypervolume (of logarithms)"
+        better = f"lower the least {tables.OBJECTIVE_UNITS[objectives[0]][0]} measured"
+    return f"{plans} should {better} by {gain:z.1%}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +302,7 @@ class Validated(MeasuredResult):
 
         Runs that were measured before do not count: the predictions have learned from them.
         """
-        new = [run for run in self.runs if not run.earlier]
-        errors = {name: [abs(e) for run in new if math.isfinite(e := run.error(name))] for name in RESULTS}
+        errors = {name: prediction_errors(self.runs, name)[0] for name in RESULTS}
         return {name: statistics.median(found) for name, found in errors.items() if found}
 
     @property
@@ -300,16 +318,14 @@ class Validated(MeasuredResult):
         """How the plans were run, as a participle."""
         return "all measured before and not run again (--again does)" if self.all_known else super().how_run()
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The runs in the order of the proposal with the errors of their predictions, and a summary."""
         runs = self.runs
         plans = f"{len(runs)} proposed plan{'s' * (len(runs) != 1)} (surrogate {self.surrogate})"
-        title = f"{self.job.name}: {plans}, {self.how_run()}."
-        legend = {
-            "err: the prediction against the measurement; in: within the 90 % interval.": True,
-            "= the fastest plan at the GPU's own clock.": any(run.reference for run in runs),
-            "0 measured before, not run again (--again does).": any(run.earlier for run in runs) and not self.all_known,
-        }
+        legend = ["err: the prediction against the measurement; in: within the 90 % interval."]
+        legend += ["= the fastest plan at the GPU's own clock."] * any(run.reference for run in runs)
+        again = [run.earlier and not self.all_known for run in runs]
+        legend += ["0 measured before, not run again (--again does)."] * any(again)
         reasons = reasons_of([pick(run, "in_domain doubts") for run in runs], self.surrogate, self.job)
         remarks = [
             f"Row {number}, {run.status}: {run.notes or 'no reason known'}"
@@ -318,36 +334,41 @@ class Validated(MeasuredResult):
         ]
         remarks += self.gains.sentences(lambda place: f"row {place + 1}") if self.gains else []
         for name, error in self.median_errors.items():
-            inside = [found for run in runs if not run.earlier and (found := run.inside(name)) is not None]
-            head = tables.RESULT_UNITS[name][0].capitalize()
+            inside, head = prediction_errors(runs, name)[1], tables.RESULT_UNITS[name][0].capitalize()
             within = f"{sum(inside)} of {len(inside)} runs lie in their 90 % interval"
             remarks.append(f"{head} is off by {error:.1%} (median); {within}.")
-        own = own_reasons(reasons)
         marks = [
-            "=" * r.reference + "0" * (r.earlier and not self.all_known) + "?" * bool(why)
-            for r, why in zip(runs, own, strict=True)
+            "=" * run.reference + "0" * known + "?" * bool(why)
+            for run, known, why in zip(runs, again, own_reasons(reasons), strict=True)
         ]
-        judged = {
+        beside = {
             name: [
                 TextColumn("err\n%", tables.fixed((100 * run.error(name) for run in runs), "+.0f")),
                 TextColumn("in", [{True: "y", False: "n", None: "-"}[run.inside(name)] for run in runs]),
             ]
-            for name in ("iteration_time_s", "energy_j", "peak_memory_gib")
+            for name in (*OBJECTIVES, "peak_memory_gib")
         }
-        rows = run_table(runs, [TextColumn("", marks)], judged)
-        sentences = [text for text, needed in legend.items() if needed]
-        return self.page(title, rows, " ".join([*sentences, *wider_lines(reasons, interval="interval")]), remarks)
-
-
-# Gains of real runs: less time, less energy in no more time, and the hypervolume of the measured front.
+        legend += wider_lines(reasons, interval="interval")
+        table, title = run_table(runs, [TextColumn("", marks)], beside), f"{self.job.name}: {plans}, {self.how_run()}."
+        return self._answer(title, table, " ".join(legend), remarks)
 
 
 LITTLE = 0.0005  # a share that prints as 0.0 %
 
 
-def sound(runs: Sequence[MeasuredRun]) -> list[int]:
+def successful_runs(runs: Sequence[MeasuredRun]) -> list[int]:
     """Places of the runs that succeeded and kept the job's constraints."""
     return [place for place, run in enumerate(runs) if run.status == "ok" and not run.broken]
+
+
+def prediction_errors(runs: Sequence[MeasuredRun], name: str) -> tuple[list[float], list[bool]]:
+    """Absolute errors of a result's predictions, and whether measurements lie in their intervals, as far as known.
+
+    Runs that were measured before do not count: the predictions have learned from them.
+    """
+    new = [run for run in runs if not (getattr(run, "earlier", False) or getattr(run, "round", 1) == 0)]
+    errors, inside = ([abs(run.error(name)) for run in new], [run.inside(name) for run in new])
+    return [error for error in errors if math.isfinite(error)], [one for one in inside if one is not None]
 
 
 @dataclass(frozen=True)
@@ -367,8 +388,8 @@ class Gains:
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], against: int, called: str) -> Gains:
         """Those of sound ``runs`` against the one at a place."""
-        time, energy = ([run.result(name) for run in runs] for name in ("iteration_time_s", "energy_j"))
-        good = sound(runs)
+        time, energy = ([run.result(name) for run in runs] for name in OBJECTIVES)
+        good = successful_runs(runs)
         fastest = min(good, key=time.__getitem__)
         known = [place for place in good if time[place] <= time[against] and math.isfinite(energy[place])]
         leanest = min(known, key=energy.__getitem__, default=against)
@@ -396,19 +417,8 @@ class Gains:
         return lines
 
 
-def hypervolume_words(before: float, after: float) -> str:
-    """By how much the hypervolume of a measured front grew; blank where there is none."""
-    if not after > 0.0:
-        return ""
-    grew = f"grew from {before:.1%} to {after:.1%}" if after - before > LITTLE else f"stayed at {after:.1%}"
-    return f"The measured front's hypervolume {grew} of the box from zero to 1.1 times the worst run in each objective."
-
-
 # The page of real runs: what `tune` and `validate` measured beside the predictions, and what each round taught.
 
-
-Runs = Sequence[MeasuredRun]
-_SHOWN = ("iteration_time_s", "energy_j", "avg_power_w", "peak_memory_gib", "peak_power_w")
 _TITLES = {
     "iteration_time_s": "Iteration time", "energy_j": "Energy of all GPUs for one iteration",
     "avg_power_w": "Power per GPU", "peak_memory_gib": "Memory of the fullest GPU",
@@ -416,150 +426,69 @@ _TITLES = {
 _HEIGHT = 360
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the page: its place, its heading, and what it shows in words."""
-
-    id: str
-    heading: str
-    words: str
-    figure: Figure
-
-
-@dataclass(frozen=True)
-class RunContent:
-    """All that the template shows."""
-
-    title: str
-    lead: str
-    cards: Sequence[tuple[str, str, str]]
-    pictures: Sequence[Picture]
-    table: Table
-    notes: Sequence[str]
-    provenance: Sequence[tuple[str, str]]
-    job_file: str
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """The figures by their places."""
-        return {"figures": {one.id: one.figure for one in self.pictures}}
-
-
-def run_page(result: MeasuredResult) -> Page:
-    """The page of the runs of a ``tune`` or a ``validate``."""
-    names = [name for name in _SHOWN if any(math.isfinite(run.error(name)) for run in result.runs)]
-    notes = [*result.notes, *([result.fault] if result.fault else [])]
-    content = RunContent(
-        title=f"{result.job.name}: predicted beside measured", lead=_lead(result), cards=_cards(result, names),
-        pictures=list(_pictures(result, names)), table=_table(result.runs), notes=notes,
-        provenance=_provenance(result), job_file=dump_job(result.job),
-    )  # fmt: skip
-    return Page(content, "runs")
-
-
-def _lead(result: MeasuredResult) -> str:
-    runs, plural = len(result.runs), "s" * (len(result.runs) != 1)
-    if isinstance(result, Tuned):
-        begin = f"{runs} of {result.candidates:,} plans {result.how_run()}, each the most promising then,"
-        begin += f" for {' and '.join(result.objectives)}."
-    else:
-        begin = f"{runs} proposed plan{plural}, {result.how_run()}."
-    return f"{begin} {STOPPED[result.stopped]} {result.reason}".strip()
-
-
-def _judged(runs: Runs, name: str) -> list[float]:
-    """Absolute errors of the predictions of runs that had not been measured before."""
-    return [abs(run.error(name)) for run in runs if math.isfinite(run.error(name)) and not _earlier(run)]
-
-
-def _earlier(run: MeasuredRun) -> bool:
-    return bool(getattr(run, "earlier", False) or getattr(run, "round", 1) == 0)
-
-
-def _cards(result: MeasuredResult, names: Sequence[str]) -> list[tuple[str, str, str]]:
-    cards = []
-    good = [run for run in result.runs if math.isfinite(run.result("iteration_time_s")) and not run.broken]
+def _cards(result: MeasuredResult, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """The fastest run, gains, errors of predictions, what is left to gain, and what failed."""
+    runs = result.runs
+    good = [run for run in runs if math.isfinite(run.result("iteration_time_s")) and not run.broken]
     if good:
         best = min(good, key=lambda run: run.result("iteration_time_s"))
-        cards.append(("Fastest run", tables.result("iteration_time_s", best.result("iteration_time_s")),
-                      f"run {result.runs.index(best) + 1} of {len(result.runs)}"))  # fmt: skip
-    cards += _gain_cards(result)
+        time = tables.result("iteration_time_s", best.result("iteration_time_s"))
+        yield "Fastest run", time, f"run {runs.index(best) + 1} of {len(runs)}"
+    if gains := result.gains:
+        than = f"than run {gains.against + 1}, {gains.called}"
+        if gains.less_time > LITTLE:
+            yield "Less time", f"{gains.less_time:.1%}", f"run {gains.fastest + 1} {than}"
+        if gains.less_energy > LITTLE:
+            yield "Less energy", f"{gains.less_energy:.1%}", f"run {gains.leanest + 1} {than}, in no more time"
     for name in names:
-        if errors := _judged(result.runs, name):
-            inside = [i for run in result.runs if not _earlier(run) and (i := run.inside(name)) is not None]
-            cards.append((f"{tables.OBJECTIVE_UNITS[name][0].capitalize()} off by", f"{statistics.median(errors):.1%}",
-                          f"median; {sum(inside)} of {len(inside)} in their 90 % interval"))  # fmt: skip
+        errors, inside = prediction_errors(runs, name)
+        if errors:
+            head, off = tables.OBJECTIVE_UNITS[name][0].capitalize(), f"{statistics.median(errors):.1%}"
+            yield f"{head} off by", off, f"median; {sum(inside)} of {len(inside)} in their 90 % interval"
     if isinstance(result, Tuned) and math.isfinite(result.gain_left):
-        cards.append(("Expected of the plans left", f"{result.gain_left:z.1%}", _expected(result.objectives)))
-    failed = sum(run.status != "ok" for run in result.runs)
-    return cards + ([("Did not succeed", str(failed), "out of memory, failed, timed out")] if failed else [])
+        of = "more hypervolume of the measured front (of logarithms)"
+        if len(result.objectives) == 1:
+            of = f"off the least {tables.OBJECTIVE_UNITS[result.objectives[0]][0]} measured"
+        yield "Expected of the plans left", f"{result.gain_left:z.1%}", of
+    if failed := sum(run.status != "ok" for run in runs):
+        yield "Did not succeed", str(failed), "out of memory, failed, timed out"
 
 
-def _gain_cards(result: MeasuredResult) -> list[tuple[str, str, str]]:
-    """By how much less time and energy runs did than the one that they are compared with."""
-    if (gains := result.gains) is None:
-        return []
-    than = f"than run {gains.against + 1}, {gains.called}"
-    shares = {
-        "Less time": (gains.less_time, f"run {gains.fastest + 1} {than}"),
-        "Less energy": (gains.less_energy, f"run {gains.leanest + 1} {than}, in no more time"),
-    }
-    return [(head, f"{share:.1%}", words) for head, (share, words) in shares.items() if share > LITTLE]
-
-
-def _volume_words(result: Tuned) -> str:
-    grown = result.grown()
-    return f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
-
-
-def _expected(objectives: Sequence[str]) -> str:
-    if len(objectives) == 1:
-        return f"off the least {tables.OBJECTIVE_UNITS[objectives[0]][0]} measured"
-    return "more hypervolume of the measured front (of logarithms)"
-
-
-def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[Picture]:
-    runs = result.runs
+def _pictures(result: MeasuredResult, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The figures of the page, each with its place, its heading, and what it shows in words."""
+    words = "On the line a prediction is right; bars are its 90 % interval. Predictions are those from before the run."
+    # of each run its number, its plan in what the plans differ, and the round in which it was chosen
+    varied, hints = differing([run.plan for run in result.runs]), []
+    for number, run in enumerate(result.runs, start=1):
+        of = getattr(run, "round", None)
+        when = "" if of is None else f"<br>round {of}" if of else "<br>measured before"
+        hints.append(f"<b>run {number}</b>: {plan_words(run.plan, varied)}{when}")
     for name in names:
-        yield Picture(
-            f"against-{name}", _TITLES[name],
-            "On the line a prediction is right; bars are its 90 % interval. Predictions are those from before the run.",
-            _against(runs, name),
-        )  # fmt: skip
+        yield {
+            "id": f"against-{name}", "heading": _TITLES[name], "words": words,
+            "figure": _against(result.runs, name, hints),
+        }  # fmt: skip
     if isinstance(result, Tuned) and names:
-        yield Picture(
-            "rounds", "Learning by round",
-            "How far predictions were off before each round ran (median of its runs)." + _volume_words(result),
-            _by_round(result, names),
-        )  # fmt: skip
-        yield Picture(
-            "progress", "The best so far", "Each run as measured, and the best of the runs up to it.", _progress(result)
-        )
+        words = "How far predictions were off before each round ran (median of its runs)."
+        grown = result.hypervolume_sentence()
+        words += f" Dotted: the measured front's hypervolume, as a share of that in the end. {grown}" if grown else ""
+        yield {"id": "rounds", "heading": "Learning by round", "words": words, "figure": _by_round(result, names)}
+        words = "Each run as measured, and the best of the runs up to it."
+        yield {"id": "progress", "heading": "The best so far", "words": words, "figure": _progress(result, hints)}
 
 
-def _hint(runs: Runs) -> list[str]:
-    varied = differing([run.plan for run in runs])
-    return [
-        f"<b>run {number}</b>: {plan_words(run.plan, varied)}{_round(run)}" for number, run in enumerate(runs, start=1)
-    ]
-
-
-def _round(run: MeasuredRun) -> str:
-    of = getattr(run, "round", None)
-    return "" if of is None else f"<br>round {of}" if of else "<br>measured before"
-
-
-def _against(runs: Runs, name: str) -> Figure:
+def _against(runs: Sequence[MeasuredRun], name: str, hints: Sequence[str]) -> Figure:
     """Measured over predicted, with the intervals and the line on which both are the same."""
-    hints = _hint(runs)
     shown = [i for i, run in enumerate(runs) if math.isfinite(run.error(name))]
     factor, unit = tables.unit_of(min(runs[i].result(name) for i in shown), tables.OBJECTIVE_UNITS[name][1])
-    predicted, low, high = ([_of(runs[i], f"{name}{end}") / factor for i in shown] for end in ("", "_low", "_high"))
+    predicted, low, high = (
+        [runs[i].predicted.get(f"{name}{end}", math.nan) / factor for i in shown] for end in ("", "_low", "_high")
+    )
     measured = [runs[i].result(name) / factor for i in shown]
     ends = [0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)]
     bars = {
         "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-        "array": rounded(_span(predicted, high)), "arrayminus": rounded(_span(low, predicted)),
+        "array": lengths(predicted, high), "arrayminus": lengths(low, predicted),
     }  # fmt: skip
     data: list[Figure] = [
         {"name": "predicted = measured", "x": rounded(ends), "y": rounded(ends), "mode": "lines", "hoverinfo": "skip",
@@ -569,22 +498,11 @@ def _against(runs: Runs, name: str) -> Figure:
          "marker": {"size": 9, "color": colour(0)},
          "hovertemplate": f"%{{customdata}}<br>predicted %{{x}} {unit}, measured %{{y}} {unit}<extra></extra>"},
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": f"predicted, {unit}"}, "range": ends, "constrain": "domain"},
         "yaxis": {"title": {"text": f"measured, {unit}"}, "range": ends},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
-
-
-def _of(run: MeasuredRun, name: str) -> float:
-    return float(run.predicted.get(name, math.nan))
-
-
-def _span(low: Sequence[float], high: Sequence[float]) -> list[float]:
-    """Lengths between both, 0 where one is unknown."""
-    lengths = (b - a for a, b in zip(low, high, strict=True))
-    return [length if math.isfinite(length) else 0.0 for length in lengths]
+    }}  # fmt: skip
 
 
 def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
@@ -592,7 +510,7 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
     rounds = sorted({run.round for run in result.runs if run.round > 0})
     data: list[Figure] = []
     for number, name in enumerate(names):
-        errors = {of: _judged([run for run in result.runs if run.round == of], name) for of in rounds}
+        errors = {of: prediction_errors([run for run in result.runs if run.round == of], name)[0] for of in rounds}
         known = [of for of in rounds if errors[of]]
         data.append({
             "name": f"{tables.OBJECTIVE_UNITS[name][0]}, error", "x": known, "mode": "lines+markers",
@@ -607,81 +525,58 @@ def _by_round(result: Tuned, names: Sequence[str]) -> Figure:
         "mode": "lines", "line": {"color": "var(--muted)", "dash": "dot", "shape": "hv"},
         "hovertemplate": "after round %{x}: %{y} %<extra>%{fullData.name}</extra>",
     }]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": _HEIGHT, "margin": {"t": 26, "r": 70, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": "round"}, "dtick": max(1, len(rounds) // 12)},
         "yaxis": {"title": {"text": "error of predictions, %"}, "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "front's hypervolume, % of the last"}, "overlaying": "y", "side": "right",
                    "range": [0, 105], "tickvals": [0, 25, 50, 75, 100], "showgrid": False},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
-def _progress(result: Tuned) -> Figure:
+def _progress(result: Tuned, hints: Sequence[str]) -> Figure:
     """The first objective of each run in order, and the best up to it."""
     name = result.objectives[0]
     values = [math.nan if run.broken else run.result(name) for run in result.runs]
-    factor, unit = tables.unit_of(tables.least_of(values), tables.OBJECTIVE_UNITS[name][1])
+    factor, unit = tables.unit_of(tables.least_positive(values), tables.OBJECTIVE_UNITS[name][1])
     best: list[float] = []
     for value in values:
         best.append(min([v for v in (value, *best[-1:]) if math.isfinite(v)], default=math.nan))
+    measured, least = (
+        rounded(value / factor if math.isfinite(value) else None for value in some) for some in (values, best)
+    )
     numbers = list(range(1, len(values) + 1))
     data = [
-        {"name": "runs", "x": numbers, "y": _blank(values, factor), "mode": "markers", "text": _hint(result.runs),
+        {"name": "runs", "x": numbers, "y": measured, "mode": "markers", "text": hints,
          "marker": {"size": 9, "color": colour(0)}, "hovertemplate": f"%{{text}}<br>%{{y}} {unit}<extra></extra>"},
-        {"name": "best so far", "x": numbers, "y": _blank(best, factor), "mode": "lines", "hoverinfo": "skip",
+        {"name": "best so far", "x": numbers, "y": least, "mode": "lines", "hoverinfo": "skip",
          "line": {"color": colour(1), "shape": "hv"}},
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": _HEIGHT, "margin": {"t": 26, "r": 16, "l": 70, "b": 50}, "legend": ABOVE,
         "xaxis": {"title": {"text": "run"}, "dtick": max(1, len(values) // 12)},
         "yaxis": {"title": {"text": f"{tables.OBJECTIVE_UNITS[name][0]}, {unit}"}},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
-def _blank(values: Sequence[float], factor: float) -> list[float | None]:
-    return rounded(value / factor if math.isfinite(value) else None for value in values)
-
-
-def _table(runs: Runs) -> Table:
+def _table(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
     """A row for each run: its plan, how it ended, and each result as measured and as predicted."""
-    varied = differing([run.plan for run in runs])
-    names = [name for name in _SHOWN if any(math.isfinite(run.result(name)) for run in runs)]
-    foreseen = {name for name in names if any(math.isfinite(_of(run, name)) for run in runs)}
+    varied, ended = differing([run.plan for run in runs]), []
+    for run in runs:
+        words = "beyond " + ", ".join(run.broken) if run.broken else run.status
+        ended.append(f"{words}: {run.notes}" if run.status != "ok" and run.notes else words)
     columns = [
         ("run", [str(number) for number in range(1, len(runs) + 1)]),
         ("plan", [plan_words(run.plan, varied) for run in runs]),
-        ("status", list(map(_status, runs))),
+        ("status", ended),
     ]
-    for name in names:
-        columns.append((tables.OBJECTIVE_UNITS[name][0], [_figure(name, run.result(name)) for run in runs]))
-        if name in foreseen:
-            columns.append(("predicted", [_figure(name, _of(run, name)) for run in runs]))
-            columns.append(("off by", [_percent(run.error(name)) for run in runs]))
-    return Table.of("All runs in their order; an error is the prediction against the measurement", columns)
-
-
-def _status(run: MeasuredRun) -> str:
-    words = "beyond " + ", ".join(run.broken) if run.broken else run.status
-    return f"{words}: {run.notes}" if run.status != "ok" and run.notes else words
-
-
-def _figure(name: str, value: float) -> str:
-    return tables.result(name, value) if math.isfinite(value) else "-"
-
-
-def _percent(value: float) -> str:
-    return f"{value:+z.1%}" if math.isfinite(value) else "-"
-
-
-def _provenance(result: MeasuredResult) -> list[tuple[str, str]]:
-    rows = [("jointopt", version("jointopt")), ("launcher", result.launcher)]
-    if isinstance(result, Validated):
-        rows.append(("surrogate", result.surrogate))
-    if isinstance(result, Tuned):
-        rows += [("seed", str(result.seed)), ("spent", f"{result.spent.runs} runs, {result.spent.gpu_hours:.2f} "
-                  f"GPU-hours, {result.spent.minutes:.1f} minutes")]  # fmt: skip
-    if result.place:
-        rows.append(("measurements", result.place))
-    return rows + ([("study", result.study_name)] if result.study_name else [])
+    for name in tables.OBJECTIVE_UNITS:
+        measured, predicted = (
+            [tables.result(name, value) if math.isfinite(value) else "-" for value in values]
+            for values in ([run.result(name) for run in runs], [run.predicted.get(name, math.nan) for run in runs])
+        )
+        errors = [f"{run.error(name):+z.1%}" if math.isfinite(run.error(name)) else "-" for run in runs]
+        if set(measured) - {"-"}:
+            columns.append((tables.OBJECTIVE_UNITS[name][0], measured))
+            columns += [("predicted", predicted), ("off by", errors)] if set(predicted) - {"-"} else []
+    return table_of("All runs in their order; an error is the prediction against the measurement", columns)

@@ -4,11 +4,10 @@ from jointopt.report.comparison import Compared
 from jointopt.report.diagnosis import Diagnosis, Feature
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.polished import Polished, PolishedPoint
-from jointopt.report.proposal import Proposal
+from jointopt.report.proposal import Proposal, Shared
 from jointopt.report.real_runs import MeasuredRun, Tuned, TunedRun, Validated, ValidatedRun
 from jointopt.report.scores import Calibrated, Evaluation, Retrained
 from jointopt.report.selection import AS_GIVEN, Limit, Relaxation, Selection
-from jointopt.report.worker_share import Shared
 
 __all__ = [
     "AS_GIVEN", "Calibrated", "Compared", "Diagnosis", "Evaluation", "Explanation", "Feature", "Limit", "MeasuredRun",

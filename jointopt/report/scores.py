@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import wrap
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.jobs.calibration import Calibration
 from jointopt.report.tables import (
+    WIDTH,
+    Block,
     Result,
     TextColumn,
-    blocks_text,
     fixed,
     known_figures,
     lay_out,
+    line_width,
     paragraphs,
     pick,
     table_width,
-    text_width,
 )
 
 if TYPE_CHECKING:
@@ -37,19 +38,16 @@ _WORK_HEADS = {  # of the columns of the work that was measured; savings are in 
 } | {f"saving_percent_at_{n}_percent_slowdown": f"{n} % slower" for n in (1, 5, 10)}  # fmt: skip
 
 
+_PERCENT = {"bias": "+z.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall": ".0%", "oom_precision": ".0%"} | {
+    f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
+}
+_LEGEND = "Errors are of iteration time; bias: + is slower than measured; covered: within the 90 % interval."
+_COVERED = " covered"  # the end of a column's name: the share of runs within their intervals
+
+
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table without their blanks."""
     return [known_figures(row) for row in frame.to_dict("records")]
-
-
-def _table(frame: pd.DataFrame) -> str:
-    return frame.round(3).to_string(index=False, na_rep="")
-
-
-def _scored(frame: pd.DataFrame) -> str:
-    """The table with shares in percent, the bias with its sign, without figures of which none is known."""
-    frame = frame.dropna(axis=1, how="all")
-    shown = {name: functools.partial(_score, name) for name in _PERCENT}
-    return frame.to_string(index=False, na_rep="", formatters=shown, float_format=lambda value: f"{value:.3f}")
 
 
 def _score(name: str, value: float) -> str:
@@ -57,19 +55,6 @@ def _score(name: str, value: float) -> str:
     if value != value:
         return ""
     return format(value, _PERCENT.get(name, "," if isinstance(value, int) else "z.3f"))
-
-
-def _words(name: str, value: float) -> str:
-    """A figure with its name, as a sentence has them."""
-    kelvin = name.endswith("_k")
-    return f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{' K' * kelvin}"
-
-
-_PERCENT = {"bias": "+z.1%", "top1_regret": ".1%", "covered": ".0%", "oom_recall": ".0%", "oom_precision": ".0%"} | {
-    f"{of}_error": ".1%" for of in ("median", "mean", "power", "energy", "memory", "peak_power")
-}
-
-_LEGEND = "Errors are of iteration time; bias: + is slower than measured; covered: within the 90 % interval."
 
 
 @dataclass(frozen=True)
@@ -87,25 +72,31 @@ class Evaluation(Result):
 
     def document(self) -> dict[str, Any]:
         """The groups, and the figures over all rows, as far as known."""
-        found: dict[str, Any] = {"groups": _rows(self.groups), "overall": known_figures(self.overall)}
-        found |= {"learned_rows": self.learned_rows}
+        figures = {"overall": known_figures(self.overall), "learned_rows": self.learned_rows}
+        found: dict[str, Any] = {"groups": _rows(self.groups), **figures}
         return found | ({} if self.summary is None else {"summary": _rows(self.summary)})
 
-    def text(self, *, groups: bool = True) -> str:
-        """The groups as a table (or the summary by source and GPU), then the figures over all rows."""
-        words = (_words(name, value) for name, value in known_figures(self.overall).items())
-        lines = [*paragraphs([f"Overall: {', '.join(words)}."]), *self._fit_lines()]
-        if groups or self.summary is None:
-            return "\n".join([_scored(self.groups), "", *lines])
-        many = f"{len(self.groups):,} groups: --groups prints each. " if len(self.groups) > 1 else ""
-        return "\n".join([_scored(self.summary), "", f"{many}{_LEGEND}", *lines])
+    def blocks(self, *, groups: bool = True) -> Iterator[Block]:
+        """The groups as a table (or the summary by source and GPU), then the figures over all rows.
 
-    def _fit_lines(self) -> list[str]:
-        """A sentence on rows that predictions learned from; none where there is none, or it is not known."""
-        if not self.learned_rows:
-            return []
-        of = f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from"
-        return paragraphs([f"{of}: these are training errors, not errors of prediction."])
+        Shares are in percent, the bias has its sign; figures of which none is known are left out.
+        """
+        shown = self.groups if groups or self.summary is None else self.summary
+        formatters = {name: functools.partial(_score, name) for name in _PERCENT}
+        known = shown.dropna(axis=1, how="all")
+        yield [known.to_string(index=False, na_rep="", formatters=formatters, float_format="{:.3f}".format).split("\n")]
+        many = f"{len(self.groups):,} groups: --groups prints each. " if len(self.groups) > 1 else ""
+        figures = []
+        for name, value in known_figures(self.overall).items():
+            kelvin = " K" * name.endswith("_k")
+            figures.append(f"{name.removesuffix('_k').replace('_', ' ')} {_score(name, value)}{kelvin}")
+        yield [
+            [] if shown is self.groups else [f"{many}{_LEGEND}"],
+            f"Overall: {', '.join(figures)}.",
+            f"{self.learned_rows:,} of {self.overall['rows']:,} rows are among those that predictions learned from: "
+            "these are training errors, not errors of prediction."
+            if self.learned_rows else "",
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,14 +129,26 @@ class Retrained(Result):
         found = {"out": str(self.out), "sources": _rows(self.sources), "compared": compared}
         return found | pick(self, "forgotten remarks")
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """Remarks, errors by source, and the comparison with the surrogate that was replaced."""
+        yield [paragraphs((line for remark in self.remarks for line in remark.split("\n")), "    ")]
+        names = [str(name) for name in self.sources.columns if name != "source"]
+        held = [name for name in names if name.endswith(_COVERED)]
+        first, *more = _percents(self.sources, [name for name in names if name not in held])
+        yield [["Median error of time in %, by what was left out:", *first]]
+        yield from ([table] for table in more)
+        if held:
+            first, *more = _percents(self.sources, held)
+            yield [["Held-out runs within their 90 % intervals, in %:", *first]]
+            yield from ([table] for table in more)
+        yield [self._verdict()]
+
+    def _verdict(self) -> list[str]:
+        """Lines on whether the surrogate helps, and how it compares with the one that was replaced."""
         mean = self.sources.set_index("source").round(4).to_dict("index")["mean"]
         group_out = mean.get("group out", math.nan)
         errors = "unknown (too few runs or groups to judge by)" if math.isnan(group_out) else f"{group_out:.1%}"
-        remarks = (line for remark in self.remarks for line in remark.split("\n"))
-        lines = [*paragraphs(remarks, "    "), "", *_held_out_lines(self.sources), ""]
-        lines.append(f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}")
+        lines = [f"held-out groups: median error {errors}, physics alone {mean['physics']:.1%}"]
         if group_out > mean["physics"]:
             lines.append("On groups left out these runs do not help: compare plans of others with --surrogate none.")
         if self.compared is not None and self.compared.empty:
@@ -158,34 +161,20 @@ class Retrained(Result):
             lines.append(f"mean of sources: before {before:.1%}, now {now:.1%}")
         if self.forgotten:
             lines.append(f"only the one now there was trained on {', '.join(self.forgotten)}")
-        return "\n".join([*lines, f"written to {self.out}"])
+        return [*lines, f"written to {self.out}"]
 
 
-_COVERED = " covered"  # the end of a column's name: the share of runs within their intervals
-
-
-def _held_out_lines(sources: pd.DataFrame) -> list[str]:
-    """Median errors of each source, and how many runs its intervals held, in tables of a line of text's width."""
-    names = [str(name) for name in sources.columns if name != "source"]
-    errors = [name for name in names if not name.endswith(_COVERED)]
-    held = [name for name in names if name.endswith(_COVERED)]
-    lines = ["Median error of time in %, by what was left out:", *_percents(sources, errors)]
-    return (
-        [*lines, "", "Held-out runs within their 90 % intervals, in %:", *_percents(sources, held)] if held else lines
-    )
-
-
-def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[str]:
+def _percents(sources: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
     """Those columns in percent beside the source, in as many tables as lines of a text need."""
     left = TextColumn("source", [str(name) for name in sources["source"]], left=True)
     tables = [[left]]
     for name in names:
         head = "\n".join(wrap(name.removesuffix(_COVERED), _HEAD, break_long_words=False))
         column = TextColumn(head, fixed((100.0 * float(value) for value in sources[name]), ".1f"))
-        if table_width([*tables[-1], column]) > text_width() and len(tables[-1]) > 1:
+        if table_width([*tables[-1], column]) > line_width(WIDTH) and len(tables[-1]) > 1:
             tables.append([left])
         tables[-1].append(column)
-    return blocks_text(*map(lay_out, tables)).split("\n")
+    return list(map(lay_out, tables))
 
 
 def not_comparable(out: Path, judged: int) -> str:
@@ -211,33 +200,34 @@ class Calibrated(Result):
     calibration: Calibration
     predictions: pd.DataFrame | None
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """Constants, fit, the clock of the least energy per piece of work, what to measure next, predictions."""
         import pandas as pd
 
         found, on = self.calibration, self.calibration.fitted_on
-        error = ", ".join(f"{n.replace('_', ' ')} {_share(v)} %" for n, v in found.fit_error_percent.items())
+        # a share in percent as it was rounded, but for what rounding alone leaves of none
+        shares = {name: f"{v:g}" if abs(v) >= 1e-3 else f"{v:.1f}" for name, v in found.fit_error_percent.items()}
+        error = ", ".join(f"{name.replace('_', ' ')} {share} %" for name, share in shares.items())
         rows, them = ("row", "it") if on["rows"] == 1 else ("rows", "them")
-        lines = [f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}.", ""]
-        for name, value in asdict(found.constants).items():
-            if value is not None:
-                spread = f" ± {found.plus_minus[name]:.2g}" if name in found.plus_minus else ""
-                lines.append(f"  {name:<14} {value:>8.4g}{spread}")
+        yield [[f"{found.gpu}: {on['kind']}, {on['rows']:,} {rows}; mean error on {them}: {error}."]]
+        spread = {name: f" ± {value:.2g}" for name, value in found.plus_minus.items()}
+        constants = [
+            f"  {name:<14} {value:>8.4g}{spread.get(name, '')}"
+            for name, value in asdict(found.constants).items()
+            if value is not None
+        ]
         if found.work:
-            work = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS)
-            lines += ["", _table(work[[name for name in _WORK_HEADS.values() if name in work]])]
-            more = len(found.work) - _MOST_WORK
-            lines += [f"and {more} more in the file", ""] if more > 0 else [""]
-        lines += [f"To know more, measure {advice}." for advice in found.measure_next]
-        return "\n".join([*lines, *([] if self.predictions is None else _prediction_lines(self.predictions))])
-
-
-def _share(percent: float) -> str:
-    """A share in percent as it was rounded, but for what rounding alone leaves of none."""
-    return f"{percent:g}" if abs(percent) >= 1e-3 else f"{percent:.1f}"
+            yield [constants]
+            work, more = pd.DataFrame(found.work[:_MOST_WORK]).rename(columns=_WORK_HEADS), len(found.work) - _MOST_WORK
+            known = work[[name for name in _WORK_HEADS.values() if name in work]].round(3)
+            yield [known.to_string(index=False, na_rep="").split("\n"), [f"and {more} more in the file"] * (more > 0)]
+        last = [] if found.work else constants
+        last += [f"To know more, measure {advice}." for advice in found.measure_next]
+        yield [last if self.predictions is None else [*last, *_prediction_lines(self.predictions)]]
 
 
 def _prediction_lines(predictions: pd.DataFrame) -> list[str]:
+    """How many rows of a query were predicted, how many of these in no order, and why others were not."""
     reasons = predictions["not_predicted"].astype(str).value_counts()
     predicted = int(reasons.pop("")) if "" in reasons else 0
     lines = [f"{predicted:,} of {len(predictions):,} row{'s' * (len(predictions) != 1)} predicted."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,9 @@ from jointopt.core.quote import our_command
 from jointopt.core.schema import Columns
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_jobs
-from jointopt.jobs.objectives import SITE_ENERGY
+from jointopt.jobs.objectives import OBJECTIVES, SITE_ENERGY
 from jointopt.jobs.plans.text import PLAN_KEYS
+from jointopt.report.doubts import reasons_of, wider_lines
 from jointopt.report.plans import (
     compared_lines,
     plan_frame,
@@ -21,19 +22,7 @@ from jointopt.report.plans import (
     site_table,
     tight_lines,
 )
-from jointopt.report.reasons import reasons_of, wider_lines
-from jointopt.report.tables import (
-    Result,
-    TextColumn,
-    blocks_text,
-    figure,
-    fixed,
-    known,
-    lay_out,
-    paragraphs,
-    pick,
-    plan_entries,
-)
+from jointopt.report.tables import Block, Result, TextColumn, figure, fixed, known_columns, lay_out, pick, plan_entries
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,14 +95,9 @@ class Selection(Result):
         return tuple(limit.name for limit in self.limits if limit.binds)
 
     @property
-    def shipped_job(self) -> str | None:
-        """Name of the plans' job, where it is one that `jointopt catalog jobs` lists."""
-        return self.job_name if self.job_name in shipped_jobs() else None
-
-    @property
     def next_command(self) -> str:
         """The command that explains the plan chosen; ``job.yaml`` is the job's own file where it is no shipped job."""
-        job = self.shipped_job or "job.yaml"
+        job = self.job_name if self.job_name in shipped_jobs() else "job.yaml"
         return our_command("explain", job, plan=short_plan(self.plans, self.row))
 
     def document(self) -> dict[str, Any]:
@@ -136,44 +120,42 @@ class Selection(Result):
 
     def _bought(self, limit: Limit, relaxation: Relaxation) -> dict[str, Any]:
         """``gain`` is in units of the objective: seconds, joules, or their product."""
-        percent = 100.0 * (relaxation.relaxed_to / limit.bound - 1.0)
-        gains = {"relaxed_to": relaxation.relaxed_to, "relaxed_by_percent": percent}
-        at = {name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)}
-        return gains | pick(relaxation, "gain gain_percent") | at
+        return {
+            "relaxed_to": relaxation.relaxed_to,
+            "relaxed_by_percent": 100.0 * (relaxation.relaxed_to / limit.bound - 1.0),
+            **pick(relaxation, "gain gain_percent"),
+            **{name: self.plans[name][relaxation.row] for name in ("iteration_time_s", self.energy)},
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """All stored plans; the column ``chosen`` is true in one row."""
         frame = plan_frame(self.plans)
         return frame.assign(chosen=frame.index == self.row)
 
-    def text(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         """The plan chosen (=) with those that a looser limit would buy (a, b, ...) or the two ends, and the limits."""
-        job, others = self.job, _others(self)
+        job, others, stored = self.job, _others(self), self.num_plans
         rows, marks = [self.row, *others.values()], ["=", *others]
         kept = f"; {self.satisfying:,} keep{'s' * (self.satisfying == 1)} every limit" if self.limits else ""
-        plans = f"{self.num_plans:,} plan{'s' * (self.num_plans != 1)}"
-        counted = f"{plans} of {self.source}{', measured by real runs' if self.measured else ''}{kept}"
+        measured = ", measured by real runs" if self.measured else ""
+        counted = f"{stored:,} plan{'s' * (stored != 1)} of {self.source}{measured}{kept}"
         energy = ", hosts and PUE counted as energy" if self.energy == SITE_ENERGY else ""
         why = self.reason if self.reason == AS_GIVEN else f"{self.reason}; --objective changes that"
         best = f"{'The knee' if self.objective == 'knee' else f'Least {self.objective}'} ({why}){energy}:"
+        yield [f"{f'{self.job_name}: ' if self.job_name else ''}{counted}.", best]
         ends = "" if self.limits or not others else ", f the fastest, e that of least energy"
         entries = plan_entries(self.plans, rows)
         drawn = predicted_table(entries, marks)
         half = "; ± is half of the time's 90 % interval" * any("±" in line for line in drawn)
-        legend = [f"= the plan chosen{ends}; Δ% is relative to it{half}."]
-        legend += compared_lines(entries, drawn)
-        legend += wider_lines(reasons_of(entries, self.surrogate, job))
-        legend += tight_lines(entries)
-        site = []
+        yield [
+            drawn, f"= the plan chosen{ends}; Δ% is relative to it{half}.", *compared_lines(entries, drawn),
+            *wider_lines(reasons_of(entries, self.surrogate, job)), *tight_lines(entries),
+        ]  # fmt: skip
+        yield [_limit_table(self, others), *_remarks(self)]
         if job is not None and (shows_site(job) or self.energy == SITE_ENERGY) and entries[0]["energy_j"]:
-            site = site_table(job, marks, *(self.plans[name][rows] for name in ("iteration_time_s", "energy_j")))
-        return blocks_text(
-            paragraphs([f"{f'{self.job_name}: ' if self.job_name else ''}{counted}.", best]),
-            [*drawn, *paragraphs(legend)],
-            [*_limit_table(self, others), *paragraphs(_remarks(self))],
-            site,
-            [f"Next: take it apart{'' if self.shipped_job else ' (with your job file)'}", f"  {self.next_command}"],
-        )
+            yield [site_table(job, marks, *(self.plans[name][rows] for name in OBJECTIVES))]
+        own = "" if self.job_name in shipped_jobs() else " (with your job file)"
+        yield [[f"Next: take it apart{own}", f"  {self.next_command}"]]
 
 
 def _others(found: Selection) -> dict[str, int]:
@@ -206,10 +188,11 @@ def _limit_table(found: Selection, others: Mapping[str, int]) -> list[str]:
         offered(f"less {found.objective}\n%", lambda _, buy: figure(round(buy.gain_percent, 2))),
         offered("row", lambda _, buy: marks.get(buy.row, "-")),
     ]
-    return lay_out(known(columns))
+    return lay_out(known_columns(columns))
 
 
 def _remarks(found: Selection) -> list[str]:
+    """Sentences on limits: those that no looser one helps, that bind together, or that an interval goes beyond."""
     over = [limit.name for limit in found.limits if limit.high is not None and limit.high > limit.bound]
     powers = [f"constraints.{limit.name}" for limit in found.limits if "power" in limit.name]
     useless = [limit.name for limit in found.limits if limit.binds and not limit.useful.gain > 0]

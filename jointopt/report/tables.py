@@ -1,4 +1,4 @@
-"""Aligned text tables, wrapped sentences, and numbers with units."""
+"""What all answers share: numbers with units, aligned tables, and the one text and the one JSON of a result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # of what goes to a file or a pipe, and the most of sentences
 _NARROWEST = 60
-_WIDEST = 240  # of tables on a terminal
 
 Units = Sequence[tuple[float, str]]  # (size in the basic unit, name)
 TIME_UNITS: Units = ((1e-3, "ms"), (1.0, "s"))
@@ -86,12 +85,15 @@ class TextColumn:
         return max(map(len, [*self.header.split("\n"), *self.cells]))
 
 
-def known(columns: Iterable[TextColumn]) -> list[TextColumn]:
+Block = Iterable[str | Sequence[str]]  # of a text: sentences, and lines that are laid out already, such as a table's
+
+
+def known_columns(columns: Iterable[TextColumn]) -> list[TextColumn]:
     """The columns but those of dashes alone, of which nothing is known."""
     return [column for column in columns if set(column.cells) != {"-"}]
 
 
-def fitting(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
+def fit_columns(columns: Sequence[TextColumn], width: int, gap: str = "  ") -> list[TextColumn]:
     """The columns without those spare ones, left ones first, that a table of ``width`` characters has no room for.
 
     With brief cells where that is not enough and they are.
@@ -120,36 +122,26 @@ def table_width(columns: Sequence[TextColumn], gap: str = "  ") -> int:
     return sum(column.width + len(gap) for column in columns) - len(gap)
 
 
-def text_width() -> int:
-    """Characters of a line of a sentence: those of a terminal up to 100, and 100 where the text goes elsewhere."""
-    return min(WIDTH, room())
-
-
-def room() -> int:
-    """Characters of a line of a table: those of a terminal, and 100 where the text goes elsewhere."""
+def line_width(most: int = 240) -> int:
+    """Characters of a line of a table, ``most`` and those of a terminal at most; 100 where the text goes elsewhere."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError, AttributeError):  # no terminal, or no stdout at all
         return WIDTH
-    return min(_WIDEST, max(columns, _NARROWEST)) if columns else WIDTH
+    return min(most, max(columns, _NARROWEST)) if columns else WIDTH
 
 
 def paragraphs(sentences: Iterable[str], indent: str = "  ") -> list[str]:
     """The lines of sentences, each from a new line, later ones indented; long words such as URLs stay whole."""
     wrapper = textwrap.TextWrapper(
-        text_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        line_width(WIDTH), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line for text in sentences for line in wrapper.wrap(text)]
 
 
-def blocks_text(*blocks: Sequence[str]) -> str:
-    """Blocks of lines with a blank line between them; empty ones are left out."""
-    return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def _decimals_for(scale: float, digits: int = 4) -> int:
-    """Decimals that show ``scale`` with so many significant digits, between 0 and 6."""
-    return min(6, max(0, digits - 1 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
+def _decimals_for(scale: float) -> int:
+    """Decimals that show ``scale`` with four significant digits, between 0 and 6."""
+    return min(6, max(0, 3 - math.floor(math.log10(scale)))) if 0 < scale < math.inf else 0
 
 
 def numbers(values: Sequence[float], scale: float) -> list[str]:
@@ -189,34 +181,34 @@ def unit_of(largest: float, units: Units) -> tuple[float, str]:
     return max((unit for unit in units if largest >= unit[0]), default=min(units))
 
 
-def least_of(values: Iterable[float]) -> float:
+def least_positive(values: Iterable[float]) -> float:
     """The least value above 0; NaN where there is none."""
     return min((value for value in values if 0 < value < math.inf), default=math.nan)
 
 
-def measured(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
+def unit_column(head: str, values: Sequence[float], units: Units, at: float | None = None) -> TextColumn:
     """A column in the unit and with the decimals that suit ``at`` (default: the least value); the unit is a header."""
-    at = least_of(values) if at is None else at
+    at = least_positive(values) if at is None else at
     factor, unit = unit_of(at, units)
     cells = numbers([value / factor for value in values], at / factor)
     return TextColumn(f"{head}\n{unit}" if head else unit, cells)
 
 
-def of(name: str, rows: Iterable[Any], at: float | None = None, *, spare: bool = False) -> TextColumn:
+def figure_column(name: str, rows: Iterable[Any], at: float | None = None, *, spare: bool = False) -> TextColumn:
     """The column of the figure of that name of each row, a mapping or an object; a dash where it is not known.
 
-    ``at``: as in `measured`, of a figure in units.
+    ``at``: as in `unit_column`, of a figure in units.
     """
-    found = [_part(row, name) for row in rows]
-    how, values = FIGURES[name], [math.nan if value is None else float(value) for value in found]
+    how, found = FIGURES[name], [part_of(row, name) for row in rows]
+    values = [math.nan if value is None else float(value) for value in found]
     if how.units:
-        return replace(measured(how.head, values, how.units, at), spare=spare)
+        return replace(unit_column(how.head, values, how.units, at), spare=spare)
     return TextColumn(how.head, fixed((how.factor * value for value in values), how.form), spare=spare)
 
 
 def quantity(value: float, units: Units) -> str:
     """One number with its unit, such as ``3.554 s``."""
-    column = measured("", [value], units, value)
+    column = unit_column("", [value], units, value)
     return f"{column.cells[0]} {column.header}"
 
 
@@ -236,7 +228,7 @@ def equal_runs(keys: Iterable[Hashable]) -> list[range]:
     return [range(*bounds) for bounds in pairwise(ends)]
 
 
-def span(low: object, high: object, dots: str = "..") -> str:
+def range_text(low: object, high: object, dots: str = "..") -> str:
     """Two cells as one, ``1200..1410``; equal ones once."""
     return str(low) if low == high else f"{low}{dots}{high}"
 
@@ -258,8 +250,16 @@ class Result(ABC):
         return pick(self, self.keys)
 
     @abstractmethod
-    def text(self) -> str:
-        """The answer for people, lines of at most 100 characters."""
+    def blocks(self, *_: Any, **options: Any) -> Iterable[Block]:
+        """The answer for people: sentences and tables in blocks, between which a text has blank lines."""
+
+    def text(self, **options: Any) -> str:
+        """The answer as a text with lines of at most 100 characters; ``options`` as of `blocks`."""
+        # the blocks as a text, a blank line between them: sentences are wrapped; blocks without a line are left out
+        blocks = self.blocks(**options)
+        laid = ([line for part in block for line in (paragraphs([part]) if isinstance(part, str) else part)]
+                for block in blocks)  # fmt: skip
+        return "\n\n".join("\n".join(lines) for lines in laid if lines)
 
     def refusal(self, *, allow_tight: bool = False) -> str:
         """Why nothing that was asked for is feasible, after which a command ends with 1; blank where something is.
@@ -302,7 +302,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
             parts = [_flat(item) if isinstance(item, Mapping) else {"": item} for item in value]
-            value = {key: [part.get(key) for part in parts] for key in dict.fromkeys(key for p in parts for key in p)}
+            keys = dict.fromkeys(key for part in parts for key in part)
+            value = {key: [part.get(key) for part in parts] for key in keys}
         if isinstance(value, Mapping):
             cells |= {f"{name}.{key}" if key else str(name): cell for key, cell in _flat(value).items()}
         else:
@@ -319,26 +320,28 @@ def _joined(items: Iterable[Any]) -> str | None:
 
 def markdown(frame: pd.DataFrame) -> str:
     """A table as Markdown; columns of which nothing is known go, figures have five digits."""
+
+    def cell(value: Any) -> str:
+        if value is None or value != value:
+            return ""
+        if isinstance(value, float):
+            return f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
+        return str(value).replace("|", "\\|").replace("\n", " ")
+
     known = frame.dropna(axis=1, how="all")
-    rows = [[_cell(value) for value in row] for row in known.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in ([*map(str, known.columns)], ["---"] * known.shape[1], *rows))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    rows = [[*map(str, known.columns)], ["---"] * known.shape[1]]
+    rows += [[cell(value) for value in row] for row in known.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def pick(item: object, keys: str) -> dict[str, Any]:
     """Attributes of ``item`` by the words of ``keys``: "key", or "key=path.of.attributes" where the names differ."""
     pairs = (word.partition("=") for word in keys.split())
-    return {key: reduce(_part, (path or key).split("."), item) for key, _, path in pairs}
+    return {key: reduce(part_of, (path or key).split("."), item) for key, _, path in pairs}
 
 
-def _part(item: Any, name: str) -> Any:
+def part_of(item: Any, name: str) -> Any:
+    """The part of that name of a mapping (None where it has none) or of an object."""
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name)
 
 

@@ -31,12 +31,12 @@ from jointopt.physics.layouts import input_bytes
 from jointopt.physics.throughput import throughput
 from jointopt.report.explanation import Explanation, Stage
 from jointopt.report.layout_table import Rank
-from jointopt.report.shortage import shortage_of
 from jointopt.runs.relevance import plan_keys
 from jointopt.surrogate.intervals import RESULTS
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import answered, assumptions, check_priceable, from_files
 from jointopt.workflows.open_settings import of_plan
+from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
     import pandas as pd

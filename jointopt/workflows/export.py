@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import InfeasibleError
+from jointopt.frameworks.exported import Exported, exported, plan_alone
 from jointopt.frameworks.intent import BENCHMARK
 from jointopt.frameworks.targets import version_in
 from jointopt.jobs.calibration import Calibration
 from jointopt.jobs.cluster import Machine
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import parse_plan, plan_records
-from jointopt.report.exported import Exported, exported, plan_alone
-from jointopt.report.shortage import shortage_of
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
+from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
     import pandas as pd

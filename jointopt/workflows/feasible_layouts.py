@@ -32,12 +32,12 @@ from jointopt.physics.cost_model import CostModel, memory_limit_gib
 from jointopt.physics.makespan import most_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
 from jointopt.report.layout_table import Rank
-from jointopt.report.shortage import remedy
 from jointopt.search.exact import fastest, rank
 from jointopt.search.pareto import concat, non_dominated, take
 from jointopt.search.problem import LowerBound, Problem, leanest
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import CERTAIN, FEASIBLE, SURE, cost_of_failing
+from jointopt.workflows.remedy import remedy
 from jointopt.workflows.search_steps import Stopwatch
 
 _log = logging.getLogger(__name__)

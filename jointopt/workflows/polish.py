@@ -32,10 +32,10 @@ from jointopt.physics.polish.graph import (
 )
 from jointopt.physics.polish.solvers import least_energy, need_lowtime, shortened
 from jointopt.report.results import Polished, PolishedPoint
-from jointopt.report.shortage import shortage_of
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.answers import from_files
+from jointopt.workflows.remedy import shortage_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,7 +32,6 @@ from jointopt.report.layout_table import NEAR, Layout
 from jointopt.report.plans import odds
 from jointopt.report.proposal import Proposal
 from jointopt.report.published_plans import Beside
-from jointopt.report.shortage import remedy, shortage_of
 from jointopt.report.tables import plan_entries
 from jointopt.search.breeding import TRIALS
 from jointopt.search.exact import ExactFront, fastest, ranked
@@ -47,11 +46,14 @@ from jointopt.workflows.baseline import baseline_plan
 from jointopt.workflows.feasible_layouts import Prepared, at_top, need_power, place_of, prepared, top_times
 from jointopt.workflows.joint import joint_saving, two_steps
 from jointopt.workflows.open_settings import of_first
+from jointopt.workflows.proposal_notes import domain_doubts, next_command
+from jointopt.workflows.remedy import remedy, shortage_of
 from jointopt.workflows.search_steps import LOCAL_EVALUATIONS, Step, Stopwatch, contributions, exact_step, search_steps
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jointopt.report.page.choice import Reported
     from jointopt.search.studies.storage import Storage
     from jointopt.surrogate.measurements import Measurements
 
@@ -108,6 +110,7 @@ def propose(
         layouts=found.space.size, feasible_layouts=problem.num_distinct, infeasible=found.dropped,
         front=take(answer, chosen), covered_plans=exact.covered,
         evaluated_plans=sum(step.evaluated for step in searched), searched=contributions(searched, job.goals),
+        domain_doubts=domain_doubts(model, take(answer, chosen)), report_of=_report_of,
         seconds=watch.seconds, assumed=assumptions(job), beside=beside(model, problem, physics, answer, fitting),
         joint=joint_saving(model, physics, problem, searched[-1].front, two_step),
         learned=model.shown_by_few(found.layouts), model=model, source=source,
@@ -115,7 +118,7 @@ def propose(
         **(today or {"reference_breaks": physics.broken_limits(reference)})
         | {"reference": compared.reference | of_reference},
     )  # fmt: skip
-    proposal = replace(proposal, hangs_on=of_first(model, proposal))
+    proposal = replace(proposal, hangs_on=of_first(model, proposal), next_command=next_command(proposal))
     if job.cluster.gpu.power is None:
         return proposal
     described = _described(problem, front, answer, searched, fitting)
@@ -422,3 +425,10 @@ def time_parts_of(physics: CostModel, layout: int, plan: Mapping[str, Any]) -> d
     total_s = np.array([float(plan["iteration_time_s"]) / stretch])
     t = replace(t, makespan_s=t.makespan_s + total_s - t.total_s, total_s=total_s)
     return {name: stretch * float(seconds[0]) for name, seconds in time_parts(physics.groups[g], rows, t).items()}
+
+
+def _report_of(document: Mapping[str, Any], model: JobModel) -> Reported:
+    """The report of a proposal's document."""
+    from jointopt.workflows.page import report_of  # imports what draws pages
+
+    return report_of(document, model)

@@ -30,12 +30,12 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from jointopt.core.errors import JointOptError
 from jointopt.core.quote import our_command
+from jointopt.frameworks.exported import exported
 from jointopt.frameworks.targets import TARGETS
 from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import job_from_options, parse_job
 from jointopt.jobs.slurm import CONTAINER_RUNTIMES, Slurm
 from jointopt.measure.base import load_launcher, script_of
-from jointopt.report.exported import exported
 from jointopt.report.tables import study_lines
 from jointopt.workflows.export import write
 

@@ -15,6 +15,7 @@ from jointopt.jobs.catalog.best_mfu import best_mfu
 from jointopt.jobs.jobfile import job_from_options
 from jointopt.report.doubts import above_best
 from jointopt.report.proposal import Proposal
+from jointopt.workflows.proposal_notes import next_command
 from jointopt.workflows.propose import propose
 
 OF_A100 = ("llama-3-8b", "a100-sxm4-80gb", 16, 128, 8192)
@@ -73,6 +74,6 @@ def test_the_next_command_runs_as_it_is_printed(framework: str, saved: bool, tmp
 def test_a_proposal_of_a_job_that_no_shell_named_has_no_next_command(found: Proposal) -> None:
     assert found.to_dict()["next"] is None
     assert "jointopt export" not in found.text()
-    named = replace(found, source="job.yaml")
-    assert named.next_command is not None
-    assert named.next_command.command.startswith("jointopt export job.yaml --to ")
+    named = next_command(replace(found, source="job.yaml"))
+    assert named is not None
+    assert named["command"].startswith("jointopt export job.yaml --to ")

@@ -7,7 +7,7 @@ import pytest
 
 from jointopt.core.facts import Assumption
 from jointopt.jobs.jobfile import load_job, parse_job
-from jointopt.report.explanation import phase_words, shares, stage_table
+from jointopt.report.explanation import shares, stage_table
 from jointopt.report.results import Explanation, Stage
 from jointopt.report.tables import TIME_UNITS, figure, json_text
 from jointopt.workflows.explain import explain
@@ -121,9 +121,11 @@ def test_a_stated_recipe_is_named_with_where_it_costs() -> None:
     (400.0, 370.0, "the limit of 400 W and the peak of 370 W are means over all kernels of a micro-batch."),
     (700.0, 370.0, "the peak of 370 W is a mean over all kernels of a micro-batch."), (700.0, 415.0, None),
 ])  # fmt: skip
-def test_a_phase_above_the_peak_or_the_limit_of_the_same_page_is_explained(limit_w, peak_w, words) -> None:
+def test_a_phase_above_the_peak_or_the_limit_of_the_same_page_is_explained(
+    make_explanation: Explanations, limit_w: float, peak_w: float, words: str | None
+) -> None:
     stage = Stage(1410.0, 0.9, 0.1, 4600.0, 21.5, 12, power_limit_w=limit_w, peak_power_w=peak_w)
     found = {"compute_bound": {"time_s": 3.0, "power_w": 415.0}, "waiting": {"time_s": 1.0, "power_w": 90.0}}
-    text = phase_words(found, [stage, stage])
-    assert text.startswith("A GPU draws 415 W in compute-bound kernels (75% of the time), 90 W while it waits (25%).")
-    assert "Such kernels last milliseconds" not in text if words is None else text.endswith(words)
+    text = " ".join(make_explanation(power_by_phase=found, stages=(stage, stage)).text().split())
+    assert "A GPU draws 415 W in compute-bound kernels (75% of the time), 90 W while it waits (25%)." in text
+    assert "Such kernels last milliseconds" not in text if words is None else f"last milliseconds; {words}" in text

@@ -32,7 +32,7 @@ FIGURES = [  # name, value, header, cell
 
 @pytest.mark.parametrize(("name", "value", "header", "cell"), FIGURES)
 def test_a_figure_has_its_header_its_unit_and_its_decimals(name: str, value: float, header: str, cell: str) -> None:
-    column = tables.of(name, [{name: value}])
+    column = tables.figure_column(name, [{name: value}])
     assert (column.header.replace("\n", " "), list(column.cells)) == (header, [cell])
     assert {one for one, *_ in FIGURES} == set(tables.FIGURES)
 
@@ -74,18 +74,18 @@ def test_the_page_has_each_figure_of_a_plan_under_its_head() -> None:
     site = replace(job.cluster, price_per_kwh=0.25, price_per_gpu_hour=2.0, currency="EUR")
     proposal = propose(replace(job, cluster=site), trials=0)
     entry, content = proposal.to_dict()["front"][0], proposal.report().page.content
-    shown = dict(zip(content.plans.head, content.plans.rows[0], strict=True))
+    shown = dict(zip(content["plans"]["head"], content["plans"]["rows"][0], strict=True))
     assert shown["W/GPU"] == f"{entry['avg_power_w']:.0f}"
     assert shown["memory"] == f"{entry['peak_memory_gib']:.2f} GiB"
     assert shown["MFU"] == f"{entry['mfu']:.1%}"
     assert (shown["fits"], shown["time"][-2:], shown["energy"][-2:]) == (f"{entry['fit_probability']:.2f}", " s", "kJ")
-    paid = dict(zip(content.costs.head, content.costs.rows[0], strict=True))
+    paid = dict(zip(content["costs"]["head"], content["costs"]["rows"][0], strict=True))
     assert paid["electricity"] == f"{tables.figure(entry['cost'])} EUR"
     assert paid["GPUs"] == f"{tables.figure(entry['gpu_cost'])} EUR"
     least = min(proposal.to_dict()["front"], key=lambda one: float(one["energy_j"]))
     more = least["iteration_time_s"] / entry["iteration_time_s"] - 1
-    assert f"for {more:+.1%} of time" in [words for head, _, words in content.cards if head == "Least energy"]
-    split = dict(zip(content.layouts.head, content.layouts.rows[0], strict=True))
+    assert f"for {more:+.1%} of time" in [words for head, _, words in content["cards"] if head == "Least energy"]
+    split = dict(zip(content["layouts"]["head"], content["layouts"]["rows"][0], strict=True))
     times = [float(split[name].split()[0]) for name in ("fastest", "knee", "least energy")]
     assert times == sorted(set(times))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jointopt.report.plans import plan_frame
-from jointopt.report.worker_share import Shared
+from jointopt.report.proposal import Shared
 
 
 def test_each_plan_is_a_row_with_its_words_and_the_clocks_of_its_stages(make_front) -> None:

@@ -84,7 +84,7 @@ def test_a_plan_without_an_interval_keeps_its_difference_below_the_others() -> N
 def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
     monkeypatch: pytest.MonkeyPatch, width: int, end: str
 ) -> None:
-    monkeypatch.setattr(tables, "room", lambda: width)
+    monkeypatch.setattr(tables, "line_width", lambda *_: width)
     lines = predicted_table(COMPARED, ["A", "B"])
     assert lines[-1].split()[-1] == end
     assert max(map(len, lines)) <= width
@@ -97,7 +97,7 @@ def test_a_narrow_table_leaves_out_rates_then_likelihoods_then_intervals(
 def test_the_legend_explains_what_the_table_has_room_for(
     monkeypatch: pytest.MonkeyPatch, width: int, words: str
 ) -> None:
-    monkeypatch.setattr(tables, "room", lambda: width)
+    monkeypatch.setattr(tables, "line_width", lambda *_: width)
     assert re.search(words, " ".join(compared_lines(COMPARED, predicted_table(COMPARED, ["A", "B"]))))
     assert compared_lines([PLAN], []) == []
 

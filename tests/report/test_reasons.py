@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jointopt.report.reasons import NOT_KNOWN, beyond, own_reasons, reasons_of, wider_lines
+from jointopt.report.doubts import NOT_KNOWN, beyond, own_reasons, reasons_of, wider_lines
 from jointopt.surrogate.intervals import DOUBTS
 
 EXPERTS, CLOCK = DOUBTS["model"], DOUBTS["clock"]

@@ -14,12 +14,12 @@ from jointopt.report.tables import (
     TextColumn,
     equal_runs,
     figure,
-    fitting,
+    fit_columns,
     fixed,
     lay_out,
+    line_width,
     numbers,
     paragraphs,
-    text_width,
     unit_of,
 )
 
@@ -37,9 +37,9 @@ def test_what_rounds_to_nothing_has_no_minus_sign() -> None:
 
 def test_spare_columns_go_first_to_last_until_the_table_fits() -> None:
     columns = [TextColumn("a", ["1"]), TextColumn("bbbb", ["2"], spare=True), TextColumn("c", ["3"], spare=True)]
-    assert [column.header for column in fitting(columns, 10, " ")] == ["a", "bbbb", "c"]
-    assert [column.header for column in fitting(columns, 7, " ")] == ["a", "c"]
-    assert [column.header for column in fitting(columns, 1, " ")] == ["a"]
+    assert [column.header for column in fit_columns(columns, 10, " ")] == ["a", "bbbb", "c"]
+    assert [column.header for column in fit_columns(columns, 7, " ")] == ["a", "c"]
+    assert [column.header for column in fit_columns(columns, 1, " ")] == ["a"]
 
 
 def test_a_header_of_two_lines_lifts_the_others_to_two_lines() -> None:
@@ -89,5 +89,5 @@ def test_lines_are_as_wide_as_the_terminal_up_to_100(monkeypatch: pytest.MonkeyP
     termios.tcsetwinsize(inside, (50, columns))
     with os.fdopen(inside, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert text_width() == width
+        assert line_width(100) == width
     os.close(terminal)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jointopt.core.budget import Spent
 from jointopt.jobs.job import Job
 from jointopt.report.plans import differing, plan_words
-from jointopt.report.real_runs import Gains, gain_words, sound
+from jointopt.report.real_runs import Gains, gain_words, successful_runs
 from jointopt.report.results import Tuned, TunedRun
 
 BOTH = ("iteration_time_s", "energy_j")
@@ -139,7 +139,7 @@ def test_gains_are_against_the_fastest_run_before_this_tune(make_tuned: Callable
 def test_a_gain_is_what_two_runs_show(rows: list[tuple[str, float, float]]) -> None:
     cells = [dict(zip(("status", *BOTH), row, strict=True)) for row in rows]
     runs = [TunedRun(plan={}, row=row, predicted={}, round=1, probability_fits=1.0) for row in cells]
-    assume(good := sound(runs))
+    assume(good := successful_runs(runs))
     found = Gains.of(runs, good[0], "")
     times, energies = ([run.result(name) for run in runs] for name in BOTH)
     assert times[found.fastest] == pytest.approx(times[found.against] * (1.0 - found.less_time))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from jointopt.core.errors import UsageError
+from jointopt.frameworks.zeus import zeus_command
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.schedule import schedule_order
-from jointopt.report.polished import zeus_command
 from jointopt.report.results import Polished
 from jointopt.workflows.polish import polish
 

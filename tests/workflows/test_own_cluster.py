@@ -21,7 +21,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import uniform_stage_clocks
-from jointopt.report.reasons import reasons_of
+from jointopt.report.doubts import reasons_of
 from jointopt.report.scores import Retrained
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import load_surrogate

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jointopt.jobs.objectives import OBJECTIVES
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
-from jointopt.report.page.choice import Chosen, Entry, layout_key
-from jointopt.report.page.chosen_plan import Pictured, mean_power_w
+from jointopt.report.page.choice import ChosenPlan, Entry, PlanPicture, layout_key, mean_power_w
 from jointopt.report.plans import differing, plan_words
 
 Figure = dict[str, Any]
@@ -28,23 +29,27 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
     return [None if v is None else float(f"{v:.{_DIGITS}g}") for v in values]
 
 
+def lengths(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
+    """Lengths between both, 0 where one of them is unknown."""
+    both = ((b or 0.0) - (a or 0.0) for a, b in zip(low, high, strict=True))
+    return rounded(length if math.isfinite(length) else 0.0 for length in both)
+
+
 def whole_plan(entry: Entry, varied: Iterable[str], head: str = "") -> str:
     """A plan and its predictions, for a hint: lines joined as HTML joins them."""
     lines = [f"<b>{head}</b>"] if head else []
-    words = plan_words({**entry, "stage_clock_mhz": entry["stage_clock_mhz"]}, frozenset(varied)).split()
+    words = plan_words(entry, frozenset(varied)).split()
     lines += [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
-    lines += [_predicted(entry, name) for name in tables.RESULT_UNITS if entry.get(name) is not None]
+    for name in tables.RESULT_UNITS:
+        value, low, high = (entry.get(f"{name}{end}") for end in ("", "_low", "_high"))
+        between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
+        if value is not None:
+            lines.append(f"{tables.RESULT_UNITS[name][0]} {tables.result(name, value)}{between}")
     if (mfu := entry.get("mfu")) is not None:
         lines.append(f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {mfu:.1%}")
     if (fits := entry.get("fit_probability")) is not None and fits < 1.0:
         lines.append(f"fits in memory with probability {fits:.2f}")
     return "<br>".join(lines)
-
-
-def _predicted(entry: Entry, name: str) -> str:
-    low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
-    between = f" ({tables.result(name, low)} to {tables.result(name, high)})" if low and high else ""
-    return f"{tables.RESULT_UNITS[name][0]} {tables.result(name, entry[name])}{between}"
 
 
 class Axes:
@@ -56,33 +61,40 @@ class Axes:
 
     def xy(self, entries: Sequence[Entry], side: str = "") -> tuple[list[float | None], list[float | None]]:
         """Times and energies in those units."""
-        pairs = (("iteration_time_s", self.time[0]), ("energy_j", self.energy[0]))
-        x, y = (rounded(e[f"{name}{side}"] / unit for e in entries) for name, unit in pairs)
+        units = zip(OBJECTIVES, (self.time[0], self.energy[0]), strict=True)
+        x, y = (rounded(entry[f"{name}{side}"] / unit for entry in entries) for name, unit in units)
         return x, y
 
 
-def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, Chosen]], two_step: Sequence[Entry]) -> Figure:
+def front_figure(front: Sequence[Entry], chosen: Sequence[tuple[str, ChosenPlan]], two_step: Sequence[Entry]) -> Figure:
     """Energy over time: the front by layout, the two-step answer, the chosen plans by letter, their intervals."""
     axes, varied = Axes(front), differing([*front, *(c.entry for _, c in chosen)])
-    data = [_of_layout(axes, number, entries, varied) for number, entries in enumerate(by_layout(front))]
+    data: list[Figure] = []
+    for number, entries in enumerate(by_layout(front)):
+        x, y = axes.xy(entries)
+        layout_alone = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
+        data.append({
+            "name": plan_words(layout_alone, varied - {"stage_clock_mhz"}),
+            "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
+        })  # fmt: skip
     if two_step:
         x, y = axes.xy(two_step)
-        hints = [whole_plan(entry, varied, "two steps") for entry in two_step]
         data.append({
-            "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y, "text": hints,
+            "name": "two steps: the fastest layout, then its clocks", "x": x, "y": y,
+            "text": [whole_plan(entry, varied, "two steps") for entry in two_step],
             "mode": "lines+markers", "hovertemplate": "%{text}<extra></extra>",
             "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}, "marker": {"size": 4},
         })  # fmt: skip
     data += _marked(axes, chosen, varied)
-    spans = [*front, *(c.entry for _, c in chosen), *two_step]
-    x, y = axes.xy(spans)
-    layout = {
+    x, y = axes.xy([*front, *(c.entry for _, c in chosen), *two_step])
+    return {"data": data, "layout": {
         "xaxis": {"title": {"text": f"iteration time, {axes.time[1]}"}, "range": _range(x)},
         "yaxis": {"title": {"text": f"energy of all GPUs for one iteration, {axes.energy[1]}"}, "range": _range(y)},
         "legend": {"orientation": "h", "y": -0.19, "yanchor": "top"}, "height": 560,
         "margin": {"t": 16, "r": 16, "l": 70, "b": 60},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
 def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -93,18 +105,8 @@ def by_layout(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _of_layout(axes: Axes, number: int, entries: Sequence[Entry], varied: frozenset[str]) -> Figure:
-    x, y = axes.xy(entries)
-    layout = {name: value for name, value in entries[0].items() if name != "stage_clock_mhz"}
-    return {
-        "name": plan_words(layout, varied - {"stage_clock_mhz"}),
-        "x": x, "y": y, "text": [whole_plan(entry, varied) for entry in entries], "mode": "markers",
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"size": 7, "symbol": number % 8, "color": colour(number)},
-    }  # fmt: skip
-
-
-def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[str]) -> list[Figure]:
+def _marked(axes: Axes, chosen: Sequence[tuple[str, ChosenPlan]], varied: frozenset[str]) -> list[Figure]:
+    """The chosen plans by letter, and their intervals, which are hidden at first."""
     entries = [c.entry for _, c in chosen]
     x, y = axes.xy(entries)
     hints = [whole_plan(c.entry, varied, f"{letter}: {c.name}") for letter, c in chosen]
@@ -120,7 +122,7 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[
         errors = {
             f"error_{axis}": {
                 "type": "data", "symmetric": False, "color": "var(--muted)", "thickness": 1,
-                "array": _between(ends[""][i], ends["_high"][i]), "arrayminus": _between(ends["_low"][i], ends[""][i]),
+                "array": lengths(ends[""][i], ends["_high"][i]), "arrayminus": lengths(ends["_low"][i], ends[""][i]),
             }
             for i, axis in enumerate("xy")
         }  # fmt: skip
@@ -131,22 +133,18 @@ def _marked(axes: Axes, chosen: Sequence[tuple[str, Chosen]], varied: frozenset[
     return found
 
 
-def _between(low: Sequence[float | None], high: Sequence[float | None]) -> list[float | None]:
-    return rounded((h or 0.0) - (lo or 0.0) for lo, h in zip(low, high, strict=True))
-
-
 def _range(values: Sequence[float | None]) -> list[float]:
+    """Ends of an axis with room around the values."""
     known = [v for v in values if v is not None]
     low, high = min(known), max(known)
     room = _ROOM * (high - low or high)
     return [low - room, high + 1.8 * room]  # letters stand above their plans
 
 
-def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) -> Figure:
+def part_figure(plans: Sequence[PlanPicture], breakdown: str, units: tables.Units) -> Figure:
     """One breakdown of all plans as bars side by side in one line each, the largest parts first."""
     parts = {plan.letter: plan.totals[breakdown] for plan in plans}
-    largest = max(sum(each.values()) for each in parts.values())
-    factor, unit = tables.unit_of(largest, units)
+    factor, unit = tables.unit_of(max(sum(each.values()) for each in parts.values()), units)
     names = dict.fromkeys(name for each in parts.values() for name, value in each.items() if value > 0.0)
     order = sorted(names, key=lambda name: -max(each.get(name, 0.0) for each in parts.values()))
     labels = list(parts)[::-1]
@@ -159,15 +157,14 @@ def part_figure(plans: Sequence[Pictured], breakdown: str, units: tables.Units) 
         }
         for number, name in enumerate(order)
     ]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "barmode": "stack", "height": 120 + 34 * len(labels), "margin": {"t": 8, "r": 16, "l": 34, "b": 44},
         "xaxis": {"title": {"text": unit}}, "yaxis": {"type": "category"},
         "legend": {"traceorder": "normal", "font": {"size": 11}},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
-def stage_figure(plan: Pictured) -> Figure:
+def stage_figure(plan: PlanPicture) -> Figure:
     """Clock of every stage, and what a GPU of it draws while it runs and over the whole iteration."""
     stages = [str(i + 1) for i in range(len(plan.runs_w))]
     clock, held = plan.parts.clock_mhz.tolist(), plan.parts.held_by
@@ -185,24 +182,16 @@ def stage_figure(plan: Pictured) -> Figure:
          "hovertemplate": "stage %{y}: %{x} W<extra>%{fullData.name}</extra>"}
         for number, (name, values) in enumerate(watts.items())
     ]  # fmt: skip
-    layout = {
-        "height": _height(len(stages)), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
+    return {"data": data, "layout": {
+        "height": max(190, min(600, 120 + 20 * len(stages))), "margin": {"t": 30, "r": 16, "l": 50, "b": 44},
         "xaxis": {"domain": [0.0, 0.47], "title": {"text": "clock, MHz"}, "range": _range(clock)},
         "xaxis2": {"domain": [0.53, 1.0], "title": {"text": "W per GPU"}, "rangemode": "tozero"},
-        "yaxis": _stage_axis(stages), "legend": ABOVE,
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": stages},
+        "legend": ABOVE,
+    }}  # fmt: skip
 
 
-def _stage_axis(stages: Sequence[str]) -> dict[str, Any]:
-    return {"type": "category", "autorange": "reversed", "title": {"text": "stage"}, "categoryarray": list(stages)}
-
-
-def _height(stages: int) -> int:
-    return max(190, min(600, 120 + 20 * stages))
-
-
-def power_figure(plan: Pictured) -> Figure:
+def power_figure(plan: PlanPicture) -> Figure:
     """Mean power of a GPU over the iteration."""
     edges, watts = mean_power_w(plan)
     factor, unit = tables.unit_of(plan.timeline.iteration_s, tables.TIME_UNITS)
@@ -211,15 +200,14 @@ def power_figure(plan: Pictured) -> Figure:
         "line": {"color": "var(--c1)", "width": 1, "shape": "hv"},
         "hovertemplate": f"%{{x}} {unit}: %{{y}} W per GPU<extra></extra>",
     }]  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": 170, "margin": {"t": 8, "r": 16, "l": 60, "b": 40}, "showlegend": False,
         "xaxis": {"title": {"text": f"time, {unit}"}, "range": [0.0, plan.timeline.iteration_s / factor]},
         "yaxis": {"title": {"text": "W per GPU"}, "rangemode": "tozero"},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip
 
 
-def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | None:
+def heat_figure(plan: PlanPicture, cooler: Cooler, throttle_c: float) -> Figure | None:
     """Temperature of the GPUs of each stage by where they sit; None for one stage and without a model of heat."""
     positions: Mapping[str, Any] = plan.parts.stage_position_c
     stages = list(range(1, len(plan.runs_w) + 1))
@@ -233,9 +221,8 @@ def heat_figure(plan: Pictured, cooler: Cooler, throttle_c: float) -> Figure | N
     ends = [stages[0] - 0.5, stages[-1] + 0.5]
     data.append({"name": "throttles", "x": ends, "y": [throttle_c] * 2, "mode": "lines",
                  "line": {"color": "var(--bad)", "dash": "dash"}, "hoverinfo": "name+y"})  # fmt: skip
-    layout = {
+    return {"data": data, "layout": {
         "height": 280, "margin": {"t": 30, "r": 16, "l": 60, "b": 44}, "legend": ABOVE,
         "xaxis": {"title": {"text": "stage"}, "range": ends, "dtick": max(1, len(stages) // 16)},
         "yaxis": {"title": {"text": "°C"}, "range": [cooler.inlet_c, throttle_c + 5.0]},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    }}  # fmt: skip

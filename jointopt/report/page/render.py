@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.quote import html_text
 from jointopt.report.tables import plain
 
 
-class Shown(Protocol):
-    """The content of a template, with the figures that the page draws."""
-
-    @property
-    def data(self) -> Any:
-        """The figures by their places, under ``figures``, and what else the page's program reads."""
-
-
 @dataclass(frozen=True)
 class Page:
-    """A report that is ready to be written, by the template and the program of that name."""
+    """A report that is ready to be written, by the template and the program of that name.
 
-    content: Shown
+    ``content`` is all that the template shows; its ``data`` has the ``figures`` that the program draws, by place.
+    """
+
+    content: Mapping[str, Any]
     kind: str
 
     def html(self) -> str:
@@ -36,9 +32,11 @@ class Page:
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
             loader=FunctionLoader(_file),
         )  # fmt: skip
+        data = json.dumps(plain(self.content["data"]), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         return environment.get_template(f"{self.kind}.html.j2").render(
             page=self.content, style=_file("page.css"), programs=[_file("base.js"), _file(f"{self.kind}.js")],
-            plotly=_plotly(), data=_embedded(self.content.data),
+            plotly=_file("package_data/plotly.min.js", "plotly"),
+            data=data.replace("<", "\\u003c"),  # so that it ends no element of HTML
         )  # fmt: skip
 
     def write(self, path: str | Path) -> None:
@@ -50,15 +48,6 @@ class Page:
         return f'<iframe srcdoc="{html_text(self.html())}" width="100%" height="900"></iframe>'
 
 
-def _file(name: str) -> str:
-    return resources.files(__package__ or "").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    return resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-
-
-def _embedded(data: object) -> str:
-    """JSON that ends no element of HTML."""
-    text = json.dumps(plain(data), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+def _file(name: str, package: str = __package__ or "") -> str:
+    """The text of a file of a package, by default of this one."""
+    return resources.files(package).joinpath(*name.split("/")).read_text(encoding="utf-8")

@@ -15,10 +15,9 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.physics.cooling import Cooler
 from jointopt.report import tables
 from jointopt.report.page import figures
-from jointopt.report.page.choice import Chosen
-from jointopt.report.page.chosen_plan import _letter
-from jointopt.report.page.made import Reported, _drift
+from jointopt.report.page.choice import ChosenPlan, Reported, _letter
 from jointopt.report.results import Proposal
+from jointopt.workflows.page import _drift
 from jointopt.workflows.propose import propose
 
 DIGITS = {"rel": 1e-4, "abs": 1e-12}
@@ -98,7 +97,7 @@ def test_the_front_is_drawn_in_units_with_intervals_around_the_chosen_plans(prop
         "energy_j": 2000.0, "energy_j_low": 1800.0, "energy_j_high": 2500.0,
     }  # fmt: skip
     far = entry | {"iteration_time_s": 0.4, "energy_j": 1000.0}
-    found = figures.front_figure([entry, far], [("A", Chosen("fastest", entry, 0))], [])
+    found = figures.front_figure([entry, far], [("A", ChosenPlan("fastest", entry))], [])
     plans, marked, spans = found["data"]
     assert (plans["x"], plans["y"], marked["x"], marked["y"]) == ([200.0, 400.0], [2.0, 1.0], [200.0], [2.0])
     assert [spans[f"error_{axis}"][name] for axis in "xy" for name in ("array", "arrayminus")] == [

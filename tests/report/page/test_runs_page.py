@@ -65,7 +65,7 @@ def test_the_picture_reaches_a_tenth_beyond_its_runs_and_bars_reach_down_as_well
 
 def test_cards_name_the_fastest_run_the_errors_and_what_did_not_succeed(tuned: Tuned) -> None:
     content: Any = replace(tuned, gain_left=0.123).report().content
-    assert content.cards == [
+    assert content["cards"] == [
         ("Fastest run", "3.300 s", "run 2 of 3"),
         ("Less time", "8.3%", "run 2 than run 1, the first that succeeded"),
         ("Time off by", f"{(0.6 / 3.6 + 0.1 / 3.3) / 2:.1%}", "median; 1 of 2 in their 90 % interval"),
@@ -93,6 +93,14 @@ def test_the_table_has_every_run_and_escapes_its_notes(tuned: Tuned) -> None:
     assert len(html.encode()) < 6_000_000
 
 
+def test_a_run_stands_as_measured_then_as_predicted_and_its_error_under_its_head(tuned: Tuned) -> None:
+    table = tuned.report().content["table"]
+    shown = dict(zip(table["head"], table["rows"][0], strict=True))
+    assert (shown["time"], shown["predicted"], shown["off by"]) == ("3.600 s", "3.000 s", "-16.7%")
+    (line,) = [line for line in tuned.text().splitlines() if line.split()[:1] == ["1"]]
+    assert line.split()[-3:] == ["3.600", "3.000", "9.1"]
+
+
 def test_a_validate_marks_the_runs_whose_reasons_not_all_of_them_have(job: Job) -> None:
     doubted = {"in_domain": False, "earlier": False}
     runs = [one(ValidatedRun, 1, 3.0, 3.6, doubts="model", reference=True, **doubted),
@@ -109,8 +117,8 @@ def test_a_validate_shows_what_it_missed_and_nothing_of_rounds(job: Job) -> None
             one(ValidatedRun, 2, 3.0, 3.0, in_domain=True, reference=False, earlier=True)]  # fmt: skip
     found = Validated(job=job, launcher="replay", runs=tuple(runs), stopped="done", surrogate="none", proposed=5)
     content: Any = found.report().content
-    assert [one.id for one in content.pictures] == ["against-iteration_time_s"]
-    assert ("Time off by", "16.7%", "median; 0 of 1 in their 90 % interval") in content.cards
+    assert [one["id"] for one in content["pictures"]] == ["against-iteration_time_s"]
+    assert ("Time off by", "16.7%", "median; 0 of 1 in their 90 % interval") in content["cards"]
 
 
 def test_runs_that_all_failed_make_a_page_without_pictures(tuned: Tuned, job: Job) -> None:

@@ -1,10 +1,11 @@
-"""The memory that a plan lacks, and the changes of it after which it would fit."""
+"""What would help where a plan, or every plan of a job, is not expected to fit: changes, each of which is tried."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,50 +19,28 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.physics.cost_model import CostModel, memory_limit_gib, with_unit
 from jointopt.physics.memory import memory_parts, peak_memory_bytes
+from jointopt.report.explanation import Shortage
 from jointopt.report.plans import odds
 from jointopt.report.tables import figure
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.memory import FEASIBLE
 
 MOST_CHANGES = 3  # that a sentence names
+_MOST_NODES = 4096
+_MOST_BATCHES = 64
+_LORA_DIM = 16  # a usual rank of adapters
+_MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
+Try = tuple[str, Mapping[str, Any], str]  # section of the job, its other values, and the sentence that states them
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """Memory per GPU that a plan lacks to be as likely to fit as not, in GiB, on its fullest GPU."""
-
-    predicted_gib: float
-    allowed_gib: float  # up to which predictions are as likely to fit as not
-    probability: float  # of fitting
-    changes: tuple[str, ...] = ()  # words for a plan after which it would fit, such as recompute=full
-    ran_out: bool = False  # in a measured run, or it needs as much as a layout that did
-
-    @property
-    def cause(self) -> str:
-        """Why it is not expected to fit."""
-        if self.ran_out:
-            return "the same layout, or one that needs no more, ran out of memory in a measured run"
-        return f"its fullest GPU needs {self.predicted_gib:.1f} GiB, {_at_least(self.missing_gib)} GiB too many"
-
-    @property
-    def missing_gib(self) -> float:
-        """GiB too many; NaN where runs alone say so."""
-        missing = self.predicted_gib - self.allowed_gib
-        return math.nan if self.ran_out and missing <= 0.0 else missing
-
-    def document(self) -> dict[str, Any]:
-        """The GiB that are missing, and the changes that help."""
-        return {"missing_gib": self.missing_gib, "would_fit_with": list(self.changes)}
-
-    def sentence(self) -> str:
-        """The shortage in a sentence, and in another what would help."""
-        needs = f"It is not expected to fit in memory (probability {odds(self.probability)}): {self.cause}."
-        return needs + (f" It would fit with {', or with '.join(self.changes)}." if self.changes else "")
-
-
-def _at_least(gib: float) -> str:
-    """A shortage rounded up: one of nothing is none."""
-    return f"{math.ceil(gib * 10.0 - 1e-9) / 10.0:.1f}"
+def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | None = None) -> Shortage | None:
+    """The shortage of the one layout of ``physics``, of a ``plan`` with the changes that help; None if it fits."""
+    probability = float(model.fit_probability(physics)[0])
+    if probability >= FEASIBLE:
+        return None
+    changes = [] if plan is None else list(islice(_helpful_changes(model, plan), MOST_CHANGES))
+    ran_out = bool(model.surely_out(physics.layouts)[0])
+    return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, changes, ran_out)
 
 
 def allowed_gib(model: JobModel) -> float:
@@ -71,34 +50,20 @@ def allowed_gib(model: JobModel) -> float:
     return min(allowed, memory_limit_gib(model.job)) if stated else allowed
 
 
-def shortage_of(model: JobModel, physics: CostModel, plan: Mapping[str, Any] | None = None) -> Shortage | None:
-    """The shortage of the one layout of ``physics``, of a ``plan`` with the changes that help; None if it fits."""
-    probability = float(model.fit_probability(physics)[0])
-    if probability >= FEASIBLE:
-        return None
-    changes = () if plan is None else tuple(_changes(model, plan))[:MOST_CHANGES]
-    ran_out = bool(model.surely_out(physics.layouts)[0])
-    return Shortage(float(physics.memory_bytes[0]) / GIB, allowed_gib(model), probability, changes, ran_out)
-
-
-def _changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
+def _helpful_changes(model: JobModel, plan: Mapping[str, Any]) -> Iterator[str]:
     """Changes of one to three columns, each after which the plan keeps every rule and is feasible."""
+    decided = {"recompute": ("recompute_modules", "recompute_num_layers"), "pp": ("stage_layers",)}
     for change in _candidates(plan):
+        without = {name for key in change for name in decided.get(key, ())}
+        changed = {name: plan[name] for name in LAYOUT_COLUMNS if name in plan and name not in without} | change
         try:
-            parsed = parse_plan(_changed(plan, change), model.job)
+            parsed = parse_plan(changed, model.job)
         except UsageError:  # no such plan
             continue
         physics = model.cost_model(parsed.layouts)
         record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
         if not check_plan(model.job, record) and float(model.fit_probability(physics)[0]) >= FEASIBLE:
             yield " ".join(f"{name}={value}" for name, value in change.items())
-
-
-def _changed(plan: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's layout after a change, without what the changed columns decide."""
-    decided = {"recompute": ("recompute_modules", "recompute_num_layers"), "pp": ("stage_layers",)}
-    without = {name for key in change for name in decided.get(key, ())}
-    return {name: plan[name] for name in LAYOUT_COLUMNS if name in plan and name not in without} | dict(change)
 
 
 def _candidates(plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -115,15 +80,6 @@ def _candidates(plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"offload": "optimizer"}
     for level in (plan["recompute"], "full"):
         yield from ({"micro_batch_size": 1, "recompute": level, "zero_stage": stage} for stage in range(4))
-
-
-# Why nothing is feasible: the commonest reasons, and the smallest change that would help.
-
-
-_MOST_NODES = 4096
-_MOST_BATCHES = 64
-_LORA_DIM = 16  # a usual rank of adapters
-_MOST_TRIES = 500_000  # plans that are priced to say which constraint is out of reach
 
 
 def remedy(
@@ -157,8 +113,11 @@ def remedy(
                 f"{stage + 1}: it needs {short.predicted_gib:.1f} GiB and fits with probability "
                 f"{odds(short.probability)}."
             )
-    helps = [next(some, "") for some in _changes_that_help(model, bool(len(layouts["pp"])))]
-    return " ".join([message, *[text for text in helps if text][:MOST_CHANGES]])
+    helps: list[str] = []
+    for tries in _tries(model, bool(len(layouts["pp"]))):
+        fitting = (text for section, values, text in tries if not section or _fits(model, section, values))
+        helps += islice(fitting, 1)
+    return " ".join([message, *helps[:MOST_CHANGES]])
 
 
 def _closest(physics: CostModel, plans: Columns | None) -> str:
@@ -200,80 +159,49 @@ def _ladder(physics: CostModel) -> Columns:
     return physics.evaluate(index, wide)
 
 
-def _changes_that_help(model: JobModel, short_of_memory: bool) -> list[Iterator[str]]:
-    """By kind, changes after which at least one layout is feasible, the cheapest first."""
-    of_shape = _of_batch(model), _of_nodes(model, _fewer(model.job.cluster.nodes))
-    of_memory = _of_host_memory(model), _of_adapters(model)
-    more = _of_nodes(model, _more(model.job.cluster.nodes))
-    found = [_of_frozen(model), _of_search(model), _of_fraction(model), more]
-    return [*found, *(of_memory if short_of_memory else of_shape)]
+def _tries(model: JobModel, short_of_memory: bool) -> Iterator[Iterable[Try]]:
+    """By kind, the cheapest first, changes of the job that may help, in the order in which they are tried.
 
-
-def _of_frozen(model: JobModel) -> Iterator[str]:
-    framework = model.job.training.framework
+    A change without a section needs no trial.
+    """
+    job, training, search, nodes = model.job, model.job.training, model.job.search, model.job.cluster.nodes
+    framework, batch = training.framework, training.global_batch_size
     narrow = replace(framework, frozen_dtype="bf16")
-    if model.job.training.frozen and narrow != framework and _fits(model, "training", framework=narrow):
-        yield f"It would fit with frozen weights in bf16, which {framework.name} holds in {framework.frozen_dtype}."
-
-
-def _of_search(model: JobModel) -> Iterator[str]:
-    fixed = [name for name in LAYOUT_COLUMNS if getattr(model.job.search, name) is not None]
-    for names in [*([name] for name in fixed), fixed]:
-        if names and _fits(model, "search", **dict.fromkeys(names)):
-            yield f"It would fit without {' and '.join(f'search.{name}' for name in names)}."
-
-
-def _of_fraction(model: JobModel) -> Iterator[str]:
-    if model.job.constraints.memory_fraction is not None:
-        least_gib, load = _least_gib(model.job), max(model.memory.factor, 1.0 / model.memory.largest_load())
-        fraction = math.ceil(100.0 * load * least_gib / model.job.cluster.gpu.memory_gib) / 100.0
+    if training.frozen and narrow != framework:
+        yield [("training", {"framework": narrow}, "It would fit with frozen weights in bf16, which "
+                f"{framework.name} holds in {framework.frozen_dtype}.")]  # fmt: skip
+    fixed = [name for name in LAYOUT_COLUMNS if getattr(search, name) is not None]
+    yield [("search", dict.fromkeys(names), f"It would fit without {' and '.join(f'search.{n}' for n in names)}.")
+           for names in [*([name] for name in fixed), fixed] if names]  # fmt: skip
+    if job.constraints.memory_fraction is not None:
+        load = max(model.memory.factor, 1.0 / model.memory.largest_load())
+        fraction = math.ceil(100.0 * load * _least_gib(job) / job.cluster.gpu.memory_gib) / 100.0
         if fraction <= 1.0:
-            yield f"It would fit with constraints.memory_fraction of {fraction:g}."
-
-
-def _of_nodes(model: JobModel, numbers: Iterable[int]) -> Iterator[str]:
-    for number in numbers:
-        if _fits(model, "cluster", nodes=number):
-            yield f"It would fit on {number} nodes instead of {model.job.cluster.nodes}."
-
-
-def _of_batch(model: JobModel) -> Iterator[str]:
-    batch = model.job.training.global_batch_size
-    for larger in range(batch + 1, batch + _MOST_BATCHES + 1):
-        if _fits(model, "training", global_batch_size=larger):
-            yield f"It would fit with training.global_batch_size of {larger}."
-
-
-def _of_host_memory(model: JobModel) -> Iterator[str]:
-    if model.job.search.offload is None:
-        for what in ("optimizer", "activations"):
-            if _fits(model, "search", offload=("none", what)):
-                yield f"It would fit with the {what} in host memory (search.offload: [none, {what}])."
-
-
-def _of_adapters(model: JobModel) -> Iterator[str]:
-    if not model.job.training.frozen and _fits(model, "training", lora_dim=_LORA_DIM):
-        yield f"Adapters (LoRA) beside frozen weights would fit (training.lora_dim: {_LORA_DIM})."
-
-
-def _more(nodes: int) -> list[int]:
-    """Numbers of nodes above, ascending: the next ones, then doublings with one in between."""
-    doublings = (nodes * 2**k // 2 for k in range(2, 9))
-    found = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
-    return sorted(number for number in found if number <= _MOST_NODES)
-
-
-def _fewer(nodes: int) -> list[int]:
-    """Powers of two below a number of nodes, descending."""
-    return [2**k for k in reversed(range((nodes - 1).bit_length()))]
+            yield [("", {}, f"It would fit with constraints.memory_fraction of {fraction:g}.")]
+    on_nodes = "It would fit on {} nodes instead of " + f"{nodes}."
+    doublings = (nodes * 2**k // 2 for k in range(2, 9))  # with one number in between
+    more = {nodes + k for k in range(1, 5)}.union(*({n, n + n // 2} for n in doublings))
+    yield (("cluster", {"nodes": n}, on_nodes.format(n)) for n in sorted(more) if n <= _MOST_NODES)
+    if short_of_memory:
+        yield [("search", {"offload": ("none", what)}, f"It would fit with the {what} in host memory "
+                f"(search.offload: [none, {what}]).") for what in ("optimizer", "activations")
+               if search.offload is None]  # fmt: skip
+        adapters = f"Adapters (LoRA) beside frozen weights would fit (training.lora_dim: {_LORA_DIM})."
+        yield [] if training.frozen else [("training", {"lora_dim": _LORA_DIM}, adapters)]
+    else:
+        yield (("training", {"global_batch_size": n}, f"It would fit with training.global_batch_size of {n}.")
+               for n in range(batch + 1, batch + _MOST_BATCHES + 1))  # fmt: skip
+        fewer = [2**k for k in reversed(range((nodes - 1).bit_length()))]
+        yield [("cluster", {"nodes": n}, on_nodes.format(n)) for n in fewer]
 
 
 def _least_gib(job: Job) -> float:
+    """Memory of the fullest GPU of the layout that needs least; infinite where there is no layout."""
     return float(peak_memory_bytes(job, enumerate_layouts(job).layouts).min(initial=math.inf)) / GIB
 
 
-def _fits(model: JobModel, section: str, **changes: Any) -> bool:
+def _fits(model: JobModel, section: str, values: Mapping[str, Any]) -> bool:
     """Whether a layout of the job is feasible with other values in one of its sections."""
-    job = replace(model.job, **{section: replace(getattr(model.job, section), **changes)})
-    changed = replace(model, job=job)
-    return bool((changed.fit_probability_of(np.array([GIB * _least_gib(job)])) >= FEASIBLE).all())
+    job = replace(model.job, **{section: replace(getattr(model.job, section), **values)})
+    likely = replace(model, job=job).fit_probability_of(np.array([GIB * _least_gib(job)]))
+    return bool((likely >= FEASIBLE).all())

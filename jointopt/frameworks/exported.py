@@ -1,4 +1,4 @@
-"""The answer of ``export``: what starts one plan in a framework or on a batch system."""
+"""What starts one plan in a framework or on a batch system: the answer of ``export``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointopt.core.errors import JointOptError, PlanError, UsageError
-from jointopt.core.quote import sh_exports, sh_word
+from jointopt.core.errors import PlanError, UsageError
+from jointopt.core.quote import sh_exports
 from jointopt.frameworks.intent import BENCHMARK, Export, folded, intent_of, node_words
-from jointopt.frameworks.targets import TARGETS, program_of, target_named
+from jointopt.frameworks.targets import program_of, target_named
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import check_plan
 from jointopt.jobs.plans.text import PLAN_KEYS, parse_plan, plan_assumptions, plan_records
-from jointopt.report.tables import paragraphs
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class Exported:
 
     def command(self) -> str:
         """Lines of shell that start it on one node of ``NNODES``, numbered by ``NODE_RANK``."""
-        lines = sh_exports(self.export.environment)
         start = folded(node_words(self.export, self.nodes, self.gpus_per_node))
-        return "\n".join(["#!/bin/bash", *_comment(self.remark), *lines, start]) + "\n"
+        remark = [f"# {self.remark}"] if self.remark else []
+        return "\n".join(["#!/bin/bash", *remark, *sh_exports(self.export.environment), start]) + "\n"
 
 
 def exported(
@@ -63,21 +62,14 @@ def exported(
     intent = intent_of(job, record, purpose, arguments=own)
     made = found.export(intent, version, program)
     if remark := (program_of(intent, program) if found.around else found).remark(job.training.framework):
-        files = {name: _commented(text, remark) for name, text in made.files.items()}
+        files = dict(made.files)
+        for name, text in files.items():  # a script has the remark below its first line; others may know no comments
+            first, _, rest = text.partition("\n")
+            files[name] = "\n".join([first, f"# {remark}", rest]) if first.startswith("#!") else text
         made = replace(made, notes=(*made.notes, remark), files=files)
     if assumed := [one.brief for one in plan_assumptions(parsed) if one.brief]:
         made = replace(made, notes=(*made.notes, f"The plan leaves open, and this is taken: {'; '.join(assumed)}."))
     return Exported(made, job.cluster.nodes, job.cluster.gpus_per_node, remark)
-
-
-def _commented(text: str, remark: str) -> str:
-    """A script with a remark below its first line; other files, which may know no comments, as they are."""
-    first, _, rest = text.partition("\n")
-    return "\n".join([first, *_comment(remark), rest]) if first.startswith("#!") else text
-
-
-def _comment(remark: str) -> list[str]:
-    return [f"# {remark}"] if remark else []
 
 
 def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
@@ -97,44 +89,3 @@ def plan_alone(plan: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if "front" in plan:
         raise UsageError("--plan is a whole proposal; give its file with a row, proposal.json:2, or one plan.")
     return plan
-
-
-# The command that comes after an answer: what starts its first row, as a shell reads it.
-
-
-@dataclass(frozen=True)
-class NextCommand:
-    """A command as a shell takes it, a line per option, and what to know before it is run."""
-
-    command: str
-    note: str
-
-    def lines(self) -> list[str]:
-        """For people: the note, then the command as it is pasted."""
-        return [*paragraphs([self.note]), *(f"  {line}" for line in self.command.split("\n"))]
-
-
-def next_command(job: Job, plan: Mapping[str, Any], text: str, source: str) -> NextCommand | None:
-    """The export of a plan, which ``text`` writes as `--plan` takes it, in its job's framework.
-
-    ``source``: the words that name the job, a file or options. None where they are not known. Where the framework has
-    no words for the plan, the command that explains it.
-    """
-    if not source:
-        return None
-    wanted = f"--plan {sh_word(text)}"
-    try:
-        name = next(n for n, target in TARGETS.items() if target is program_of(intent_of(job, plan)))
-        exported(job, plan, name)
-    except JointOptError as error:
-        command = f"jointopt explain {source} \\\n  {wanted}"
-        return NextCommand(
-            command, f"Next: no start script of the first row ({str(error).rstrip('.')}); what it is made of:"
-        )
-    note = "Next, what starts the first row:"
-    if TARGETS[name].remark(priced := job.training.framework):
-        note = (
-            f"Next, what starts the first row in {name}, although {priced.name} software was priced: "
-            "--set training.framework=NAME prices yours."
-        )
-    return NextCommand(f"jointopt export {source} --to {name} \\\n  {wanted}", note)

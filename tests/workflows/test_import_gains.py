@@ -8,12 +8,13 @@ import pytest
 
 from jointopt.core.units import Z_90
 from jointopt.report.imported import Gain
+from jointopt.workflows.import_gains import gain_of
 
 PLAN = {"iteration_time_s": 0.9, "iteration_time_s_low": 0.6, "iteration_time_s_high": 1.5}
 
 
 def gain(value: float, low: float, high: float, **plan: float) -> Gain:
-    return Gain.of(PLAN | plan, {"iteration_time_s": (value, low, high)}, "iteration_time_s")
+    return gain_of(PLAN | plan, {"iteration_time_s": (value, low, high)}, "iteration_time_s")
 
 
 def test_beside_a_measured_plan_the_gain_is_as_unsure_as_the_proposal() -> None:

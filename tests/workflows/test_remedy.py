@@ -18,10 +18,11 @@ from jointopt.jobs.jobfile import job_from_options, load_job, parse_job
 from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.memory import peak_memory_bytes
+from jointopt.report.explanation import Shortage
 from jointopt.report.results import Proposal
-from jointopt.report.shortage import Shortage, _up, allowed_gib
 from jointopt.surrogate.job_model import JobModel
 from jointopt.workflows.propose import propose
+from jointopt.workflows.remedy import _up, allowed_gib
 
 JOB: dict[str, Any] = {
     "model": "llama-3-8b",
