@@ -185,17 +185,16 @@ def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 def _fitting(launcher: str, key: str, annotation: Any, value: Any) -> Any:
     """The value if it is of its annotated type, paths as `Path`."""
-    kinds = [get_origin(kind) or kind for kind in _members(annotation)]
+    kinds = [
+        get_origin(kind) or kind
+        for kind in (get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation])
+    ]
     in_seconds = key.endswith("_s") and float in kinds
     if not any(_fits(kind, value) for kind in kinds) or (in_seconds and is_number(value) and value <= 0):
         words = [_KINDS[kind][0] for kind in kinds if kind in _KINDS]
         expected = "a number of seconds above 0" if in_seconds else " or ".join(filter(None, words))
         raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {shown(value)}.")
     return Path(value) if Path in kinds and str not in kinds and isinstance(value, str) else value
-
-
-def _members(annotation: Any) -> Sequence[Any]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
 
 
 def _fits(kind: Any, value: Any) -> bool:

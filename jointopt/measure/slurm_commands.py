@@ -178,24 +178,17 @@ def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subproce
 def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs one command in a session of its own: Ctrl-C is for the tool, not for a submission half done."""
     try:
+        # our environment without variables that filter or format answers, and inside a job without those of its size
+        misleading = ("SQUEUE_", "SLURM_TIME_FORMAT", *(["SLURM_"] if "SLURM_JOB_ID" in os.environ else []))
+        kept = (name for name in os.environ if name in _OF_THE_SITE or not name.startswith(misleading))
         return subprocess.run(
             words, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, start_new_session=True,
-            stdin=subprocess.DEVNULL, env=_environment(),
+            stdin=subprocess.DEVNULL, env={name: os.environ[name] for name in kept},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"no answer within {_ANSWER_S:.0f} s")
     except OSError as error:  # a machine without room for another process, a module that was unloaded
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
-
-
-def _environment() -> dict[str, str]:
-    """Our environment without variables that filter or format answers, and inside a job without those of its size.
-
-    sbatch would hand them on, and srun of the new job would heed them.
-    """
-    misleading = ("SQUEUE_", "SLURM_TIME_FORMAT", *(["SLURM_"] if "SLURM_JOB_ID" in os.environ else []))
-    kept = (name for name in os.environ if name in _OF_THE_SITE or not name.startswith(misleading))
-    return {name: os.environ[name] for name in kept}
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:

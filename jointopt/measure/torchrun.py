@@ -132,18 +132,7 @@ def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
     seconds, losses = found["iteration_s"], found["loss"]
     middle = statistics.median(seconds)
     spread = (max(seconds) - min(seconds)) / middle
-    missing = ", ".join(_not_built(model))
-    notes = joined_notes(
-        f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
-        "" if all(map(math.isfinite, losses)) else "the loss is not finite",
-        f"not the exact model: trained without its {missing}" if missing else "",
-        *map(str, found.get("remarks", [])),
-    )
-    return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
-
-
-def _not_built(model: Model) -> list[str]:
-    """Parts of ``model`` that the trainer leaves out or replaces: it builds RoPE, RMSNorm, an untied head, no bias."""
+    # parts of `model` that the trainer leaves out or replaces: it builds RoPE, RMSNorm, an untied head, no bias
     parts = {
         "tied embeddings": model.tied_embeddings,
         f"{model.position_embedding} positions": model.position_embedding != "rope",
@@ -157,7 +146,14 @@ def _not_built(model: Model) -> list[str]:
         "dropout": model.dropout,
         "windows of attention": bool(model.window_cells),
     }
-    return [part for part, wanted in parts.items() if wanted]
+    missing = ", ".join([part for part, wanted in parts.items() if wanted])
+    notes = joined_notes(
+        f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
+        "" if all(map(math.isfinite, losses)) else "the loss is not finite",
+        f"not the exact model: trained without its {missing}" if missing else "",
+        *map(str, found.get("remarks", [])),
+    )
+    return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
 
 
 _OF_MODEL = (

@@ -63,7 +63,13 @@ class Conditions:
         if self.meter is None:
             return dict(row)
         if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
-            row = dict(row) | _discarded(row, taken)
+            # the results of a run that was out of memory while others held some: a failure, from which nothing is
+            # learned
+            words = "; ".join(dict.fromkeys(map(str, taken)))
+            row = dict(row) | (
+                failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}"))
+                | {"notes": joined_notes(f"out of memory, with {words}", row.get("notes"))}
+            )
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
         return self.with_reading(row, reading, window_s, iterations)
 
@@ -129,14 +135,6 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
         finally:
             conditions.ended_s = clock.time()
             conditions.left = occupants(ranks, patience_s=0.0)
-
-
-def _discarded(row: Mapping[str, Any], taken: Sequence[Occupant]) -> dict[str, Any]:
-    """The results of a run that was out of memory while others held some: a failure, from which nothing is learned."""
-    words = "; ".join(dict.fromkeys(map(str, taken)))
-    return failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}")) | {
-        "notes": joined_notes(f"out of memory, with {words}", row.get("notes"))
-    }
 
 
 def _gpus_here(default_clocks: bool) -> bool:

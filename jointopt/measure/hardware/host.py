@@ -157,18 +157,15 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
         raise LauncherError(f"srun has {spread} tasks on its nodes; start as many on each, with --ntasks-per-node.")
     local, place, node = int(each[1]), int(environ["SLURM_LOCALID"]), int(environ["SLURM_NODEID"])
     step = int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
-    return {
-        "RANK": str(node * local + place), "WORLD_SIZE": str(tasks), "LOCAL_RANK": str(place),
-        "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": _first_address(environ["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(20_000 + step % 12_000),
-    }  # fmt: skip
-
-
-def _first_address(nodes: str) -> str:
-    """The address of the first node of Slurm's list."""
+    # the address of the first node of Slurm's list
+    nodes = environ["SLURM_STEP_NODELIST"]
     name = next(iter(_lines(["scontrol", "show", "hostnames", nodes])), nodes)
     found = re.search(r"NodeAddr=(\S+)", " ".join(_lines(["scontrol", "--oneliner", "show", "node", name])))
-    return found[1] if found else name
+    return {
+        "RANK": str(node * local + place), "WORLD_SIZE": str(tasks), "LOCAL_RANK": str(place),
+        "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": (found[1] if found else name),
+        "MASTER_PORT": str(20_000 + step % 12_000),
+    }  # fmt: skip
 
 
 def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Mapping[str, Any]:

@@ -48,7 +48,11 @@ class Gpus:
     def __init__(self, visible: bool = True) -> None:
         self._zeus = _open(visible)
         self._gpus: Sequence[Any] = self._zeus.gpus
-        self._nvml = _nvml_of(self._zeus)
+        # the module pynvml where `gpus` are NVIDIA's, else None
+        import pynvml
+        from zeus.device.gpu.nvidia import NVIDIAGPUs
+
+        self._nvml = pynvml if isinstance(self._zeus, NVIDIAGPUs) else None
         for gpu in self._gpus:
             gpu._disable_sys_admin_warning = True  # a refusal is reported by us, once
         self._power = [_first_that_answers(self._power_sources(gpu)) for gpu in self._gpus]
@@ -308,7 +312,12 @@ def _open(visible: bool) -> Any:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     hidden = {} if visible else {name: os.environ.pop(name) for name in _VISIBLE if name in os.environ}
     try:
-        gpus = _never_shut_down(make)()
+        # zeus' class without its destructor, which shuts NVML down
+        class Open(make):  # type: ignore[misc]
+            def __del__(self) -> None:
+                pass
+
+        gpus = Open()
     except ValueError as error:
         raise DeviceError(f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}.") from error
     except _zeus_errors() as error:
@@ -320,32 +329,11 @@ def _open(visible: bool) -> Any:
     return gpus
 
 
-def _never_shut_down(made: Any) -> Callable[[], Any]:
-    """zeus' class without its destructor, which shuts NVML down.
-
-    The garbage collector may call it within another call of pynvml, whose lock a thread takes only once: a deadlock.
-    """
-
-    class Open(made):  # type: ignore[misc]
-        def __del__(self) -> None:
-            pass
-
-    return Open
-
-
 def _zeus_errors() -> tuple[type[Exception], ...]:
     import pynvml
     from zeus.exception import ZeusBaseError
 
     return (ZeusBaseError, pynvml.NVMLError)
-
-
-def _nvml_of(gpus: Any) -> Any:
-    """The module pynvml where ``gpus`` are NVIDIA's, else None."""
-    import pynvml
-    from zeus.device.gpu.nvidia import NVIDIAGPUs
-
-    return pynvml if isinstance(gpus, NVIDIAGPUs) else None
 
 
 def _answer(query: Callable[[], Any], index: int, what: str = "") -> Any:

@@ -8,6 +8,7 @@ import time
 from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
 
 def own_device(cores: bool = False) -> torch.device:
@@ -34,6 +35,13 @@ def now_s(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def slowest(values: list[float], device: torch.device) -> list[float]:
+    """The largest of each value over all ranks."""
+    out = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(out, op=dist.ReduceOp.MAX)
+    return out.tolist()
 
 
 def leave() -> NoReturn:

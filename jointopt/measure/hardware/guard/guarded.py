@@ -59,7 +59,10 @@ class Guarded:
             self._guardian = Guardian(task, self.mark, self._record, env=environment, **streams)
             answer = self._guardian.answer(None)
             if answer is None or "pid" not in answer:
-                raise _unstartable(command, answer)
+                reason = (answer or {}).get("reason", "its guardian was killed")
+                raise LauncherError(
+                    f"{str(command[0])!r} cannot be started: {reason}; is it installed, and on the PATH?"
+                )
         except BaseException:
             self._forget()
             raise
@@ -175,11 +178,6 @@ def _deaf() -> None:
     """Between fork and exec: signals of the terminal are the program's, and a guardian hears of them from the tool."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _unstartable(command: Sequence[str], answer: Mapping[str, Any] | None) -> LauncherError:
-    reason = (answer or {}).get("reason", "its guardian was killed")
-    return LauncherError(f"{str(command[0])!r} cannot be started: {reason}; is it installed, and on the PATH?")
 
 
 # Records of runs, each written before its run starts, and what is done about those that are not watched any more.

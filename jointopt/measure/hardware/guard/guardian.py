@@ -33,7 +33,14 @@ def main(lifeline: int, answers: int) -> None:
     """Serve the task that the lifeline brings."""
     for end in (lifeline, answers, *map(int, sys.argv[3:])):
         os.set_inheritable(end, False)  # none of the program's
-    line, orders = _first_line(lifeline)
+    # the first line of a pipe, and what has come after it; the end of the process where it ends before
+    text = b""
+    while b"\n" not in text:
+        more = os.read(lifeline, 65_536)
+        if not more:
+            sys.exit(0)
+        text += more
+    line, _, orders = text.partition(b"\n")
     task = json.loads(line)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the run become children of this process
     run = _Run(task)
@@ -44,7 +51,22 @@ def main(lifeline: int, answers: int) -> None:
     tool_is_dead = run.watch(lifeline, orders)
     left = run.clear(task["linger_s"] if run.code is not None and not tool_is_dead else 0.0)
     if tool_is_dead:
-        _tidy(task, left)
+        # do what the dead tool cannot: put back what it has set, remove its scratch, write the ending down
+        if task["restore"]:
+            with suppress(OSError):
+                null = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_OPEN, 2, os.devnull, 1, 0)
+                program = task["restore"][0]
+                os.waitpid(os.posix_spawn(program, task["restore"], os.environ, file_actions=null), 0)
+        for folder in task["scratch"]:
+            shutil.rmtree(folder, ignore_errors=True)
+        if task["record"]:
+            with suppress(OSError, ValueError):
+                file = Path(task["record"])
+                content = json.loads(file.read_text(encoding="utf-8"))
+                content |= {"ended_s": time.time(), "left": left}
+                part = file.with_suffix(".part")
+                part.write_text(json.dumps(content), encoding="utf-8")
+                part.replace(file)
     else:
         _answer(answers, code=run.code, left=left)
 
@@ -208,43 +230,12 @@ def _new_scope(mark: str) -> Path | None:
     return None
 
 
-def _tidy(task: dict[str, Any], left: list[int]) -> None:
-    """Do what the dead tool cannot: put back what it has set, remove its scratch, write the ending down."""
-    if task["restore"]:
-        with suppress(OSError):
-            null = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_OPEN, 2, os.devnull, 1, 0)
-            program = task["restore"][0]
-            os.waitpid(os.posix_spawn(program, task["restore"], os.environ, file_actions=null), 0)
-    for folder in task["scratch"]:
-        shutil.rmtree(folder, ignore_errors=True)
-    if task["record"]:
-        with suppress(OSError, ValueError):
-            file = Path(task["record"])
-            content = json.loads(file.read_text(encoding="utf-8"))
-            content |= {"ended_s": time.time(), "left": left}
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps(content), encoding="utf-8")
-            part.replace(file)
-
-
 def _tool(pid: int) -> int | None:
     """A descriptor that can be read once the tool is dead; None where there is no such thing, or no tool any more."""
     with suppress(OSError):
         if os.getppid() == pid:
             return os.pidfd_open(pid)
     return None
-
-
-def _first_line(lifeline: int) -> tuple[bytes, bytes]:
-    """The first line of a pipe, and what has come after it; the end of the process where it ends before."""
-    text = b""
-    while b"\n" not in text:
-        more = os.read(lifeline, 65_536)
-        if not more:
-            sys.exit(0)
-        text += more
-    line, _, rest = text.partition(b"\n")
-    return line, rest
 
 
 def _answer(answers: int, **what: Any) -> None:
