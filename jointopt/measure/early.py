@@ -22,20 +22,11 @@ SPANS = 3  # of the time that a run was metered for, whose powers are compared
 _SPAN_S = 1.1 * LEAST_WINDOW_S  # least length of one
 
 
-class OfProgram:
-    """A launcher of one ``program``, which knows the bound of `EndsEarly`."""
-
-    program: Program
-
-    @property
-    def behind_s(self) -> float:
-        """As of `EndsEarly`."""
-        return self.program.behind_s
-
-    @behind_s.setter
-    def behind_s(self, seconds: float) -> None:
-        """Set it."""
-        self.program.behind_s = seconds
+def of_program(name: str) -> Any:
+    """An attribute of a launcher that is its program's."""
+    return property(
+        lambda launcher: getattr(launcher.program, name), lambda launcher, value: setattr(launcher.program, name, value)
+    )
 
 
 def row_of_bound(seconds: Sequence[float], behind_s: float) -> dict[str, Any]:
@@ -43,25 +34,6 @@ def row_of_bound(seconds: Sequence[float], behind_s: float) -> dict[str, Any]:
     least = min(seconds)
     words = f"ended early: each of {len(seconds)} iterations took {least:.4g} s or more, beyond {behind_s:.4g}"
     return failed_row(Failure(FailureKind.BEHIND, words)) | {"iteration_time_s": least}
-
-
-def behind_row(program: Program, job: Job, log: Path) -> dict[str, Any] | None:
-    """The result columns of a run whose first measured iterations all took longer than ``program.behind_s``.
-
-    The least of them is its time, a lower bound. None where it is not behind, or the log does not show it yet.
-    """
-    if not program.behind_s:
-        return None
-    text = _whole_lines(log)
-    seconds = program.iteration_s(job, text)[:JUDGED_ON]
-    if len(seconds) < JUDGED_ON or min(seconds) <= program.behind_s:
-        return None
-    return row_of_bound(seconds, program.behind_s) | dict(program.so_far(job, text))
-
-
-def _whole_lines(log: Path) -> str:
-    """The log without its last line, which may be half written; blank where there is none yet."""
-    return whole_log(log).rpartition("\n")[0]
 
 
 def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
@@ -90,30 +62,29 @@ class Early:
         self.row: dict[str, Any] | None = None
 
     def over(self) -> bool:
-        """Whether the run is behind."""
-        self.row = behind_row(self._program, self._job, self.log) or self._dominated_row()
-        return self.row is not None
+        """Whether its first measured iterations all took longer than ``behind_s``, or it is beyond ``behind_both``.
 
-    def _dominated_row(self) -> dict[str, Any] | None:
-        """The result columns of a run whose time and energy are beyond one of ``behind_both``; None of others.
-
-        Its power is known by `SPANS` spans that each hold an iteration and are long enough for counters of energy.
+        The least of them is its time, a lower bound. Its power is known by `SPANS` spans that each hold an iteration
+        and are long enough for counters of energy.
         """
-        if not self._program.behind_both or self._meter is None:
-            return None
-        seconds = self._program.iteration_s(self._job, text := _whole_lines(self.log))
-        if not seconds:
-            return None
-        now_s = self._meter.now()
-        since_s = self._since_s = self._since_s or now_s
+        program, meter = self._program, self._meter if self._program.behind_both else None
+        if not program.behind_s and meter is None:
+            return False
+        text = whole_log(self.log).rpartition("\n")[0]  # the last line may be half written
+        seconds, known = program.progress(self._job, text)
         first = seconds[:JUDGED_ON]
-        if len(seconds) <= JUDGED_ON or now_s - since_s < SPANS * max(_SPAN_S, *first):
-            return None
-        least_s, watts = min(first), least_watts(self._meter, since_s, now_s)
-        beyond = [bound for bound in self._program.behind_both if least_s > bound[0] and least_s * watts > bound[1]]
-        if not beyond:
-            return None
-        row = row_of_bound(first, beyond[0][0]) | dict(self._program.so_far(self._job, text))
-        words = f"{row['notes']}; at {watts:,.0f} W or more an iteration takes {least_s * watts:,.4g} J, beyond "
-        known = {"notes": f"{words}{beyond[0][1]:,.4g}", "energy_j": least_s * watts}
-        return row | known | dict(zip(WINDOW, ([since_s, now_s], len(seconds)), strict=True))
+        if program.behind_s and len(first) == JUDGED_ON and min(first) > program.behind_s:
+            self.row = row_of_bound(first, program.behind_s) | dict(known)
+        elif meter is not None and seconds:
+            now_s = meter.now()
+            since_s = self._since_s = self._since_s or now_s
+            if len(seconds) <= JUDGED_ON or now_s - since_s < SPANS * max(_SPAN_S, *first):
+                return False
+            least_s, watts = min(first), least_watts(meter, since_s, now_s)
+            beyond = [bound for bound in program.behind_both if least_s > bound[0] and least_s * watts > bound[1]]
+            if beyond:
+                row = row_of_bound(first, beyond[0][0]) | dict(known)
+                words = f"; at {watts:,.0f} W or more an iteration takes {least_s * watts:,.4g} J, beyond "
+                row |= {"notes": f"{row['notes']}{words}{beyond[0][1]:,.4g}", "energy_j": least_s * watts}
+                self.row = row | dict(zip(WINDOW, ([since_s, now_s], len(seconds)), strict=True))
+        return self.row is not None

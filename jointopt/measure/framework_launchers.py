@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.core.facts import joined_notes
 from jointopt.core.quote import sh_command, sh_file, sh_word
-from jointopt.core.schema import STATUSES, Columns
+from jointopt.core.schema import STATUSES
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.slurm import shell_words
 from jointopt.jobs.job import Job
@@ -22,18 +20,17 @@ from jointopt.measure.base import Launcher
 from jointopt.measure.early import Early
 from jointopt.measure.framework_program import FrameworkProgram
 from jointopt.measure.hardware import conditions
-from jointopt.measure.hardware.conditions import Conditions, unmetered
 from jointopt.measure.local import FIELDS, RESULT_FIELD, LocalLauncher, Template, command_values, failure_without_result
 from jointopt.measure.process import Program, run_program, whole_log
 from jointopt.measure.slurm import DEFAULT_FOLDER as SLURM_FOLDER
 from jointopt.measure.slurm import SlurmLauncher
-from jointopt.runs.rows import label, outcome, with_log
+from jointopt.runs.rows import outcome, with_log
 
 BY = ("local", "slurm", "command")
 START, LOG = "start", "log"
 START_FIELDS = (*(name for name in FIELDS if name != RESULT_FIELD), START, LOG)
 _FOLDER = Path("jointopt-runs")
-_FILE, _OUTPUT, _LOG = "start.sh", "output.txt", "log.txt"
+_FILE, _LOG = "start.sh", "log.txt"
 _TEMPLATE = """\
 #!/bin/bash
 # One node of a run of jointopt; started once on each, with NODE_RANK, or the variables of Slurm.
@@ -61,8 +58,8 @@ class FrameworkLauncher(LocalLauncher):
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
         here = self.program.cwd or Path.cwd()
-        words = sh_command(self.program.local_words(job, plan, here))
-        files = "".join(sh_file(name, text) for name, text in self.program.files(job, plan).items())
+        words = sh_command(self.program.words(job, plan, here, alone=True))
+        files = "".join(sh_file(name, text) for name, text in self.program.export(job, plan).files.items())
         return f"cd {sh_word(str(here))}\n{files}{words}\n"
 
 
@@ -74,7 +71,9 @@ class CommandStartedLauncher(LocalLauncher):
     which sets clocks and meters, unless not ``meter``.
     """
 
-    program: Program
+    on_nodes = ""
+    sets_clocks = False  # each node sets its own
+    log_name = "output.txt"
 
     def __init__(
         self, program: Program, command: str | Sequence[str], folder: Path = _FOLDER, limit_s: float = 1800.0,
@@ -83,36 +82,15 @@ class CommandStartedLauncher(LocalLauncher):
         super().__init__(program, limit_s, Path(folder).absolute(), default_clocks)
         self.name, self.template, self.meter = program.name, Template(command, START_FIELDS, START), meter
 
-    def candidates(self, job: Job) -> Columns | None:
-        """Any plan; LauncherError where the program cannot run the job."""
-        self.program.check(job)
-        return None
-
-    def check(self, job: Job) -> None:
-        """Any machine: the command starts nodes elsewhere."""
-        self.candidates(job)
-
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command, and the script of one node that it starts."""
         folder = Path("FOLDER")
         return f"{sh_command(self._words(job, plan, folder))}\n\n# {_FILE}\n{self._start(job, plan, folder)}"
 
-    @contextmanager
-    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
-        """A folder for all files of one run, its log among them, which stays."""
-        base = self.logs or _FOLDER
-        base.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=base)).resolve()
-        folder.chmod(0o755)
-        yield folder, folder / _OUTPUT
-
-    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
-        """Nothing here: each node has its own."""
-        return unmetered(plan)
-
     def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
         conditions.write_plan(plan, folder)
         start, log = folder / _FILE, early.log
+        folder.chmod(0o755)
         start.write_text(self._start(job, plan, folder), encoding="utf-8")
         start.chmod(0o755)
         ended = run_program(self._words(job, plan, folder), log, limit_s=self.limit_s)

@@ -6,8 +6,8 @@ import json
 import shlex
 import string
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from jointopt.frameworks.failures import failure_of, is_full, why_unreadable
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import plain_number
 from jointopt.jobs.reading import is_number, is_whole
-from jointopt.measure.early import Early, OfProgram
-from jointopt.measure.hardware.conditions import Conditions, under_plan, unmetered
+from jointopt.measure.early import Early, of_program
+from jointopt.measure.hardware.conditions import MEASURE_S, Conditions, under_plan
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.host import check_devices
 from jointopt.measure.process import Program, files_of_a_run, run_program, whole_log
@@ -31,7 +31,7 @@ from jointopt.runs.rows import RESULTS, WINDOW, failed_row, is_blank, label, new
 from jointopt.runs.table import check_measurements
 
 
-class LocalLauncher(OfProgram):
+class LocalLauncher:
     """Runs ``program`` for at most ``limit_s`` on this machine's GPUs, or on its cores where the job's GPU is cpu-core.
 
     Logs stay in the folder ``logs`` where one is given. GPUs run at the clock of their stage, or at what the driver
@@ -39,25 +39,20 @@ class LocalLauncher(OfProgram):
     """
 
     name: str
-    on_nodes = "use --launcher slurm"  # the advice for several nodes
+    on_nodes = "use --launcher slurm"  # the advice for several nodes; blank: the program is started there too
+    sets_clocks = True  # those of this machine
+    log_name = ""  # of the log in a folder that stays in ``logs``; blank: the log alone stays
+    behind_s: float = of_program("behind_s")  # as of `EndsEarly`
+    behind_both: Sequence[tuple[float, float]] = of_program("behind_both")  # as of `EndsDominated`
+    narrowed: Any = of_program("narrowed")
 
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.program, self.limit_s, self.logs = program, limit_s, logs
         self.default_clocks = default_clocks
 
-    @property
-    def behind_both(self) -> Sequence[tuple[float, float]]:
-        """As of `EndsDominated`."""
-        return self.program.behind_both
-
-    @behind_both.setter
-    def behind_both(self, bounds: Sequence[tuple[float, float]]) -> None:
-        """Set them."""
-        self.program.behind_both = bounds
-
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where the job needs more than this machine, or the program cannot run it."""
-        if job.cluster.nodes != 1:
+        if self.on_nodes and job.cluster.nodes != 1:
             raise LauncherError(
                 f"The launcher {self.name} runs on one machine, and job {job.name!r} has {job.cluster.nodes} nodes; "
                 f"{self.on_nodes}."
@@ -65,17 +60,17 @@ class LocalLauncher(OfProgram):
         self.program.check(job)
         return None
 
-    def narrowed(self, job: Job) -> Job:
-        """As `Program.narrowed`."""
-        return self.program.narrowed(job)
-
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """``plan`` with its measurement, or with how it failed."""
-        self.check(job)
+        self.candidates(job)
+        if self.on_nodes:  # else it may train elsewhere
+            check_devices(job)
+        # GPUs of other nodes are not reached from here, and those beside cores are neither set nor read
+        metered = self.sets_clocks and job.cluster.nodes == 1 and job.cluster.gpu.id != "cpu-core"
         with files_of_a_run(), self.files(plan) as (folder, log):
             try:
-                with self.conditions(job, plan) as conditions:
-                    self.program.prepare(job, plan, folder, conditions.measure_s)
+                with under_plan(plan, self.default_clocks) if metered else nullcontext(Conditions(plan)) as conditions:
+                    self.program.prepare(job, plan, folder, 0.0 if conditions.meter is None else MEASURE_S)
                     row = self._measured(job, plan, folder, Early(self.program, job, log, conditions.meter))
             except PlanError as error:  # the GPUs here have no such clock
                 return dict(plan) | failed_row(Failure(FailureKind.CLOCKS, str(error)))
@@ -84,41 +79,36 @@ class LocalLauncher(OfProgram):
             window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
             return dict(plan) | conditions.added_to(row, window, iterations)
 
-    def check(self, job: Job) -> None:
-        """Raises LauncherError where no run of ``job`` counts here."""
-        self.candidates(job)
-        check_devices(job)
-
     @contextmanager
     def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
-        """A folder for the files of one run of ``plan``, and its empty log, which stays where ``logs`` is given."""
-        with scratch_folder() as scratch:
-            yield scratch, new_log(self.logs or scratch, plan)
-
-    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
-        """Clocks and meter of a run; a training on cores neither sets nor reads the GPUs beside them."""
-        on_cores = job.cluster.gpu.id == "cpu-core"
-        return unmetered(plan) if on_cores else under_plan(plan, self.default_clocks)
+        """A folder for the files of one run of ``plan``, and its log."""
+        if self.log_name and self.logs is not None:
+            Path(self.logs).mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
+            yield folder, folder / self.log_name
+        else:
+            with scratch_folder() as scratch:
+                yield scratch, scratch / self.log_name if self.log_name else new_log(self.logs or scratch, plan)
 
     def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
         program, log = self.program, early.log
         ended = run_program(
-            program.local_words(job, plan, folder), log, limit_s=self.limit_s, env=program.environment,
+            program.words(job, plan, folder, alone=True), log, limit_s=self.limit_s, env=program.environment,
             cwd=program.cwd, over=early.over if self.behind_s or self.behind_both else None,
         )  # fmt: skip
         if early.row is not None:
-            return with_log(early.row, log, self.logs is not None)
-        if why := why_unreadable(folder):
-            return with_log(failed_row(Failure(FailureKind.RESULT, why)), log, self.logs is not None)
-        whole = ended.code == 0 and not ended.timed_out
-        failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
-        failure = failure_without_result(program, folder, failure, whole)
-        try:
-            found = program.results(job, folder, whole_log(log))
-        except OSError as error:  # of files that are the program's to write
-            words = f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror or error}"
-            return with_log(failed_row(Failure(FailureKind.RESULT, words)), log, self.logs is not None)
-        row = outcome(found, whole, failure)
+            row = early.row
+        elif why := why_unreadable(folder):
+            row = failed_row(Failure(FailureKind.RESULT, why))
+        else:
+            whole = ended.code == 0 and not ended.timed_out
+            failure = failure_of(ended.tail, ended.code, ended.timed_out, self.limit_s)
+            try:
+                found = program.results(job, folder, whole_log(log))
+                row = outcome(found, whole, failure_without_result(program, folder, failure, whole))
+            except OSError as error:  # of files that are the program's to write
+                words = f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror or error}"
+                row = failed_row(Failure(FailureKind.RESULT, words))
         return with_log(row, log, self.logs is not None)
 
 
@@ -135,7 +125,7 @@ def failure_without_result(program: Program, folder: Path, failure: Failure, who
 
 
 RESULT_FIELD, _FOLDER = "result", "folder"
-_FILE, _LOG = "result.json", "log.txt"
+_FILE = "result.json"
 _WORKLOAD = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp",
     "vocab_size", "num_experts", "moe_router_topk", "block", "seq_length", "global_batch_size", "dtype", "attention",
@@ -166,37 +156,33 @@ class Template:
             raise UsageError(f"--command cannot be split into words: {error}; got {command!r:.200}.") from error
         if not self.words or not self.words[0].strip():
             raise UsageError("--command is empty; expected a program and its arguments.")
-        named = {name for word in self.words for name in _fields(word)}
-        for name in sorted(named - set(fields)):
+        named = set()
+        for word in self.words:
+            try:
+                parts = list(string.Formatter().parse(word))
+            except ValueError as error:
+                text = f"--command: {error} in {word!r:.200}; a brace that is meant is written twice."
+                raise UsageError(text) from error
+            for _, name, form, conversion in parts:
+                if name is not None and (form or conversion or not name.isidentifier()):
+                    raise UsageError(
+                        f"--command: expected a plain field such as {{dp}}, got one with more in it in {word!r:.200}; "
+                        "a brace that is meant is written twice."
+                    )
+                named.add(name)
+        self.fields = frozenset(filter(None, named))
+        for name in sorted(self.fields - set(fields)):
             raise UsageError(
                 f"--command has no value for {{{name}}}{nearest(name, fields)}; expected fields of {', '.join(fields)}"
                 "; a brace that is meant is written twice."
             )
-        if needed not in named:
+        if needed not in self.fields:
             raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
-        self.fields = frozenset(named)
 
     def filled(self, values: Mapping[str, Any]) -> list[str]:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
         words = {name: word(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
-
-
-def _fields(word: str) -> Iterable[str]:
-    """Names of the fields in a word; UsageError where a brace is no field, or holds more than a name."""
-    try:
-        parts = list(string.Formatter().parse(word))
-    except ValueError as error:
-        raise UsageError(f"--command: {error} in {word!r:.200}; a brace that is meant is written twice.") from error
-    for _, name, form, conversion in parts:
-        if name is None:
-            continue
-        if form or conversion or not name.isidentifier():
-            raise UsageError(
-                f"--command: expected a plain field such as {{dp}}, got one with more in it in {word!r:.200}; a brace "
-                "that is meant is written twice."
-            )
-        yield name
 
 
 def word(name: str, value: Any) -> str:
@@ -235,88 +221,46 @@ class CommandProgram(Program):
     def __init__(self, command: str | Sequence[str]) -> None:
         self.template = Template(command)
 
-    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
         """The words that start the program."""
         return self.template.filled(command_values(job, plan, folder))
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        """The row of a run that has ended, from the file that the program wrote."""
+        """The row in the file that the program wrote; one that cannot be true is a failed run that says why."""
         path = folder / _FILE
-        return read_result(path, job.cluster.num_gpus) if path.is_file() else None
-
-
-class CommandLauncher(LocalLauncher):
-    """Runs a plan as the user's own ``command``, which writes an object of result columns to ``{result}``.
-
-    ``{folder}`` is a folder of its own; it stays in ``logs`` where that is given. On several nodes clocks and meters
-    are the command's own affair, and the row says so.
-    """
-
-    name = "command"
-    program: CommandProgram
-
-    def __init__(
-        self, command: str | Sequence[str], limit_s: float = 1800.0, logs: Path | None = None,
-        default_clocks: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(CommandProgram(command), limit_s, logs, default_clocks)
-
-    def candidates(self, job: Job) -> Columns | None:
-        """Any plan of the job."""
-        return None
-
-    def check(self, job: Job) -> None:
-        """Any machine: a command may train elsewhere."""
-
-    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``plan`` with the row that the command wrote, or with how it failed."""
-        row = super().run(job, plan)
-        if row["status"] != STATUSES[0] or job.cluster.nodes == 1:
-            return row
-        return dict(row) | {"notes": joined_notes(row["notes"], self._about_clocks(job, plan))}
-
-    def script(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """The command line of ``plan``, as a shell would take it."""
-        return sh_command(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"
-
-    @contextmanager
-    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
-        """A folder for all files of one run, its log among them; it stays in ``logs`` where that is given."""
-        if self.logs is None:
-            with scratch_folder() as scratch:
-                yield scratch, scratch / _LOG
+        if not path.is_file():
+            return None
+        try:
+            if path.stat().st_size > _LARGEST_RESULT:
+                raise ValueError(f"it has more than {_LARGEST_RESULT:,} bytes")
+            given = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError, OSError) as error:
+            if is_full(folder):
+                return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
+            reason = f"is no JSON: {error}"
         else:
-            Path(self.logs).mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=self.logs)).resolve()
-            yield folder, folder / _LOG
-
-    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
-        """Clocks and meter of this machine, for a job that has no other."""
-        return super().conditions(job, plan) if job.cluster.nodes == 1 else unmetered(plan)
-
-    def _about_clocks(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """A remark on the clocks of several nodes, which cannot be reached from here; blank where none are set."""
-        in_words = "stage_clock_mhz" in self.program.template.fields
-        if job.cluster.gpu.clock_min_mhz is None or (is_blank(plan.get("stage_clock_mhz")) and not in_words):
-            return ""
-        left = "left to the command"
-        unset = "not set, and the command does not receive them: it has no {stage_clock_mhz}"
-        return f"clocks of {job.cluster.nodes} nodes were {left if in_words else unset}"
-
-
-def read_result(path: Path, num_gpus: int) -> dict[str, Any]:
-    """The result columns in a file that a command wrote; one that cannot be true is a failed run that says why."""
-    try:
-        if path.stat().st_size > _LARGEST_RESULT:
-            raise ValueError(f"it has more than {_LARGEST_RESULT:,} bytes")
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        if is_full(path.parent):
-            return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
-        reason = f"is no JSON: {error}"
-    else:
-        reason = _contradiction(given, num_gpus)
-    return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}")) if reason else _row(given)
+            reason = _contradiction(given, job.cluster.num_gpus)
+        if reason:
+            return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
+        cells = _cells(given)
+        unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
+        notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
+        status = str(cells.pop("status", STATUSES[0])).strip().lower()
+        if status == STATUSES[0]:
+            row = result_row(notes, **{name: float(value) for name, value in cells.items()})
+        else:
+            row = failed_row(failure_in({"status": status, "notes": notes})) | {"notes": notes}
+        window, iterations = (given.get(name) for name in WINDOW)  # in which meters can measure its energy
+        is_window = isinstance(window, list) and len(window) == 2 and all(map(is_number, window))
+        if (
+            is_window
+            and isinstance(iterations, int)
+            and is_whole(iterations)
+            and iterations > 0
+            and window[0] < window[1]
+        ):
+            row |= {name: given[name] for name in WINDOW}
+        return row
 
 
 def _contradiction(given: Any, num_gpus: int) -> str:
@@ -338,27 +282,41 @@ def _contradiction(given: Any, num_gpus: int) -> str:
     return f"is wrong: {problems[0].column}: {problems[0].message}" if problems else ""
 
 
-def _is_window(given: Mapping[str, Any]) -> bool:
-    """Whether a result says when its iterations ran, so that meters can measure their energy."""
-    window, iterations = (given.get(name) for name in WINDOW)
-    if not isinstance(window, list) or len(window) != 2 or not all(map(is_number, window)):
-        return False
-    return isinstance(iterations, int) and is_whole(iterations) and iterations > 0 and window[0] < window[1]
-
-
 def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
     """The result columns that hold something."""
     held = {name: value for name in RESULTS if not is_blank(value := given.get(name))}
     return {name: value for name, value in held.items() if str(value).strip()}
 
 
-def _row(given: Mapping[str, Any]) -> dict[str, Any]:
-    cells = _cells(given)
-    unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
-    notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
-    status = str(cells.pop("status", STATUSES[0])).strip().lower()
-    if status == STATUSES[0]:
-        row = result_row(notes, **{name: float(value) for name, value in cells.items()})
-    else:
-        row = failed_row(failure_in({"status": status, "notes": notes})) | {"notes": notes}
-    return row | ({name: given[name] for name in WINDOW} if _is_window(given) else {})
+class CommandLauncher(LocalLauncher):
+    """Runs a plan as the user's own ``command``, which writes an object of result columns to ``{result}``.
+
+    ``{folder}`` is a folder of its own; it stays in ``logs`` where that is given. On several nodes clocks and meters
+    are the command's own affair, and the row says so.
+    """
+
+    name = "command"
+    on_nodes = ""
+    log_name = "log.txt"
+    program: CommandProgram
+
+    def __init__(
+        self, command: str | Sequence[str], limit_s: float = 1800.0, logs: Path | None = None,
+        default_clocks: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(CommandProgram(command), limit_s, logs, default_clocks)
+
+    def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``plan`` with the row that the command wrote, or with how it failed."""
+        row, cluster = super().run(job, plan), job.cluster
+        receives = "stage_clock_mhz" in self.program.template.fields
+        sets = cluster.gpu.clock_min_mhz is not None and (receives or not is_blank(plan.get("stage_clock_mhz")))
+        if row["status"] != STATUSES[0] or cluster.nodes == 1 or not sets:
+            return row
+        unset = "not set, and the command does not receive them: it has no {stage_clock_mhz}"
+        words = f"clocks of {cluster.nodes} nodes were {'left to the command' if receives else unset}"
+        return dict(row) | {"notes": joined_notes(row["notes"], words)}
+
+    def script(self, job: Job, plan: Mapping[str, Any]) -> str:
+        """The command line of ``plan``, as a shell would take it."""
+        return sh_command(self.program.words(job, plan, Path(self.logs or "FOLDER"))) + "\n"

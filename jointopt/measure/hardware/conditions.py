@@ -34,22 +34,17 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 @dataclass
 class Conditions:
-    """The conditions of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
+    """The conditions of one run of a plan; without a meter clocks are left alone, and GPUs, if any, are not read."""
 
     plan: Mapping[str, Any]
-    meter: Meter | None
-    held: Held | None
-    settings: Sequence[Setting]
-    default_clocks: bool
+    meter: Meter | None = None
+    held: Held | None = None  # settings of GPUs here
+    settings: Sequence[Setting] = ()  # of each GPU of the plan
+    default_clocks: bool = False
     started_s: float = 0.0
     ended_s: float = 0.0
     shared: Sequence[Occupant] = ()  # others that held memory of these GPUs before the run
     left: Sequence[Occupant] = ()  # or after it, when no process of the run was there any more
-
-    @property
-    def measure_s(self) -> float:
-        """Seconds that a run must measure for its energy to be known."""
-        return 0.0 if self.meter is None else MEASURE_S
 
     @property
     def _profiles(self) -> str:
@@ -63,13 +58,10 @@ class Conditions:
         if self.meter is None:
             return dict(row)
         if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
-            # the results of a run that was out of memory while others held some: a failure, from which nothing is
-            # learned
-            words = "; ".join(dict.fromkeys(map(str, taken)))
-            row = dict(row) | (
-                failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}"))
-                | {"notes": joined_notes(f"out of memory, with {words}", row.get("notes"))}
-            )
+            # others held memory: a failure from which nothing is learned
+            words = f"out of memory, with {'; '.join(dict.fromkeys(map(str, taken)))}"
+            notes = joined_notes(words, row.get("notes"))
+            row = dict(row) | failed_row(Failure(FailureKind.OCCUPIED, words)) | {"notes": notes}
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
         return self.with_reading(row, reading, window_s, iterations)
 
@@ -85,7 +77,11 @@ class Conditions:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
         out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
         if self.default_clocks or self._profiles:
-            out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
+            out["stage_clock_mhz"] = None
+            if reading.gpus and np.isfinite(reading.clock_mhz).all():
+                stages = stage_of_rank(self.plan, np.arange(reading.gpus))
+                means = [reading.clock_mhz[stages == stage].mean() for stage in range(int(self.plan["pp"]))]
+                out["stage_clock_mhz"] = [round(float(mean_mhz), 1) for mean_mhz in means]
         return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
 
     def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
@@ -106,21 +102,21 @@ class Conditions:
 
 
 @contextmanager
-def unmetered(plan: Mapping[str, Any]) -> Iterator[Conditions]:
-    """Conditions of a run whose clocks are left alone and whose GPUs, if any, are not read."""
-    yield Conditions(plan, None, None, (), False)
-
-
-@contextmanager
 def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK) -> Iterator[Conditions]:
     """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
     PlanError where they have no such clock or power limit.
     """
-    if not _gpus_here(default_clocks):
-        with unmetered(plan) as conditions:
-            yield conditions
+    driver = True
+    try:
+        Gpus()
+    except DeviceError as error:
+        driver = any(driver.exists() for driver in _DRIVERS)
+        if driver and not default_clocks:
+            raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
+    if not driver:
+        yield Conditions(plan)
         return
     settings = plan_settings(plan, default_clocks=default_clocks)
     with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
@@ -137,30 +133,10 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
             conditions.left = occupants(ranks, patience_s=0.0)
 
 
-def _gpus_here(default_clocks: bool) -> bool:
-    """Whether there are GPUs; DeviceError where they do not answer, and clocks are to be set."""
-    try:
-        Gpus()
-    except DeviceError as error:
-        driver = any(driver.exists() for driver in _DRIVERS)
-        if driver and not default_clocks:
-            raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
-        return driver
-    return True
-
-
-def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | None:
-    """Mean clock of the GPUs of each stage, in MHz."""
-    if not reading.gpus or not np.isfinite(reading.clock_mhz).all():
-        return None
-    stages = stage_of_rank(plan, np.arange(reading.gpus))
-    return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
-
-
 # Clocks and meters of the nodes of a run: `jointopt exec` around its program, and its readings added up.
 
 
-_PLAN = "plan.json"
+_PLAN, _READING = "plan.json", "reading-{}.json"
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
 _CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
 _SIGNALLED = 128  # exit codes above it name a signal
@@ -176,7 +152,7 @@ def metered_words(
     python = job.slurm.python or sys.executable
     return [
         python, "-m", "jointopt", "exec", "--plan", str(folder / _PLAN), f"--gpus-per-node={job.cluster.gpus_per_node}",
-        "--node=${NODE_RANK}", f"--reading={_reading(folder, '${NODE_RANK}')}",
+        "--node=${NODE_RANK}", f"--reading={folder / _READING.format('${NODE_RANK}')}",
         *(["--default-clocks"] if default_clocks else []), *([] if shows_ranks else ["--check-s=0"]), "--", *words,
     ]  # fmt: skip
 
@@ -193,7 +169,7 @@ def check_settable(folder: Path, code: int, log: str) -> None:
     then states the signal that ended them as exit ``code``.
     """
     found, cannot = _REFUSED.search(log), code == _CANNOT_SET or code > _SIGNALLED
-    if found and cannot and not list(folder.glob("reading-*.json")):
+    if found and cannot and not list(folder.glob(_READING.format("*"))):
         known = "--default-clocks" in found[1]
         choice = "" if known else " With --default-clocks runs go on at those of the driver."
         raise LauncherError(f"On a node: {found[1]}{choice}")
@@ -208,19 +184,13 @@ def with_readings(
     """
     rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
     window = row.get("measured_s")
-    reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
+    readings = []
+    for node in range(nodes):
+        try:
+            readings.append(Series.read(folder / _READING.format(node)).between(*(window or (None, None))))
+        except (OSError, TableError):
+            readings.append(not_measured("its meter wrote nothing"))
     settings = plan_settings(plan, default_clocks=default_clocks)
-    conditions = Conditions(plan, None, None, settings, default_clocks)
-    found = conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    conditions = Conditions(plan, settings=settings, default_clocks=default_clocks)
+    found = conditions.with_reading(rest, together(readings), window, row.get("iterations", 1))
     return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}
-
-
-def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:
-    try:
-        return Series.read(_reading(folder, node)).between(*window)
-    except (OSError, TableError):
-        return not_measured("its meter wrote nothing")
-
-
-def _reading(folder: Path, node: int | str) -> Path:
-    return folder / f"reading-{node}.json"

@@ -33,8 +33,7 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
 from jointopt.jobs.plans.text import parse_stage_clocks
-from jointopt.measure.hardware.guard.forks import handlers
-from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, tool_words
+from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, handlers, tool_words
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]

@@ -23,8 +23,7 @@ import numpy as np
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest
 from jointopt.core.schema import Floats
-from jointopt.measure.hardware.guard.forks import delay_signals
-from jointopt.measure.process import end_with_parent
+from jointopt.measure.hardware.guard.guarded import delay_signals, end_with_parent
 from jointopt.runs.readings import QUANTITIES, Reading, Series, no_series
 
 _PERIOD_S = 0.1

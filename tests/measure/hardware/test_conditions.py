@@ -117,11 +117,6 @@ def test_a_broken_counter_costs_the_energy_and_not_the_run(driver, clock) -> Non
     assert "energy not measured: the energy counter of GPU-stand-in-1 stood still" in row["notes"]
 
 
-def test_a_run_must_measure_for_3_s_where_there_is_a_meter(driver, clock) -> None:
-    with under_plan(PLAN, clock=clock) as conditions:
-        assert conditions.measure_s == 3.0  # half as long again as counters need
-
-
 def test_results_that_a_run_reports_itself_are_kept(clock) -> None:
     with under_plan(PLAN, True, clock) as conditions:
         clock.sleep(0.3)
@@ -146,7 +141,7 @@ def test_without_a_gpu_nothing_is_set_and_nothing_noted(driver, monkeypatch) -> 
     monkeypatch.setattr("jointopt.measure.hardware.conditions._DRIVERS", ())
     with under_plan(PLAN) as conditions:
         pass
-    assert conditions.measure_s == 0
+    assert conditions.meter is None
     assert conditions.added_to(NOTHING, (0.0, 9.0), 10) == NOTHING
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.measure.torchrun import TorchrunProgram, read_result, train_spec
+from jointopt.measure.torchrun import TorchrunProgram, read_result
 from jointopt.runs.rows import with_log
 
 MODEL = Model("tiny", 2, 64, 128, 4, 4, 256, 16, gated_mlp=True)
@@ -24,17 +24,17 @@ PLAN: dict[str, Any] = {
 
 def test_the_trainer_finds_its_task_and_leaves_its_result_in_the_folder_of_the_run(job: Job) -> None:
     program = TorchrunProgram()
-    for words in (program.words(job, PLAN, Path("run")), program.local_words(job, PLAN, Path("run"))):
+    for words in (program.words(job, PLAN, Path("run")), program.words(job, PLAN, Path("run"), alone=True)):
         assert words[-4:] == ["-m", "jointopt.measure.trainer", "run/spec.json", "run/result.json"]
     assert "--nproc-per-node=12" in words
 
 
 def test_the_task_of_the_trainer_is_the_model_the_plan_and_the_iterations(job: Job) -> None:
-    spec = train_spec(replace(job, model=MODEL), PLAN, 10, 3, 2.5)
+    spec = TorchrunProgram(10, 3).spec(replace(job, model=MODEL), PLAN, 2.5)
     assert (spec.hidden_size, spec.dp, spec.pp, spec.recompute, spec.sequence_parallel) == (64, 2, 3, "full", True)
     assert (spec.iterations, spec.warmup_iterations, spec.least_s, spec.cores) == (10, 3, 2.5, False)
     cpu = replace(job, cluster=replace(job.cluster, gpu=replace(job.cluster.gpu, id="cpu-core")))
-    assert train_spec(cpu, PLAN, 10, 3).cores
+    assert TorchrunProgram().spec(cpu, PLAN).cores
 
 
 def written(folder: Path, **others: Any) -> Path:
