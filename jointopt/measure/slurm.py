@@ -311,7 +311,7 @@ class Fleet:
         return without_words
 
     def _send(self, place: int, plan: Mapping[str, Any]) -> None:
-        """Submit a plan: in the folder of its last submission, if the row of that was not handed over, else a new one."""
+        """Submit a plan, in the folder of its last submission if the row of that was not handed over, else a new one."""
         launcher, report = self._launcher, partial(self._report, place)
         base = launcher.folder / launcher.job_name(self._job, plan)
         try:

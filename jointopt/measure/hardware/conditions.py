@@ -20,7 +20,7 @@ from jointopt.core.schema import num_gpus
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings
-from jointopt.measure.hardware.host import Occupant, occupants
+from jointopt.measure.hardware.host import occupants
 from jointopt.measure.hardware.meter import CLOCK, Clock, Gpus, Meter, metered
 from jointopt.measure.hardware.rank_check import UNSET
 from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, not_measured, together
@@ -43,8 +43,8 @@ class Conditions:
     default_clocks: bool = False
     started_s: float = 0.0
     ended_s: float = 0.0
-    shared: Sequence[Occupant] = ()  # others that held memory of these GPUs before the run
-    left: Sequence[Occupant] = ()  # or after it, when no process of the run was there any more
+    shared: Sequence[str] = ()  # others that held memory of these GPUs before the run
+    left: Sequence[str] = ()  # or after it, when no process of the run was there any more
 
     @property
     def _profiles(self) -> str:
@@ -59,7 +59,7 @@ class Conditions:
             return dict(row)
         if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
             # others held memory: a failure from which nothing is learned
-            words = f"out of memory, with {'; '.join(dict.fromkeys(map(str, taken)))}"
+            words = f"out of memory, with {'; '.join(dict.fromkeys(taken))}"
             notes = joined_notes(words, row.get("notes"))
             row = dict(row) | failed_row(Failure(FailureKind.OCCUPIED, words)) | {"notes": notes}
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
@@ -94,7 +94,7 @@ class Conditions:
             if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
                 yield f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}"
         if self.shared:
-            yield f"not alone: {'; '.join(map(str, self.shared))}"
+            yield f"not alone: {'; '.join(self.shared)}"
         if self.held and self.held.trouble:
             yield self.held.trouble
         if self.held:

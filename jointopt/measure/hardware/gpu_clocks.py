@@ -38,6 +38,9 @@ from jointopt.measure.hardware.meter import Gpus, profile_names
 
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
 _ABOVE = 1.03  # of the clock that was set: no locked GPU runs there
+FOLDER_VARIABLE = "JOINTOPT_CLOCKS"  # another folder, the same for all that share the GPUs
+_PATIENCE_S = 1.0  # for one that looks, or that puts back what a killed owner has left
+_FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
 NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is then not 0
 
 
@@ -72,10 +75,13 @@ def plan_settings(
     node, or not a clock or power limit for each stage.
     """
     pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
-    clocks = _per_stage(plan, "stage_clock_mhz", "clock_mhz", pp)
-    limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
+    stated = {
+        name: value for name, value in plan.items() if value is not None and str(value).strip() not in ("", "nan")
+    }
+    clocks = _per_stage(stated, "stage_clock_mhz", "clock_mhz", pp)
+    limits = _per_stage(stated, "stage_power_limit_w", "power_limit_w", pp)
     stages = stage_of_rank(plan, ranks, order).tolist()
-    profiles = profile_names(str(plan[POWER_PROFILE])) if _given(plan.get(POWER_PROFILE)) else None
+    profiles = profile_names(str(stated[POWER_PROFILE])) if POWER_PROFILE in stated else None
     clocks = [None] * pp if default_clocks or profiles else clocks
     settings = [Setting(i, clocks[stage], limits[stage], profiles) for i, stage in enumerate(stages)]
     return [s for s in settings if s != Setting(s.index)]
@@ -95,7 +101,10 @@ def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
     if not settings:
         yield held
         return
-    previous = _handled_by(held)
+    if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        held.handlers = handlers()
+    for number in held.handlers:
+        signal.signal(number, held.handle)
     atexit.register(held.restore)
     try:
         if at_once:
@@ -107,7 +116,7 @@ def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
         finally:
             held.restore()  # again, where a signal came between; the second call does what the first left
             atexit.unregister(held.restore)
-            for number, handler in previous.items():
+            for number, handler in held.handlers.items():
                 signal.signal(number, handler)
 
 
@@ -139,7 +148,15 @@ class Held:
             self._owned = Owned(ids[s.index] for s in self._settings)
             for one in self._owned.found.values():  # so that "before" is what it was before them too
                 _undone(one, Gpus(visible=False))
-            before = {ids[s.index]: _before(gpus, s) for s in self._settings}
+            before: dict[str, Setting] = {}  # limit and profiles where these are set
+            for setting in self._settings:
+                index, limit_w, profiles = setting.index, None, None
+                if setting.profiles is not None:
+                    gpus.check_profiles(index, setting.profiles)
+                    profiles = gpus.requested_profiles(index)
+                if setting.power_limit_w is not None:
+                    limit_w = gpus.power_limit_w(index)
+                before[ids[index]] = Setting(index, None, limit_w, profiles)
             self._owned.write(before)
             if self._owned.new:
                 self._guardian = Guardian({"command": [], "linger_s": 0.0, "restore": _RESTORE, "scratch": [],
@@ -192,29 +209,26 @@ class Held:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    def _set(self, gpus: Gpus, setting: Setting, before: Before) -> None:
+    def _set(self, gpus: Gpus, setting: Setting, before: Setting) -> None:
+        """Set what a setting states, after how to undo it was remembered; a change that is refused needs no undoing."""
         index = setting.index
-        if setting.clock_mhz is not None:
-            with self._undone_by(f"the clock of GPU {index}", partial(gpus.reset_clock, index)):
-                gpus.lock_clock(index, setting.clock_mhz)
-        if setting.profiles is not None and before.profiles is not None:
-            profiles = gpus.profiles(index)
-            with self._undone_by(f"the power profile of GPU {index}", partial(profiles.request, before.profiles)):
-                profiles.request(setting.profiles)
-        if setting.power_limit_w is not None and before.limit_w is not None:
-            back = partial(gpus.set_power_limit, index, before.limit_w)
-            with self._undone_by(f"the power limit of GPU {index}", back):
-                gpus.set_power_limit(index, setting.power_limit_w)
-
-    @contextmanager
-    def _undone_by(self, what: str, undo: Callable[[], None]) -> Iterator[None]:
-        """Remember how to undo the change that the body makes; a change that is refused needs none."""
-        self._undo.append((what, undo))
-        try:
-            yield
-        except JointOptError:
-            self._undo.pop()
-            raise
+        clock_mhz, profiles, limit_w = setting.clock_mhz, setting.profiles, setting.power_limit_w
+        changes: list[tuple[str, Callable[[], None], Callable[[], None]]] = []
+        if clock_mhz is not None:
+            changes += [("clock", partial(gpus.lock_clock, index, clock_mhz), partial(gpus.reset_clock, index))]
+        if profiles is not None and before.profiles is not None:
+            now, back = (partial(gpus.request_profiles, index, names) for names in (profiles, before.profiles))
+            changes += [("power profile", now, back)]
+        if limit_w is not None and before.power_limit_w is not None:
+            now, back = (partial(gpus.set_power_limit, index, watts) for watts in (limit_w, before.power_limit_w))
+            changes += [("power limit", now, back)]
+        for what, change, undo in changes:
+            self._undo.append((f"the {what} of GPU {index}", undo))
+            try:
+                change()
+            except JointOptError:
+                self._undo.pop()
+                raise
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -261,8 +275,8 @@ def reset_all() -> list[str]:
         limit_w = gpus.default_power_limit_w(index)
         if limit_w is not None and limit_w != gpus.power_limit_w(index):
             gpus.set_power_limit(index, limit_w)
-        if gpus.profiles(index).offered():
-            gpus.profiles(index).request(())
+        if gpus.offered_profiles(index):
+            gpus.request_profiles(index, ())
     for one in leftovers():
         with claimed(one):
             pass
@@ -281,20 +295,10 @@ def _undone(one: Owner, gpus: Gpus) -> str:
     if limit_w is not None:
         gpus.set_power_limit(index, limit_w)
     if one.profiles_before is not None:  # a preset of the maker does no harm, whoever claims it
-        gpus.profiles(index).request(one.profiles_before)
+        gpus.request_profiles(index, one.profiles_before)
     limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
     profiles = "" if one.profiles_before is None else f", its power profile {'+'.join(one.profiles_before) or 'none'}"
     return f"The clock of {gpus.name(index)} is the driver's again{limit}{profiles}."
-
-
-def _before(gpus: Gpus, setting: Setting) -> Before:
-    """Limit and profiles of a GPU that a setting changes; PlanError where the driver does not offer the profiles."""
-    index = setting.index
-    profiles = None
-    if setting.profiles is not None:
-        gpus.profiles(index).check(setting.profiles)
-        profiles = gpus.profiles(index).requested()
-    return Before(gpus.power_limit_w(index) if setting.power_limit_w is not None else None, profiles)
 
 
 def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
@@ -303,7 +307,7 @@ def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
     if wanted_w is not None and abs((limit_w := gpus.power_limit_w(index)) - wanted_w) > 1:
         text = f"the power limit of GPU {index} was set to {limit_w:g} W by another program, not {wanted_w:g}"
         yield f"limit {index}", text
-    if setting.profiles is not None and set(found := gpus.profiles(index).requested()) != {*setting.profiles}:
+    if setting.profiles is not None and set(found := gpus.requested_profiles(index)) != {*setting.profiles}:
         text = f"the power profile of GPU {index} was set to {'+'.join(found) or 'none'} by another program"
         yield f"profile {index}", text
     if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
@@ -312,8 +316,8 @@ def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
 
 def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[float | None]:
     """A value per stage from ``each``, or from ``one`` for all; None where the plan gives neither."""
-    key = each if _given(plan.get(each)) else one
-    if not _given(plan.get(key)):
+    key = each if each in plan else one
+    if key not in plan:
         return [None] * pp
     value = plan[key]
     try:
@@ -326,34 +330,7 @@ def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[fl
     return [*values] * (pp // len(values))
 
 
-def _given(value: Any) -> bool:
-    return value is not None and str(value).strip() not in ("", "nan")
-
-
-def _handled_by(held: Held) -> dict[int, Any]:
-    """Lets ``held`` handle the signals that end programs; what handled them before. Only a main thread may do so."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    held.handlers = wanted = handlers()
-    for number in wanted:
-        signal.signal(number, held.handle)
-    return wanted
-
-
 # One owner of a GPU's clocks on a machine: a file per GPU that the owner keeps locked, whoever it is.
-
-
-FOLDER_VARIABLE = "JOINTOPT_CLOCKS"  # another folder, the same for all that share the GPUs
-_PATIENCE_S = 1.0  # for one that looks, or that puts back what a killed owner has left
-_FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
-
-
-@dataclass(frozen=True)
-class Before:
-    """Limit and profiles of a GPU before they were set anew; None: left alone."""
-
-    limit_w: float | None = None
-    profiles: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -388,20 +365,40 @@ class Owned:
         self.found: dict[str, Owner] = {}
         try:
             for gpu in self.new:
-                self._take(gpu)
+                file = _folder() / f"{_file_name(gpu)}.json"
+                try:
+                    handle = _opened(file)
+                    os.set_inheritable(handle, False)
+                except OSError as error:
+                    raise DeviceError(
+                        f"{file} cannot be written ({error.strerror}), and without it clocks could not be put back "
+                        f"after a kill; set {FOLDER_VARIABLE} to a folder that can, the same for all that use these "
+                        "GPUs."
+                    ) from error
+                if not _locked(handle):
+                    os.close(handle)
+                    raise _taken(gpu, file)
+                self._mine[gpu] = handle
+                for owner in owners(gpu):
+                    if owner.file != file and is_held(owner):
+                        raise _taken(gpu, owner.file)
+                    self.found[gpu] = owner
         except BaseException:
             self.released(self.new)
             raise
 
-    def write(self, before: Mapping[str, Before]) -> None:
+    def write(self, before: Mapping[str, Setting]) -> None:
         """Write down what is to be put back, by GPU, before anything is set."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container without a name for its user
+            user = str(os.geteuid())
         about = {
-            "pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "command": tool_words(),
-            "boot": boot_id(),
+            "pid": os.getpid(), "user": user, "host": socket.gethostname(), "command": tool_words(), "boot": boot_id(),
         }  # fmt: skip
         for gpu in self.new:
-            was = before.get(gpu, Before())
-            own = {"gpu": gpu, "limit_before_w": was.limit_w, "profiles_before": was.profiles}
+            was = before.get(gpu, Setting(0))
+            own = {"gpu": gpu, "limit_before_w": was.power_limit_w, "profiles_before": was.profiles}
             _rewrite(self._mine[gpu], json.dumps({**about, **own}) + "\n")
 
     def released(self, gpus: Iterable[str], put_back: bool = True) -> None:
@@ -413,25 +410,6 @@ class Owned:
                     if put_back:
                         _rewrite(handle, "")
                 os.close(handle)
-
-    def _take(self, gpu: str) -> None:
-        file = _folder() / f"{_file_name(gpu)}.json"
-        try:
-            handle = _opened(file)
-            os.set_inheritable(handle, False)
-        except OSError as error:
-            raise DeviceError(
-                f"{file} cannot be written ({error.strerror}), and without it clocks could not be put back after a "
-                f"kill; set {FOLDER_VARIABLE} to a folder that can, the same for all that use these GPUs."
-            ) from error
-        if not _locked(handle):
-            os.close(handle)
-            raise _taken(gpu, file)
-        self._mine[gpu] = handle
-        for owner in owners(gpu):
-            if owner.file != file and is_held(owner):
-                raise _taken(gpu, owner.file)
-            self.found[gpu] = owner
 
 
 def owners(gpu: str | None = None) -> Iterator[Owner]:
@@ -551,10 +529,3 @@ def _taken(gpu: str, file: Path) -> DeviceError:
 
 def _file_name(gpu: str) -> str:
     return re.sub(r"[^\w.-]", "_", gpu)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        return str(os.geteuid())
