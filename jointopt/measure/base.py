@@ -7,6 +7,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -163,7 +164,9 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
         raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
     make: Callable[..., Launcher] = found[0].load()
     given = {key: value for key, value in options.items() if value is not None}
-    parameters = _parameters(make)
+    parameters = inspect.signature(make).parameters
+    with suppress(NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker sees
+        parameters = inspect.signature(make, eval_str=True).parameters
     for key in given.keys() - parameters.keys():
         elsewhere = ": logs lie in the folder that is given as --folder"
         hint = elsewhere if key == "logs" and "folder" in parameters else nearest(key, parameters)
@@ -175,20 +178,10 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
     return make(**{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()})
 
 
-def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of ``make``, with their types where these can be found."""
-    try:
-        return inspect.signature(make, eval_str=True).parameters
-    except (NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker sees
-        return inspect.signature(make).parameters
-
-
 def _fitting(launcher: str, key: str, annotation: Any, value: Any) -> Any:
     """The value if it is of its annotated type, paths as `Path`."""
-    kinds = [
-        get_origin(kind) or kind
-        for kind in (get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation])
-    ]
+    union = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    kinds = [get_origin(kind) or kind for kind in union]
     in_seconds = key.endswith("_s") and float in kinds
     if not any(_fits(kind, value) for kind in kinds) or (in_seconds and is_number(value) and value <= 0):
         words = [_KINDS[kind][0] for kind in kinds if kind in _KINDS]

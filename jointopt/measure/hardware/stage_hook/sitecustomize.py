@@ -33,15 +33,6 @@ def report_stage(rank: int, stage: int) -> None:
         os.replace(part, file)
 
 
-def _rank() -> int:
-    """The global rank of this process."""
-    return int(os.environ.get("RANK") or sys.modules["torch"].distributed.get_rank())
-
-
-def _mesh_stage(module: Any, mesh: Any) -> int:
-    return int(mesh.get_coordinate()[mesh.mesh_dim_names.index("pp")])
-
-
 # module: what it calls when its ranks are laid out, and the stage of this one, from the module and that object
 _Stage = Callable[[Any, Any], int]
 _KNOWN: dict[str, tuple[str, _Stage]] = {
@@ -55,7 +46,9 @@ _KNOWN: dict[str, tuple[str, _Stage]] = {
         "ParallelContext._init_parallel_groups",
         lambda module, context: int(sys.modules["torch"].distributed.get_rank(context.pp_pg)),
     ),
-    "torch.distributed.device_mesh": ("DeviceMesh.__init__", _mesh_stage),
+    "torch.distributed.device_mesh": (
+        "DeviceMesh.__init__", lambda _, mesh: int(mesh.get_coordinate()[mesh.mesh_dim_names.index("pp")]),
+    ),
 }  # fmt: skip
 
 
@@ -70,7 +63,8 @@ def _watch(module: Any) -> None:
     def watched(*given: Any, **named: Any) -> Any:
         result = plain(*given, **named)
         with contextlib.suppress(Exception):  # a mesh without pp, a rank outside of the mesh, another version
-            report_stage(_rank(), stage(module, given[0] if given else None))
+            rank = int(os.environ.get("RANK") or sys.modules["torch"].distributed.get_rank())
+            report_stage(rank, stage(module, given[0] if given else None))
         return result
 
     setattr(owner, name, watched)
