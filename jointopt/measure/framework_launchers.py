@@ -47,13 +47,6 @@ class FrameworkLauncher(LocalLauncher):
     program: FrameworkProgram
     on_nodes = "start it with --by slurm, or with a --command of yours"
 
-    def __init__(
-        self, program: FrameworkProgram, limit_s: float = 1800.0, logs: Path | None = None,
-        default_clocks: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(program, limit_s, logs, default_clocks)
-        self.name = program.name
-
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
@@ -80,7 +73,7 @@ class CommandStartedLauncher(LocalLauncher):
         default_clocks: bool = False, meter: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(program, limit_s, Path(folder).absolute(), default_clocks)
-        self.name, self.template, self.meter = program.name, Template(command, START_FIELDS, START), meter
+        self.template, self.meter = Template(command, START_FIELDS, START), meter
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command, and the script of one node that it starts."""

@@ -38,7 +38,6 @@ class LocalLauncher:
     chooses (``default_clocks``), and energy is measured.
     """
 
-    name: str
     on_nodes = "use --launcher slurm"  # the advice for several nodes; blank: the program is started there too
     sets_clocks = True  # those of this machine
     log_name = ""  # of the log in a folder that stays in ``logs``; blank: the log alone stays
@@ -47,7 +46,7 @@ class LocalLauncher:
     narrowed: Any = of_program("narrowed")
 
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
-        self.program, self.limit_s, self.logs = program, limit_s, logs
+        self.name, self.program, self.limit_s, self.logs = program.name, program, limit_s, logs
         self.default_clocks = default_clocks
 
     def candidates(self, job: Job) -> Columns | None:
@@ -295,7 +294,6 @@ class CommandLauncher(LocalLauncher):
     are the command's own affair, and the row says so.
     """
 
-    name = "command"
     on_nodes = ""
     log_name = "log.txt"
     program: CommandProgram

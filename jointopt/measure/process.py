@@ -90,7 +90,10 @@ def run_in_foreground(
             while program.wait(_POLL_S) is None and time.monotonic() < until and len(arrived) < 2:
                 for number in arrived[passed_on:]:
                     passed_on, until = passed_on + 1, time.monotonic() + grace_s
-                    _pass_on(program, number)
+                    with suppress(OSError, ValueError):  # of no terminal; its Ctrl-C has reached the foreground group
+                        if number == signal.SIGINT and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+                            continue
+                    program.signal(number)
                 if watch is not None and not arrived:
                     watch(program.mark)
         except JointOptError:
@@ -100,15 +103,6 @@ def run_in_foreground(
             program.kill()
     code = program.code or 0
     return code if code >= 0 else 128 - code
-
-
-def _pass_on(program: Guarded, number: int) -> None:
-    """Send the signal, unless it is a terminal's Ctrl-C: that has reached the program in its foreground group."""
-    if number == signal.SIGINT:
-        with suppress(OSError, ValueError):  # no terminal
-            if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
-                return
-    program.signal(number)
 
 
 def _started(command: Sequence[str], env: Mapping[str, str] | None, **options: Any) -> Guarded:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from jointopt.measure.base import Ended, Report
 from jointopt.measure.early import Early, of_program
 from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.hardware import conditions
+from jointopt.measure.hardware.host import SLURM_COMMANDS
 from jointopt.measure.local import CommandProgram, word
 from jointopt.measure.process import Program, tail_of, whole_log
 from jointopt.measure.slurm_commands import NoAnswerError, RefusedError, SlurmJob
@@ -65,8 +67,20 @@ class SlurmLauncher:
         script: Path | None = None, arguments: str = "", version: str = "",
     ) -> None:  # fmt: skip
         self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
-        options = {"checkout": checkout, "script": script, "arguments": arguments, "version": version}
-        self.program = _program(program, command, options, iterations, warmup_iterations)
+        implied = "command" if command is not None else "megatron" if checkout is not None else "torchrun"
+        name = program or implied
+        if not isinstance(name, str):
+            self.program = name
+        elif name not in PROGRAMS:
+            raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+        elif name in FRAMEWORKS:
+            self.program = FrameworkProgram(name, checkout, script, arguments, version, iterations, warmup_iterations)
+        elif name == "torchrun":
+            self.program = TorchrunProgram(iterations, warmup_iterations)
+        elif command is None:
+            raise UsageError("The launcher slurm needs --command for the program command.")
+        else:
+            self.program = CommandProgram(command)
         self.default_clocks, self.meter = default_clocks, meter
         self._delivered: Iterator[Ended] | None = None
         if not str(self.folder).isprintable():
@@ -74,7 +88,12 @@ class SlurmLauncher:
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where nothing can be submitted from here, or the program cannot run the job."""
-        control.check_installed()
+        for name in SLURM_COMMANDS:
+            if shutil.which(name) is None:
+                raise LauncherError(
+                    f"The launcher slurm needs {name}, which is not on the PATH; start jointopt on a machine that "
+                    "submits jobs, such as a login node."
+                )
         self.program.check(job)
         return None
 
@@ -204,26 +223,6 @@ def _unwritable(folder: Path, error: OSError) -> LauncherError:
     )
 
 
-def _program(
-    program: str | Program | None, command: str | Sequence[str] | None, options: Mapping[str, Any], iterations: int,
-    warmup_iterations: int,
-) -> Program:  # fmt: skip
-    """The program by name, or by what was given to it."""
-    if program is not None and not isinstance(program, str):
-        return program
-    implied = "command" if command is not None else "megatron" if options["checkout"] is not None else "torchrun"
-    name = program or implied
-    if name not in PROGRAMS:
-        raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
-    if name in FRAMEWORKS:
-        return FrameworkProgram(name, **options, iterations=iterations, warmup_iterations=warmup_iterations)
-    if name == "command":
-        if command is None:
-            raise UsageError("The launcher slurm needs --command for the program command.")
-        return CommandProgram(command)
-    return TorchrunProgram(iterations, warmup_iterations)
-
-
 # The Slurm jobs of one call that are on their way: submitted, watched, handed over as they end, or cancelled.
 
 
@@ -311,7 +310,7 @@ class Fleet:
         return without_words
 
     def _send(self, place: int, plan: Mapping[str, Any]) -> None:
-        """Submit a plan, in the folder of its last submission if the row of that was not handed over, else a new one."""
+        """Submit a plan, in the folder of its last submission unless the row of that was handed over."""
         launcher, report = self._launcher, partial(self._report, place)
         base = launcher.folder / launcher.job_name(self._job, plan)
         try:

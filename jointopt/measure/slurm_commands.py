@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -75,16 +74,6 @@ class SlurmJob:
     def stuck(self) -> bool:
         """Whether it waits for something that does not happen by itself."""
         return self.state in _HELD or (self.state == "PENDING" and bool(_NEVER.match(self.reason)))
-
-
-def check_installed() -> None:
-    """LauncherError where this machine cannot submit."""
-    for name in ("sbatch", "squeue", "scontrol", "scancel"):
-        if shutil.which(name) is None:
-            raise LauncherError(
-                f"The launcher slurm needs {name}, which is not on the PATH; start jointopt on a machine that submits "
-                "jobs, such as a login node."
-            )
 
 
 def submit(script: Path) -> int:

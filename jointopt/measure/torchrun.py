@@ -103,7 +103,6 @@ class TorchrunLauncher(LocalLauncher):
     ``iterations`` after ``warmup_iterations`` are measured, and more where energy counters need longer.
     """
 
-    name = "torchrun"
     program: TorchrunProgram
 
     def __init__(

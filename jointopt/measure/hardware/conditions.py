@@ -21,7 +21,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings
 from jointopt.measure.hardware.host import occupants
-from jointopt.measure.hardware.meter import CLOCK, Clock, Gpus, Meter, metered
+from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, metered
 from jointopt.measure.hardware.rank_check import UNSET
 from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, not_measured, together
 from jointopt.runs.rows import failed_row, is_blank, plan_cells
@@ -45,11 +45,6 @@ class Conditions:
     ended_s: float = 0.0
     shared: Sequence[str] = ()  # others that held memory of these GPUs before the run
     left: Sequence[str] = ()  # or after it, when no process of the run was there any more
-
-    @property
-    def _profiles(self) -> str:
-        """The power profiles of the run, blank where it has none."""
-        return next(("+".join(setting.profiles) for setting in self.settings if setting.profiles), "")
 
     def added_to(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
@@ -76,33 +71,28 @@ class Conditions:
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
         out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
-        if self.default_clocks or self._profiles:
+        profiles = next(("+".join(setting.profiles) for setting in self.settings if setting.profiles), "")
+        remarks = [f"energy not measured: {reading.reason}"] if window_s and reading.reason else []
+        if self.default_clocks or profiles:
+            remarks.append(f"at clocks of the power profile {profiles}" if profiles else "at default clocks")
             out["stage_clock_mhz"] = None
             if reading.gpus and np.isfinite(reading.clock_mhz).all():
                 stages = stage_of_rank(self.plan, np.arange(reading.gpus))
                 means = [reading.clock_mhz[stages == stage].mean() for stage in range(int(self.plan["pp"]))]
                 out["stage_clock_mhz"] = [round(float(mean_mhz), 1) for mean_mhz in means]
-        return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
-
-    def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
-        if window_s and reading.reason:
-            yield f"energy not measured: {reading.reason}"
-        if self.default_clocks or self._profiles:
-            yield f"at clocks of the power profile {self._profiles}" if self._profiles else "at default clocks"
         for setting in self.settings:
             seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
             if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
-                yield f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}"
+                remarks.append(f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}")
         if self.shared:
-            yield f"not alone: {'; '.join(self.shared)}"
-        if self.held and self.held.trouble:
-            yield self.held.trouble
+            remarks.append(f"not alone: {'; '.join(self.shared)}")
         if self.held:
-            yield from self.held.changed.values()
+            remarks += [self.held.trouble, *self.held.changed.values()]
+        return out | {"notes": joined_notes(row.get("notes"), *remarks)}
 
 
 @contextmanager
-def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK) -> Iterator[Conditions]:
+def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Any = CLOCK) -> Iterator[Conditions]:
     """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,

@@ -33,7 +33,7 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
 from jointopt.jobs.plans.text import parse_stage_clocks
-from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, handlers, tool_words
+from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, handlers, is_locked, tool_words
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
@@ -244,7 +244,7 @@ class Held:
 
 def leftovers() -> list[Owner]:
     """GPUs on which killed processes have left their settings, with those processes."""
-    return [one for one in owners() if not is_held(one)]
+    return [one for one in owners() if not is_locked(one.file)]
 
 
 def restore_offer() -> str:
@@ -380,7 +380,7 @@ class Owned:
                     raise _taken(gpu, file)
                 self._mine[gpu] = handle
                 for owner in owners(gpu):
-                    if owner.file != file and is_held(owner):
+                    if owner.file != file and is_locked(owner.file):
                         raise _taken(gpu, owner.file)
                     self.found[gpu] = owner
         except BaseException:
@@ -421,23 +421,6 @@ def owners(gpu: str | None = None) -> Iterator[Owner]:
                 yield _read(file)
 
 
-def is_held(owner: Owner) -> bool:
-    """Whether the owner lives: its file is locked."""
-    try:
-        handle = os.open(owner.file, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return False
-
-
 @contextmanager
 def claimed(owner: Owner) -> Iterator[bool]:
     """The file of a dead owner locked for the block, and emptied at its end; False where somebody owns it by now."""
@@ -455,12 +438,11 @@ def _locked(handle: int) -> bool:
     """Lock a file, waiting for those that only look at it; whether that was possible."""
     until = time.monotonic() + _PATIENCE_S
     while True:
-        try:
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except OSError:
-            if time.monotonic() > until:
-                return False
+        if time.monotonic() > until:
+            return False
         time.sleep(0.02)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import byref
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,10 @@ _ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # of dcgmi; N/A where the
 _PERIOD_MS = 100
 _DCGM_PATIENCE_S = 2.0
 _PREFIX = "NVML_POWER_PROFILE_"
+_NO_PROFILES = "its driver offers none (they begin with Blackwell and driver 570)"
 _BITS = 32  # of a word of a mask
+# the machine's time, as samples and windows that are cut from them need it: seconds since 1970, a wait for an event
+CLOCK = SimpleNamespace(time=time.time, wait=threading.Event.wait)
 
 
 class Gpus:
@@ -57,7 +61,10 @@ class Gpus:
         for gpu in self._gpus:
             gpu._disable_sys_admin_warning = True  # a refusal is reported by us, once
             self._power.append(lambda: math.nan)
-            for source in self._power_sources(gpu):
+            sources = [gpu.get_instant_power_usage, gpu.get_average_power_usage]  # newest first
+            if self._nvml is not None:  # which every driver of NVIDIA has
+                sources.append(partial(self._nvml.nvmlDeviceGetPowerUsage, gpu.handle))
+            for source in sources:
                 with suppress(*_zeus_errors()):
                     source()
                     self._power[-1] = source
@@ -159,11 +166,7 @@ class Gpus:
     def check_profiles(self, index: int, names: Iterable[str]) -> None:
         """PlanError where the driver does not offer one of these profiles."""
         offered = self.offered_profiles(index)
-        has = (
-            f"it has {', '.join(offered)}"
-            if offered
-            else ("its driver offers none (they begin with Blackwell and driver 570)")
-        )
+        has = f"it has {', '.join(offered)}" if offered else _NO_PROFILES
         for name in names:
             if name not in offered:
                 raise PlanError(f"{self.name(index)} has no power profile {name!r}{nearest(name, offered)}; {has}.")
@@ -230,26 +233,6 @@ class Gpus:
         values = [_number(query, index) * scale for query, scale in queries]
         return tuple(values + [math.nan] * (len(QUANTITIES) - len(values)))
 
-    def _power_sources(self, gpu: Any) -> list[Callable[[], Any]]:
-        """Newest first; the last one is what every driver of NVIDIA has."""
-        nvml, sources = self._nvml, [gpu.get_instant_power_usage, gpu.get_average_power_usage]
-        return sources if nvml is None else [*sources, lambda: nvml.nvmlDeviceGetPowerUsage(gpu.handle)]
-
-
-class Clock:
-    """The machine's time, as samples and the windows that are cut from them need it."""
-
-    def time(self) -> float:
-        """Seconds since 1970."""
-        return time.time()
-
-    def wait(self, over: threading.Event, seconds: float) -> bool:
-        """Wait that long, or until ``over`` is set; whether it is."""
-        return over.wait(seconds)
-
-
-CLOCK = Clock()
-
 
 class Meter:
     """Samples GPUs (local ranks, by default all) from `start` to `stop` in a thread; its readings say why it cannot.
@@ -257,7 +240,7 @@ class Meter:
     Nothing here raises: a run without a meter counts for time.
     """
 
-    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK) -> None:
+    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Any = CLOCK) -> None:
         self._indices, self._period_s, self._clock = indices, period_s, clock
         self.also: Callable[[], None] | None = None  # called at every `_ALSO`th sample
         self._reason = ""
@@ -302,7 +285,7 @@ class Meter:
         """
         waited = self._sampling.acquire(timeout=_PATIENCE_S)
         try:
-            return self._clock.time()
+            return float(self._clock.time())
         finally:
             if waited:
                 self._sampling.release()
@@ -346,7 +329,7 @@ class Meter:
 
 
 @contextmanager
-def metered(indices: Sequence[int] | None = None, clock: Clock = CLOCK) -> Iterator[Meter]:
+def metered(indices: Sequence[int] | None = None, clock: Any = CLOCK) -> Iterator[Meter]:
     """A meter that runs while the body does, for its `Meter.reading` afterwards."""
     meter = Meter(indices, clock=clock)
     meter.start()

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from jointopt.core.errors import JobError, RankOrderError
 from jointopt.core.schema import Ints
 from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.megatron import SHAPE
-from jointopt.frameworks.options import pairs_of, whole_of
+from jointopt.frameworks.options import Taken, pairs_of, whole_of
 from jointopt.frameworks.shell import UNKNOWN, read_script
 from jointopt.jobs.plans.placement import (
     DEFAULT_ORDER,
@@ -84,8 +84,10 @@ def stated_by(words: Sequence[str], folder: Path) -> list[Stated]:
     found = [one for command in commands if (one := _megatron(command))]
     if found:
         return found
-    texts = ["\0".join([*words, ""]), *_texts(words, folder, _SCRIPTS + _CONFIGS)]
-    return [one for text in texts for one in _imported(text)]
+    for text in ["\0".join([*words, ""]), *_texts(words, folder, _SCRIPTS + _CONFIGS)]:
+        with suppress(JobError, ValueError):  # a file that is none of these
+            found += [one for taken in read_text(text) if (one := _imported(taken, text))]
+    return found
 
 
 def starts_ranks(words: Sequence[str], folder: Path) -> bool:
@@ -144,24 +146,19 @@ def _megatron(words: Sequence[str]) -> Stated | None:
     return Stated(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
 
 
-def _imported(text: str) -> Iterator[Stated]:
-    """The statements of any other command or config that can be imported."""
-    try:
-        found = read_text(text)
-    except (JobError, ValueError):  # a file that is none of these
-        found = []
-    for taken in found:
-        # the readers fill in a framework's defaults, where a recipe or a module may have others
-        degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
-                   if name in taken.plan and words.search(text)}  # fmt: skip
-        if not taken.framework or taken.log or not degrees or UNKNOWN in text:
-            continue
-        usual = DEFAULT_ORDER
-        if taken.framework == "nanotron" and _EXPERTS.search(text):
-            usual = NANOTRON_EXPERTS_ORDER
-        elif taken.framework == "nanotron" and degrees.get("ep", 1) > 1:
-            usual = NANOTRON_04_EXPERTS_ORDER
-        yield Stated(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
+def _imported(taken: Taken, text: str) -> Stated | None:
+    """The statement of any other command or config that can be imported; None where it states no degree."""
+    # the readers fill in a framework's defaults, where a recipe or a module may have others
+    degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
+               if name in taken.plan and words.search(text)}  # fmt: skip
+    if not taken.framework or taken.log or not degrees or UNKNOWN in text:
+        return None
+    usual = DEFAULT_ORDER
+    if taken.framework == "nanotron" and _EXPERTS.search(text):
+        usual = NANOTRON_EXPERTS_ORDER
+    elif taken.framework == "nanotron" and degrees.get("ep", 1) > 1:
+        usual = NANOTRON_04_EXPERTS_ORDER
+    return Stated(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
 
 
 def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, str]:

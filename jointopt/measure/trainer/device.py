@@ -25,11 +25,6 @@ def own_device(cores: bool = False) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
-    """As the driver calls it; ``cpu`` for the processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
 def now_s(device: torch.device) -> float:
     """Seconds of a clock that only rises, once the GPU has done what it was given."""
     if device.type == "cuda":

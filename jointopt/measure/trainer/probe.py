@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jointopt.measure.trainer.device import device_name, leave, now_s, own_device, slowest
+from jointopt.measure.trainer.device import leave, now_s, own_device, slowest
 
 _SECONDS = 0.1  # that each measurement lasts at least, after one call to warm up
 _REPEATS = 3
@@ -47,7 +47,8 @@ def probe() -> dict[str, Any]:
     source = torch.ones(copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     found: dict[str, Any] = {
-        "device": device_name(device), "backend": dist.get_backend(), "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu", "backend": dist.get_backend(),
+        "torch": torch.__version__,
         "backends": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
         "processes": dist.get_world_size(), "gpus_per_node": local,
         "products": list(_products(device)),

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.hardware.host import remarks, wrong_device
-from jointopt.measure.trainer.device import device_name, now_s, own_device, slowest
+from jointopt.measure.trainer.device import now_s, own_device, slowest
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import JUDGED_ON, TrainSpec
@@ -153,7 +153,7 @@ def main(spec_path: str, out_path: str) -> None:
     spec = TrainSpec(**json.loads(Path(spec_path).read_text(encoding="utf-8")))
     device = own_device(spec.cores)
     cuda = device.type == "cuda"
-    name = device_name(device) if cuda else ""
+    name = torch.cuda.get_device_name(device) if cuda else ""
     if spec.gpu and (wrong := wrong_device(spec.gpu, [name] if name else [])):
         raise LauncherError(wrong)
     if not cuda:

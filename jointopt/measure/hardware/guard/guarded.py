@@ -282,7 +282,7 @@ def _settled(file: Path) -> str:
     record = _read(file)
     if record is None or (record["boot"] == boot_id() and lives(record["tool"], record["born_s"])):
         return ""  # known by its birth, since a file system may know no locks
-    while _locked(file):
+    while is_locked(file):
         if time.monotonic() > until:
             return ""
         time.sleep(0.05)
@@ -318,14 +318,16 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _locked(file: Path) -> bool:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+def is_locked(file: Path) -> bool:
+    """Whether some process holds the lock of a file, which is no link; not where there is no such file or lock."""
+    with suppress(OSError):
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
     return False
 
 

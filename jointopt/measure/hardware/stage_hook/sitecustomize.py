@@ -93,16 +93,12 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _run_next(here: str) -> None:
-    """Run the ``sitecustomize`` that this one hides, and take this folder off the path."""
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or os.curdir) != here]
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-
 if __name__ == "sitecustomize":
     if os.environ.get(FOLDER):
         sys.meta_path.insert(0, _Finder())
-    _run_next(os.path.dirname(os.path.abspath(__file__)))
+    # the `sitecustomize` that this one hides is run, with this folder off the path
+    _here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [_place for _place in sys.path if os.path.abspath(_place or os.curdir) != _here]
+    _spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if _spec is not None and _spec.loader is not None:
+        _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
