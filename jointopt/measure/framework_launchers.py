@@ -17,10 +17,17 @@ from jointopt.frameworks.slurm import shell_words
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure.base import Launcher
-from jointopt.measure.early import Early
 from jointopt.measure.framework_program import FrameworkProgram
 from jointopt.measure.hardware import conditions
-from jointopt.measure.local import FIELDS, RESULT_FIELD, LocalLauncher, Template, command_values, failure_without_result
+from jointopt.measure.local import (
+    FIELDS,
+    RESULT_FIELD,
+    Early,
+    LocalLauncher,
+    Template,
+    command_values,
+    failure_without_result,
+)
 from jointopt.measure.process import Program, run_program, whole_log
 from jointopt.measure.slurm import DEFAULT_FOLDER as SLURM_FOLDER
 from jointopt.measure.slurm import SlurmLauncher

@@ -28,11 +28,10 @@ from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure import slurm_commands as control
 from jointopt.measure.base import Ended, Report
-from jointopt.measure.early import Early, of_program
 from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.hardware import conditions
 from jointopt.measure.hardware.host import SLURM_COMMANDS
-from jointopt.measure.local import CommandProgram, word
+from jointopt.measure.local import CommandProgram, Early, of_program, word
 from jointopt.measure.process import Program, tail_of, whole_log
 from jointopt.measure.slurm_commands import NoAnswerError, RefusedError, SlurmJob
 from jointopt.measure.torchrun import TorchrunProgram
@@ -349,7 +348,9 @@ class Fleet:
     def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
         """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""
         flight, (row, end) = self._flights.pop(place), found
-        yield Ended(place, row, end.seconds)
+        # seconds for which the job held its GPUs: the queue costs none
+        seconds = end.job.ran_s if end.job is not None else 0.0 if end.written is None else float(end.written[1])
+        yield Ended(place, row, seconds)
         _close(flight.folder)
 
     def _fail(self, place: int, error: LauncherError) -> None:
@@ -390,13 +391,6 @@ class End:
         if self.written is not None:
             return self.written[0]
         return -1 if self.job is None else self.job.exit_code
-
-    @property
-    def seconds(self) -> float:
-        """Seconds for which the job held its GPUs: the queue costs none."""
-        if self.job is not None:
-            return self.job.ran_s
-        return 0.0 if self.written is None else float(self.written[1])
 
     @property
     def remark(self) -> str:

@@ -18,8 +18,7 @@ from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.measure.early import row_of_bound
-from jointopt.measure.local import LocalLauncher
+from jointopt.measure.local import LocalLauncher, row_of_bound
 from jointopt.measure.process import Program, local_torchrun, node_torchrun, refuse, without
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.runs.rows import failed_row, is_blank, result_row
@@ -61,7 +60,10 @@ class TorchrunProgram(Program):
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
         """The words that start the trainer."""
-        start = local_torchrun(self.spec(job, plan).processes, folder) if alone else node_torchrun(job)
+        start = node_torchrun(job)
+        if alone:
+            spec = self.spec(job, plan)
+            start = local_torchrun(spec.dp * spec.tp * spec.pp * spec.cp, folder)
         return [*start, *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
@@ -69,8 +71,47 @@ class TorchrunProgram(Program):
         (folder / _SPEC).write_text(self.spec(job, plan, least_s).text(), encoding="utf-8")
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        """The row of a run that has ended, from the file that the trainer wrote."""
-        return read_result(folder / _RESULT, job.model)
+        """The result columns in the file of the trainer, and its window; of another's file a failed run.
+
+        The spread of its iterations stands in ``notes``, and the parts of the model that the trainer leaves out or
+        replaces: it builds RoPE, RMSNorm, an untied head, no bias.
+        """
+        model = job.model
+        try:
+            found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+            window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
+            seconds = found["iteration_s"]
+            if found.get("behind_s"):
+                return row_of_bound(seconds, found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]} | window
+            losses = found["loss"]
+            middle = statistics.median(seconds)
+            spread = (max(seconds) - min(seconds)) / middle
+            parts = {
+                "tied embeddings": model.tied_embeddings,
+                f"{model.position_embedding} positions": model.position_embedding != "rope",
+                "LayerNorm": not model.rmsnorm,
+                "norms without weights": not model.norm_weight,
+                "norms of queries and keys": model.qk_norm,
+                "norm of the embedding": model.embedding_norm,
+                "narrower embedding": model.embedding_size not in (0, model.hidden_size),
+                "biases": model.linear_bias or model.qkv_bias or model.moe_linear_bias,
+                "attention sinks": model.attention_sinks,
+                "dropout": model.dropout,
+                "windows of attention": bool(model.window_cells),
+            }
+            missing = ", ".join(part for part, wanted in parts.items() if wanted)
+            notes = joined_notes(
+                f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
+                "" if all(map(math.isfinite, losses)) else "the loss is not finite",
+                f"not the exact model: trained without its {missing}" if missing else "",
+                *map(str, found.get("remarks", [])),
+            )
+            return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"]) | window
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"{_RESULT} is not what the trainer writes: {error!r}"
+            return failed_row(Failure(FailureKind.RESULT, reason))
 
     def progress(self, job: Job, log: str) -> tuple[Sequence[float], Mapping[str, Any]]:
         """Measured iterations of a run that goes on, and the memory of its fullest rank, as the trainer prints them."""
@@ -120,49 +161,6 @@ class TorchrunLauncher(LocalLauncher):
         variables = " ".join(f"{name}={sh_word(value)}" for name, value in _ENVIRONMENT.items())
         spec = sh_file(_SPEC, self.program.spec(job, plan).text())
         return f'cd "$(mktemp -d)"\n{spec}{variables} {words}\ncat {_RESULT}\n'
-
-
-def read_result(path: Path, model: Model) -> dict[str, Any] | None:
-    """The result columns in a file of the trainer, and its window; None without a file, a failed run for another's.
-
-    The spread of its iterations stands in ``notes``, and the parts of ``model`` that the trainer leaves out or
-    replaces: it builds RoPE, RMSNorm, an untied head, no bias.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
-        seconds = found["iteration_s"]
-        if found.get("behind_s"):
-            return row_of_bound(seconds, found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]} | window
-        losses = found["loss"]
-        middle = statistics.median(seconds)
-        spread = (max(seconds) - min(seconds)) / middle
-        parts = {
-            "tied embeddings": model.tied_embeddings,
-            f"{model.position_embedding} positions": model.position_embedding != "rope",
-            "LayerNorm": not model.rmsnorm,
-            "norms without weights": not model.norm_weight,
-            "norms of queries and keys": model.qk_norm,
-            "norm of the embedding": model.embedding_norm,
-            "narrower embedding": model.embedding_size not in (0, model.hidden_size),
-            "biases": model.linear_bias or model.qkv_bias or model.moe_linear_bias,
-            "attention sinks": model.attention_sinks,
-            "dropout": model.dropout,
-            "windows of attention": bool(model.window_cells),
-        }
-        missing = ", ".join(part for part, wanted in parts.items() if wanted)
-        notes = joined_notes(
-            f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
-            "" if all(map(math.isfinite, losses)) else "the loss is not finite",
-            f"not the exact model: trained without its {missing}" if missing else "",
-            *map(str, found.get("remarks", [])),
-        )
-        return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"]) | window
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"{path.name} is not what the trainer writes: {error!r}"
-        return failed_row(Failure(FailureKind.RESULT, reason))
 
 
 def check_model(model: Model) -> None:

@@ -165,15 +165,26 @@ class Held:
                 self._set(gpus, setting, before[ids[setting.index]])
 
     def look(self) -> None:
-        """Compare what the GPUs are set to with what was set; differences are in ``changed``."""
-        if self._gpus is None or self._busy or not self._undo:
+        """Compare what the GPUs are set to with what was set; what only another program can have changed is noted."""
+        gpus, found = self._gpus, {}
+        if gpus is None or self._busy or not self._undo:
             return
         try:
-            found = [sentence for setting in self._settings for sentence in _differences(self._gpus, setting)]
+            for setting in self._settings:
+                index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
+                if wanted_w is not None and abs((watts := gpus.power_limit_w(index)) - wanted_w) > 1:
+                    words = f"was set to {watts:g} W by another program, not {wanted_w:g}"
+                    found[f"limit {index}"] = f"the power limit of GPU {index} {words}"
+                if setting.profiles is not None and {*(now := gpus.requested_profiles(index))} != {*setting.profiles}:
+                    words = f"was set to {'+'.join(now) or 'none'} by another program"
+                    found[f"profile {index}"] = f"the power profile of GPU {index} {words}"
+                if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
+                    words = f"ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
+                    found[f"clock {index}"] = f"GPU {index} {words}"
         except DeviceError:  # a GPU that is lost is the meter's news
             return
         if self._undo and not self._busy:  # not put back meanwhile, in the other thread
-            self.changed |= dict(found)
+            self.changed |= found
 
     def restore(self) -> None:
         """Put everything back; what fails is in ``trouble`` and remains written down."""
@@ -250,12 +261,8 @@ def leftovers() -> list[Owner]:
 def restore_offer() -> str:
     """One line for the start of a command that measures; blank where nothing is left."""
     found = leftovers()
-    if not found:
-        return ""
-    return (
-        f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs set; put them back with: jointopt "
-        "clocks restore"
-    )
+    words = "set; put them back with: jointopt clocks restore"
+    return f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs {words}" if found else ""
 
 
 def restore() -> list[str]:
@@ -299,19 +306,6 @@ def _undone(one: Owner, gpus: Gpus) -> str:
     limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
     profiles = "" if one.profiles_before is None else f", its power profile {'+'.join(one.profiles_before) or 'none'}"
     return f"The clock of {gpus.name(index)} is the driver's again{limit}{profiles}."
-
-
-def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
-    """(what, sentence) on what a GPU does not keep of its setting, though only another program can have changed it."""
-    index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
-    if wanted_w is not None and abs((limit_w := gpus.power_limit_w(index)) - wanted_w) > 1:
-        text = f"the power limit of GPU {index} was set to {limit_w:g} W by another program, not {wanted_w:g}"
-        yield f"limit {index}", text
-    if setting.profiles is not None and set(found := gpus.requested_profiles(index)) != {*setting.profiles}:
-        text = f"the power profile of GPU {index} was set to {'+'.join(found) or 'none'} by another program"
-        yield f"profile {index}", text
-    if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
-        yield f"clock {index}", f"GPU {index} ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
 
 
 def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[float | None]:
@@ -365,7 +359,7 @@ class Owned:
         self.found: dict[str, Owner] = {}
         try:
             for gpu in self.new:
-                file = _folder() / f"{_file_name(gpu)}.json"
+                file = _folder() / (re.sub(r"[^\w.-]", "_", gpu) + ".json")
                 try:
                     handle = _opened(file)
                     os.set_inheritable(handle, False)
@@ -379,10 +373,11 @@ class Owned:
                     os.close(handle)
                     raise _taken(gpu, file)
                 self._mine[gpu] = handle
-                for owner in owners(gpu):
-                    if owner.file != file and is_locked(owner.file):
+                for owner in owners():
+                    if owner.gpu == gpu and owner.file != file and is_locked(owner.file):
                         raise _taken(gpu, owner.file)
-                    self.found[gpu] = owner
+                    if owner.gpu == gpu:
+                        self.found[gpu] = owner
         except BaseException:
             self.released(self.new)
             raise
@@ -397,9 +392,8 @@ class Owned:
             "pid": os.getpid(), "user": user, "host": socket.gethostname(), "command": tool_words(), "boot": boot_id(),
         }  # fmt: skip
         for gpu in self.new:
-            was = before.get(gpu, Setting(0))
-            own = {"gpu": gpu, "limit_before_w": was.power_limit_w, "profiles_before": was.profiles}
-            _rewrite(self._mine[gpu], json.dumps({**about, **own}) + "\n")
+            own = {"limit_before_w": before[gpu].power_limit_w, "profiles_before": before[gpu].profiles}
+            _rewrite(self._mine[gpu], json.dumps({**about, "gpu": gpu, **own}) + "\n")
 
     def released(self, gpus: Iterable[str], put_back: bool = True) -> None:
         """Own these no more; what is not ``put_back`` stays written down."""
@@ -412,11 +406,10 @@ class Owned:
                 os.close(handle)
 
 
-def owners(gpu: str | None = None) -> Iterator[Owner]:
-    """Owners that are written down since this machine was started, living or dead; of one GPU or of all."""
-    pattern = "*.json" if gpu is None else f"{_file_name(gpu)}.json"
+def owners() -> Iterator[Owner]:
+    """Owners that are written down since this machine was started, living or dead."""
     for folder in _folders():
-        for file in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+        for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
             with suppress(OSError, ValueError, KeyError, TypeError):  # empty, or of something else
                 yield _read(file)
 
@@ -507,7 +500,3 @@ def _taken(gpu: str, file: Path) -> DeviceError:
         f"{words[0].upper()}{words[1:]} holds the clocks of these GPUs ({gpu}); wait for it, or choose others with "
         "CUDA_VISIBLE_DEVICES."
     )
-
-
-def _file_name(gpu: str) -> str:
-    return re.sub(r"[^\w.-]", "_", gpu)

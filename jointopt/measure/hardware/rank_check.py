@@ -92,11 +92,7 @@ def stated_by(words: Sequence[str], folder: Path) -> list[Stated]:
 
 def starts_ranks(words: Sequence[str], folder: Path) -> bool:
     """Whether a command starts processes of a distributed program, as far as its words and scripts say."""
-    return _mentions(words, folder, _LAUNCHERS)
-
-
-def _mentions(words: Sequence[str], folder: Path, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(text) for text in [" ".join(words), *_texts(words, folder, _SCRIPTS)])
+    return any(map(_LAUNCHERS.search, [" ".join(words), *_texts(words, folder, _SCRIPTS)]))
 
 
 def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Stated], by_stage: bool = True) -> None:
@@ -167,7 +163,7 @@ def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, st
     In a container they do so by `jointopt.report_stage` alone: it has a PYTHONPATH of its own, and not these files.
     """
     found, path = {FOLDER: str(reports)}, os.environ.get("PYTHONPATH")
-    if _mentions(words, folder, _CONTAINERS):
+    if any(map(_CONTAINERS.search, [" ".join(words), *_texts(words, folder, _SCRIPTS)])):
         return found
     hook = str(Path(__file__).with_name("stage_hook"))
     return found | {"PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}

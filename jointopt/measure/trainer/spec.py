@@ -49,11 +49,6 @@ class TrainSpec:
     seed: int = 0
     learning_rate: float = 1e-3
 
-    @property
-    def processes(self) -> int:
-        """Number of ranks."""
-        return self.dp * self.tp * self.pp * self.cp
-
     def text(self) -> str:
         """The JSON document of the fields."""
         return json.dumps(asdict(self), indent=1)

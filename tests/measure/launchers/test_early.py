@@ -16,8 +16,7 @@ from jointopt.core.facts import FailureKind
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.job import Job
 from jointopt.measure.base import EndsDominated
-from jointopt.measure.early import least_watts
-from jointopt.measure.local import LocalLauncher
+from jointopt.measure.local import LocalLauncher, least_watts
 from jointopt.measure.process import Program
 from jointopt.runs.readings import not_measured
 from jointopt.runs.rows import is_bounded, result_row

@@ -14,8 +14,8 @@ from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
 from jointopt.frameworks.logs import measured, read_log
 from jointopt.jobs.job import Job
-from jointopt.measure.early import Early
 from jointopt.measure.framework_launchers import framework_launcher
+from jointopt.measure.local import Early
 from jointopt.measure.slurm import End, SlurmLauncher
 from jointopt.runs.rows import is_bounded
 from tests.megatron import megatron_arguments, megatron_program

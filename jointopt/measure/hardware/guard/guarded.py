@@ -273,39 +273,34 @@ def settled() -> list[str]:
     files: list[Path] = []
     with suppress(OSError):  # the folder may be shared with other machines
         files = [file for file in sorted(state_folder("runs").glob("*.json")) if mine.fullmatch(file.name)]
-    return [sentence for file in files if (sentence := _settled(file))]
-
-
-def _settled(file: Path) -> str:
-    """A sentence on what became of the run of a record; blank where its tool lives, or that is no record."""
-    until = time.monotonic() + _BEING_ENDED_S
-    record = _read(file)
-    if record is None or (record["boot"] == boot_id() and lives(record["tool"], record["born_s"])):
-        return ""  # known by its birth, since a file system may know no locks
-    while is_locked(file):
-        if time.monotonic() > until:
-            return ""
-        time.sleep(0.05)
-    record = _read(file)
-    if record is None:  # ended in the usual way meanwhile
-        return ""
-    found = list(marked(record["mark"])) if record["boot"] == boot_id() else []
-    for process in found:
-        with suppress(psutil.Error):
-            process.kill()
-    alive = {process.pid for process in psutil.wait_procs(found, timeout=_END_S)[1]}
-    file.unlink(missing_ok=True)
-    left = []
-    for pid in sorted(alive | set(filter(psutil.pid_exists, record["left"]))):
-        left.append(str(pid))
-        with suppress(psutil.Error):
-            left[-1] += f" of {psutil.Process(pid).username()}"
-    whose = f"A run of process {record['tool']} ({record['command']}), which was killed,"
-    if left:
-        return f"{whose} has left processes that cannot be ended: {', '.join(left)}."
-    ended_s = record["ended_s"]
-    when = "" if ended_s is None else time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(ended_s))
-    return f"{whose} was ended{when}: none of its processes is left."
+    sentences = []
+    for file in files:
+        record, until = _read(file), time.monotonic() + _BEING_ENDED_S
+        if record is None or (record["boot"] == boot_id() and lives(record["tool"], record["born_s"])):
+            continue  # known by its birth, since a file system may know no locks
+        while is_locked(file) and time.monotonic() <= until:
+            time.sleep(0.05)
+        record = None if time.monotonic() > until else _read(file)
+        if record is None:  # its guardian is at work still, or it ended in the usual way meanwhile
+            continue
+        found = list(marked(record["mark"])) if record["boot"] == boot_id() else []
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        alive = {process.pid for process in psutil.wait_procs(found, timeout=_END_S)[1]}
+        file.unlink(missing_ok=True)
+        left = []
+        for pid in sorted(alive | set(filter(psutil.pid_exists, record["left"]))):
+            left.append(str(pid))
+            with suppress(psutil.Error):
+                left[-1] += f" of {psutil.Process(pid).username()}"
+        ended_s = record["ended_s"]
+        when = "" if ended_s is None else time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(ended_s))
+        ending = f"was ended{when}: none of its processes is left."
+        if left:
+            ending = f"has left processes that cannot be ended: {', '.join(left)}."
+        sentences.append(f"A run of process {record['tool']} ({record['command']}), which was killed, {ending}")
+    return sentences
 
 
 def _read(file: Path) -> dict[str, Any] | None:
