@@ -111,8 +111,7 @@ def run_all(
         return
     for place, plan in enumerate(plans):
         started = time.monotonic()
-        row = launcher.run(job, plan)
-        yield Ended(place, row, time.monotonic() - started)
+        yield Ended(place, launcher.run(job, plan), time.monotonic() - started)
 
 
 def narrowed(launcher: Launcher, job: Job) -> Job:
@@ -121,8 +120,7 @@ def narrowed(launcher: Launcher, job: Job) -> Job:
     One that leaves clocks to the driver runs plans at the top clock alone: those at others would be measured there and
     compared with what was predicted elsewhere. Raises LauncherError where that is none of it.
     """
-    narrow: Callable[[Job], Job] | None = getattr(launcher, "narrowed", None)
-    job = job if narrow is None else narrow(job)
+    job = getattr(launcher, "narrowed", lambda job: job)(job)
     if not getattr(launcher, "default_clocks", False):
         return job
     top_mhz = job.cluster.gpu.clock_max_mhz or max(job.search.clock_mhz)
@@ -173,8 +171,7 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
         raise UsageError(f"The launcher {name!r} has no option {key!r}{hint}.")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in given:
-            option = f"--{key.replace('_', '-')}"
-            raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line {option}.")
+            raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line --{key.replace('_', '-')}.")
     return make(**{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()})
 
 

@@ -1,4 +1,4 @@
-"""A training program on this machine: each run under the clocks of its plan, with a meter."""
+"""Training programs on this machine: each run at the clocks of its plan, with a meter, ended early if it is behind."""
 
 from __future__ import annotations
 
@@ -150,8 +150,7 @@ def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
     Student's bound, held in 95 % of cases, of the means of three spans as long as each other, each of which shows how
     much the power of one differs from that of the next.
     """
-    edges = np.linspace(start_s, end_s, SPANS + 1).tolist()
-    readings = [meter.reading(*edge) for edge in pairwise(edges)]
+    readings = [meter.reading(*span) for span in pairwise(np.linspace(start_s, end_s, SPANS + 1).tolist())]
     watts = np.array([one.total_energy_j / one.seconds for one in readings if one.seconds])
     if len(watts) < SPANS:
         return float("nan")
@@ -238,8 +237,9 @@ class Template:
             try:
                 parts = list(string.Formatter().parse(word))
             except ValueError as error:
-                text = f"--command: {error} in {word!r:.200}; a brace that is meant is written twice."
-                raise UsageError(text) from error
+                raise UsageError(
+                    f"--command: {error} in {word!r:.200}; a brace that is meant is written twice."
+                ) from error
             for _, name, form, conversion in parts:
                 if name is not None and (form or conversion or not name.isidentifier()):
                     raise UsageError(
@@ -284,8 +284,9 @@ def command_values(job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str,
     stated |= {"model": model.name, "framework": training.framework.name, "gpu": cluster.gpu.id}
     given = {name: value for name, value in plan.items() if name in FIELDS and not is_blank(value)}
     values = {**stated, "nodes": cluster.nodes, **given, _FOLDER: folder, RESULT_FIELD: folder / _FILE}
-    sequences = int(plan["dp"]) * int(plan["micro_batch_size"])
-    return values | {"num_micro_batches": training.global_batch_size // sequences}
+    return values | {
+        "num_micro_batches": training.global_batch_size // int(plan["dp"]) // int(plan["micro_batch_size"])
+    }
 
 
 class CommandProgram(Program):
@@ -314,12 +315,10 @@ class CommandProgram(Program):
         except (ValueError, RecursionError, OSError) as error:
             if is_full(folder):
                 return failed_row(Failure(FailureKind.DISK_FULL, "the disk is full"))
-            reason = f"is no JSON: {error}"
-        else:
-            reason = _contradiction(given, job.cluster.num_gpus)
+            return failed_row(Failure(FailureKind.RESULT, f"the result file is no JSON: {error}"))
+        cells, reason = _cells(given, job.cluster.num_gpus)
         if reason:
             return failed_row(Failure(FailureKind.RESULT, f"the result file {reason}"))
-        cells = _cells(given)
         unknown = [f"{key}{nearest(key, RESULTS)}" for key in given if key not in (*RESULTS, *WINDOW)]
         notes = joined_notes(str(cells.pop("notes", "")), f"not read: {', '.join(unknown)}" if unknown else "")
         status = str(cells.pop("status", STATUSES[0])).strip().lower()
@@ -329,40 +328,29 @@ class CommandProgram(Program):
             row = failed_row(failure_in({"status": status, "notes": notes})) | {"notes": notes}
         window, iterations = (given.get(name) for name in WINDOW)  # in which meters can measure its energy
         is_window = isinstance(window, list) and len(window) == 2 and all(map(is_number, window))
-        if (
-            is_window
-            and isinstance(iterations, int)
-            and is_whole(iterations)
-            and iterations > 0
-            and window[0] < window[1]
-        ):
+        is_count = isinstance(iterations, int) and is_whole(iterations) and iterations > 0
+        if is_window and is_count and window[0] < window[1]:
             row |= {name: given[name] for name in WINDOW}
         return row
 
 
-def _contradiction(given: Any, num_gpus: int) -> str:
-    """The part of a result that cannot be true, in words that go on after "the result file"; blank: there is none."""
+def _cells(given: Any, num_gpus: int) -> tuple[dict[str, Any], str]:
+    """The result columns that hold something, or why they cannot be true, in words that follow "the result file"."""
     if not isinstance(given, dict):
-        return f"must hold an object of columns; got {given!r:.60}"
+        return {}, f"must hold an object of columns; got {given!r:.60}"
     nested = next((name for name in RESULTS if isinstance(given.get(name), dict | list)), None)
     if nested:
-        return f"is wrong: {nested} must be one value, got {given[nested]!r:.60}"
-    cells = _cells(given)
+        return {}, f"is wrong: {nested} must be one value, got {given[nested]!r:.60}"
+    cells = {name: given[name] for name in RESULTS if not is_blank(given.get(name)) and str(given[name]).strip()}
     if cells.get("status", "ok") == "ok" and "iteration_time_s" not in cells:
         if "iteration_time_s" in given:
             got = json.dumps(given["iteration_time_s"])
-            return f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
+            return {}, f"is wrong: iteration_time_s must be a number of seconds; got {got:.60}"
         near = any(nearest(key, ["iteration_time_s"]) for key in given)
         got = f"iteration_time_s is missing; got {', '.join(map(str, given)) or 'nothing'}"
-        return f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
+        return {}, f"is wrong: {got:.200}" + ("; iteration_time_s is how it is spelled" if near else "")
     _, problems = check_measurements(pd.DataFrame([cells | {"num_gpus": num_gpus}]))
-    return f"is wrong: {problems[0].column}: {problems[0].message}" if problems else ""
-
-
-def _cells(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The result columns that hold something."""
-    held = {name: value for name in RESULTS if not is_blank(value := given.get(name))}
-    return {name: value for name, value in held.items() if str(value).strip()}
+    return cells, f"is wrong: {problems[0].column}: {problems[0].message}" if problems else ""
 
 
 class CommandLauncher(LocalLauncher):

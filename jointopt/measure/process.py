@@ -90,7 +90,7 @@ def run_in_foreground(
             while program.wait(_POLL_S) is None and time.monotonic() < until and len(arrived) < 2:
                 for number in arrived[passed_on:]:
                     passed_on, until = passed_on + 1, time.monotonic() + grace_s
-                    with suppress(OSError, ValueError):  # of no terminal; its Ctrl-C has reached the foreground group
+                    with suppress(OSError, ValueError):  # where a terminal's Ctrl-C has reached it already
                         if number == signal.SIGINT and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
                             continue
                     program.signal(number)

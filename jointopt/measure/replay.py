@@ -79,8 +79,7 @@ class ReplayLauncher:
         wanted = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0].to_dict()
         rows = np.flatnonzero(self._belongs(job) & self._agree(wanted))
         if not len(rows):
-            of_plan = {k: v for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan"}
-            words = " ".join(f"{name}={value}" for name, value in of_plan.items())
+            words = " ".join(f"{k}={v}" for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan")
             raise LauncherError(f"The plan {words} is not a row of the table, and replay can return nothing else.")
         order = self._rows.loc[rows].sort_values("iteration_time_s", na_position="last", kind="stable")
         return {str(k): v for k, v in order.iloc[0].items()}

@@ -201,8 +201,8 @@ class SlurmLauncher:
         """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
         log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole_log, tail_of))
         failure = why_failed(end, end_of_log, folder, self.limit_s)
-        completed = end.written is not None or (end.job is not None and end.job.state == "COMPLETED")
-        whole = end.code == 0 and completed  # the program itself came to its end
+        # the program itself came to its end
+        whole = end.code == 0 and (end.written is not None or (end.job is not None and end.job.state == "COMPLETED"))
         row = with_log(outcome(self.program.results(job, folder, log), whole, failure), folder / LOG, True)
         if self._metered(job):
             conditions.check_settable(folder, end.code, end_of_log)
@@ -483,8 +483,8 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     if state in _STATES and failure_of(log, 1, False, limit_s).kind is not FailureKind.OOM:
         return _STATES[state]
     if end.job is not None and end.job.state not in control.ENDED and end.written is None:
-        last = f"given up after {end.job.restarts} requeues, the last for {end.job.reason}"
-        return Failure(FailureKind.CLUSTER, last)
+        words = f"given up after {end.job.restarts} requeues, the last for {end.job.reason}"
+        return Failure(FailureKind.CLUSTER, words)
     if end.written is None and end.job is None:
         return Failure(FailureKind.CLUSTER, "Slurm no longer knows the job, and it wrote down no exit status")
     if end.code == 0 and is_full(folder):

@@ -90,8 +90,7 @@ def submit(script: Path) -> int:
 def named(name: str, report: Report = lambda text: None) -> int | None:
     """The last of this user's jobs with that name that is not over, if there is one."""
     done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], report)
-    numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
-    return max(numbers, default=None)
+    return max((int(word) for word in done.stdout.split() if word.isdigit()), default=None)
 
 
 def state(number: int, report: Report = lambda text: None) -> SlurmJob | None:

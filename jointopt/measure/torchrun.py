@@ -79,8 +79,8 @@ class TorchrunProgram(Program):
         model = job.model
         try:
             found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
-            window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
-            seconds = found["iteration_s"]
+            measured_s, seconds = found["measured_s"], found["iteration_s"]
+            window = {"measured_s": measured_s, "iterations": len(seconds)}
             if found.get("behind_s"):
                 return row_of_bound(seconds, found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]} | window
             losses = found["loss"]

@@ -55,8 +55,8 @@ class Conditions:
         if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
             # others held memory: a failure from which nothing is learned
             words = f"out of memory, with {'; '.join(dict.fromkeys(taken))}"
-            notes = joined_notes(words, row.get("notes"))
-            row = dict(row) | failed_row(Failure(FailureKind.OCCUPIED, words)) | {"notes": notes}
+            failed = failed_row(Failure(FailureKind.OCCUPIED, words))
+            row = dict(row) | failed | {"notes": joined_notes(words, row.get("notes"))}
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
         return self.with_reading(row, reading, window_s, iterations)
 
@@ -108,9 +108,8 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Any
     if not driver:
         yield Conditions(plan)
         return
-    settings = plan_settings(plan, default_clocks=default_clocks)
-    with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
-        ranks = range(int(num_gpus(plan)))
+    settings, ranks = plan_settings(plan, default_clocks=default_clocks), range(int(num_gpus(plan)))
+    with metered(ranks, clock) as meter, locked(settings) as held:
         meter.also = held.look
         conditions = Conditions(plan, meter, held, settings, default_clocks, shared=occupants(ranks))
         for one in conditions.shared:
@@ -128,8 +127,6 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Any
 
 _PLAN, _READING = "plan.json", "reading-{}.json"
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
-_CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
-_SIGNALLED = 128  # exit codes above it name a signal
 
 
 def metered_words(
@@ -155,13 +152,12 @@ def write_plan(plan: Mapping[str, Any], folder: Path) -> None:
 def check_settable(folder: Path, code: int, log: str) -> None:
     """LauncherError, with the node's own message, where `jointopt exec` could not set GPUs and started nothing.
 
-    Clocks that may not be set are no fault of a plan. Slurm ends the other nodes of a step when one has failed, and
-    then states the signal that ended them as exit ``code``.
+    Its exit code is 1 then, which is no fault of a plan. Slurm ends the other nodes of a step when one has failed, and
+    states the signal that ended them as exit ``code``.
     """
-    found, cannot = _REFUSED.search(log), code == _CANNOT_SET or code > _SIGNALLED
-    if found and cannot and not list(folder.glob(_READING.format("*"))):
-        known = "--default-clocks" in found[1]
-        choice = "" if known else " With --default-clocks runs go on at those of the driver."
+    found = _REFUSED.search(log)
+    if found and (code == 1 or code > 128) and not list(folder.glob(_READING.format("*"))):
+        choice = "" if "--default-clocks" in found[1] else " With --default-clocks runs go on at those of the driver."
         raise LauncherError(f"On a node: {found[1]}{choice}")
 
 

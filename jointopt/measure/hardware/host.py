@@ -88,8 +88,7 @@ def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
             with suppress(DeviceError):
                 limit_w = gpus.power_limit_w(i)
             low, high = (float(clocks[-1]), float(clocks[0])) if clocks else (None, None)
-            profiles = ", ".join(gpus.offered_profiles(i))
-            found.append(FoundGpu(name, same.memory_gib, low, high, limit_w, profiles))
+            found.append(FoundGpu(name, same.memory_gib, low, high, limit_w, ", ".join(gpus.offered_profiles(i))))
     except DeviceError as error:
         return (), str(error)
     return tuple(found), ""

@@ -102,8 +102,7 @@ class Gpus:
         """SM clocks that the GPU has at its fastest memory clock, highest first; empty where they are not known."""
         gpu = self._gpus[index]
         try:
-            memory_mhz = max(gpu.get_supported_memory_clocks())
-            return sorted(gpu.get_supported_graphics_clocks(memory_mhz), reverse=True)
+            return sorted(gpu.get_supported_graphics_clocks(max(gpu.get_supported_memory_clocks())), reverse=True)
         except _zeus_errors():
             return []
 
@@ -141,8 +140,8 @@ class Gpus:
                 f"{self.name(index)} takes no power limit of {limit_w:g} W; it takes {low / 1e3:g} to {high / 1e3:g} W."
             )
         milliwatts = round(1e3 * limit_w)
-        gpu = self._gpus[index]
-        _answer(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+        query = partial(self._gpus[index].set_power_management_limit, milliwatts)
+        _answer(query, index, f"a power limit of {limit_w:g} W")
 
     def offered_profiles(self, index: int) -> tuple[str, ...]:
         """Names of the workload power profiles that the driver offers, such as max-q; empty where it has none.
@@ -185,9 +184,9 @@ class Gpus:
                 if name in changed:
                     request.requestedProfilesMask.mask[number // _BITS] |= 1 << number % _BITS
             call = getattr(self._nvml, f"nvmlDeviceWorkloadPowerProfile{how}RequestedProfiles")
-            query = partial(call, self._gpus[index].handle, byref(request))
+            words = f"{what} the power profile {'+'.join(changed)}"
             try:
-                _answer(query, index, f"{what} the power profile {'+'.join(changed)}")
+                _answer(partial(call, self._gpus[index].handle, byref(request)), index, words)
             except DevicePermissionError as error:  # its sentence names Zeus' daemon, which sets no profiles
                 raise DevicePermissionError(
                     f"{self.name(index)} refuses a power profile: setting one needs root."
@@ -320,8 +319,7 @@ class Meter:
     def _sample(self, gpus: Gpus, wanted: list[int]) -> None:
         with self._sampling:
             before = self._clock.time()
-            samples = [gpus.sample(index) for index in wanted]
-            self._samples.append(samples)
+            self._samples.append([gpus.sample(index) for index in wanted])
             self._times.append((before + self._clock.time()) / 2)
         if len(self._times) > _MOST_SAMPLES:
             self._times, self._samples = self._times[::2], self._samples[::2]

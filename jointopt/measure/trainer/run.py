@@ -84,8 +84,7 @@ def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device)
 def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random tokens of this rank, (sequences, tokens): every layout cuts the same global batch."""
     generator = torch.Generator().manual_seed(spec.seed)
-    shape = (spec.global_batch_size, spec.seq_length + 1)
-    tokens = torch.randint(spec.vocab_size, shape, generator=generator)
+    tokens = torch.randint(spec.vocab_size, (spec.global_batch_size, spec.seq_length + 1), generator=generator)
     mine = tokens.chunk(spec.dp)[mesh["dp"].get_local_rank()]
     x, y = (t.chunk(spec.cp, 1)[mesh["cp"].get_local_rank()] for t in (mine[:, :-1], mine[:, 1:]))
     return x.to(device), y.to(device)

@@ -77,9 +77,8 @@ class _Finder(MetaPathFinder):
         """The module's own spec; None for all modules that are not known."""
         if name not in _KNOWN:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((found for found in specs if found is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
