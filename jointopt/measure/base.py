@@ -172,10 +172,10 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in given:
             raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line --{key.replace('_', '-')}.")
-    return make(**{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()})
+    return make(**{key: _option_value(name, key, parameters[key].annotation, value) for key, value in given.items()})
 
 
-def _fitting(launcher: str, key: str, annotation: Any, value: Any) -> Any:
+def _option_value(launcher: str, key: str, annotation: Any, value: Any) -> Any:
     """The value if it is of its annotated type, paths as `Path`."""
     union = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
     kinds = [get_origin(kind) or kind for kind in union]

@@ -22,7 +22,7 @@ from jointopt.measure.hardware import conditions
 from jointopt.measure.local import (
     FIELDS,
     RESULT_FIELD,
-    Early,
+    EarlyEnd,
     LocalLauncher,
     Template,
     command_values,
@@ -87,7 +87,7 @@ class CommandStartedLauncher(LocalLauncher):
         folder = Path("FOLDER")
         return f"{sh_command(self._words(job, plan, folder))}\n\n# {_FILE}\n{self._start(job, plan, folder)}"
 
-    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
+    def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path, early: EarlyEnd) -> dict[str, Any]:
         conditions.write_plan(plan, folder)
         start, log = folder / _FILE, early.log
         folder.chmod(0o755)
@@ -99,23 +99,23 @@ class CommandStartedLauncher(LocalLauncher):
         failure = failure_of(text, ended.code, ended.timed_out, self.limit_s)
         failure = failure_without_result(self.program, folder, failure, whole)
         row = with_log(outcome(self.program.results(job, folder, text), whole, failure), log, True)
-        if not self._metered(job):
+        if not self._is_metered(job):
             unset = "" if row["status"] != STATUSES[0] or self.default_clocks else "clocks were not set"
             return row | {"notes": joined_notes(row["notes"], unset)}
         conditions.check_settable(folder, ended.code, text)
         return conditions.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, text)
 
-    def _metered(self, job: Job) -> bool:
+    def _is_metered(self, job: Job) -> bool:
         return self.meter and job.cluster.gpu.id != "cpu-core" and job.slurm.gpu_request != NO_GPU_REQUEST
 
     def _words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
         values = command_values(job, plan, folder) | {START: folder / _FILE, LOG: folder / _LOG}
-        return self.template.filled(values)
+        return self.template.fill(values)
 
     def _start(self, job: Job, plan: Mapping[str, Any], folder: Path) -> str:
         bare = replace(job, slurm=replace(job.slurm, container=None))  # which is the command's own affair
         words = self.program.words(bare, plan, folder)
-        if self._metered(job):
+        if self._is_metered(job):
             words = conditions.metered_words(words, job, folder, self.default_clocks, self.program.shows_ranks)
         port = 20_000 + sum(map(ord, folder.name)) % 12_000
         return _TEMPLATE.format(nodes=job.cluster.nodes, port=port, command=shell_words(words))

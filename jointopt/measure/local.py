@@ -38,7 +38,7 @@ SPANS = 3  # of the time that a run was metered for, whose powers are compared
 _SPAN_S = 1.1 * LEAST_WINDOW_S  # least length of one
 
 
-def of_program(name: str) -> Any:
+def program_attribute(name: str) -> Any:
     """An attribute of a launcher that is its program's."""
     return property(
         lambda launcher: getattr(launcher.program, name), lambda launcher, value: setattr(launcher.program, name, value)
@@ -55,9 +55,9 @@ class LocalLauncher:
     on_nodes = "use --launcher slurm"  # the advice for several nodes; blank: the program is started there too
     sets_clocks = True  # those of this machine
     log_name = ""  # of the log in a folder that stays in ``logs``; blank: the log alone stays
-    behind_s: float = of_program("behind_s")  # as of `EndsEarly`
-    behind_both: Sequence[tuple[float, float]] = of_program("behind_both")  # as of `EndsDominated`
-    narrowed: Any = of_program("narrowed")
+    behind_s: float = program_attribute("behind_s")  # as of `EndsEarly`
+    behind_both: Sequence[tuple[float, float]] = program_attribute("behind_both")  # as of `EndsDominated`
+    narrowed: Any = program_attribute("narrowed")
 
     def __init__(self, program: Program, limit_s: float, logs: Path | None, default_clocks: bool) -> None:
         self.name, self.program, self.limit_s, self.logs = program.name, program, limit_s, logs
@@ -84,13 +84,13 @@ class LocalLauncher:
             try:
                 with under_plan(plan, self.default_clocks) if metered else nullcontext(Conditions(plan)) as conditions:
                     self.program.prepare(job, plan, folder, 0.0 if conditions.meter is None else MEASURE_S)
-                    row = self._measured(job, plan, folder, Early(self.program, job, log, conditions.meter))
+                    row = self._measure(job, plan, folder, EarlyEnd(self.program, job, log, conditions.meter))
             except PlanError as error:  # the GPUs here have no such clock
                 return dict(plan) | failed_row(Failure(FailureKind.CLOCKS, str(error)))
             except ExportError as error:  # another plan may have words
                 return dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
             window, iterations = (row.pop(name, usual) for name, usual in zip(WINDOW, (None, 1), strict=True))
-            return dict(plan) | conditions.added_to(row, window, iterations)
+            return dict(plan) | conditions.with_meter(row, window, iterations)
 
     @contextmanager
     def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
@@ -103,11 +103,11 @@ class LocalLauncher:
             with scratch_folder() as scratch:
                 yield scratch, scratch / self.log_name if self.log_name else new_log(self.logs or scratch, plan)
 
-    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
+    def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path, early: EarlyEnd) -> dict[str, Any]:
         program, log = self.program, early.log
         ended = run_program(
             program.words(job, plan, folder, alone=True), log, limit_s=self.limit_s, env=program.environment,
-            cwd=program.cwd, over=early.over if self.behind_s or self.behind_both else None,
+            cwd=program.cwd, over=early.is_due if self.behind_s or self.behind_both else None,
         )  # fmt: skip
         if early.row is not None:
             row = early.row
@@ -137,7 +137,7 @@ def failure_without_result(program: Program, folder: Path, failure: Failure, who
 # Runs that are clearly behind, recognised by the iterations in their logs while they run, and ended.
 
 
-def row_of_bound(seconds: Sequence[float], behind_s: float) -> dict[str, Any]:
+def row_ended_early(seconds: Sequence[float], behind_s: float) -> dict[str, Any]:
     """The result columns of a run that was ended after iterations of these seconds: the least of them is its time."""
     least = min(seconds)
     words = f"ended early: each of {len(seconds)} iterations took {least:.4g} s or more, beyond {behind_s:.4g}"
@@ -157,8 +157,8 @@ def least_watts(meter: Meter, start_s: float, end_s: float) -> float:
     return float(watts.mean() - stdtrit(SPANS - 1, 0.95) * watts.std(ddof=1) / np.sqrt(SPANS))
 
 
-class Early:
-    """A look at the log of one run now and then: `over` is true once the run is behind, whose `row` is then known.
+class EarlyEnd:
+    """A look at the log of one run now and then: `is_due` is true once the run is behind, whose `row` is then known.
 
     ``meter``: that of its GPUs, by which it may be behind in time and energy (`EndsDominated`).
     """
@@ -168,7 +168,7 @@ class Early:
         self._since_s: float | None = None  # when a look first saw a measured iteration
         self.row: dict[str, Any] | None = None
 
-    def over(self) -> bool:
+    def is_due(self) -> bool:
         """Whether its first measured iterations all took longer than ``behind_s``, or it is beyond ``behind_both``.
 
         The least of them is its time, a lower bound. Its power is known by `SPANS` spans that each hold an iteration
@@ -181,7 +181,7 @@ class Early:
         seconds, known = program.progress(self._job, text)
         first = seconds[:JUDGED_ON]
         if program.behind_s and len(first) == JUDGED_ON and min(first) > program.behind_s:
-            self.row = row_of_bound(first, program.behind_s) | dict(known)
+            self.row = row_ended_early(first, program.behind_s) | dict(known)
         elif meter is not None and seconds:
             now_s = meter.now()
             since_s = self._since_s = self._since_s or now_s
@@ -190,7 +190,7 @@ class Early:
             least_s, watts = min(first), least_watts(meter, since_s, now_s)
             beyond = [bound for bound in program.behind_both if least_s > bound[0] and least_s * watts > bound[1]]
             if beyond:
-                row = row_of_bound(first, beyond[0][0]) | dict(known)
+                row = row_ended_early(first, beyond[0][0]) | dict(known)
                 words = f"; at {watts:,.0f} W or more an iteration takes {least_s * watts:,.4g} J, beyond "
                 row |= {"notes": f"{row['notes']}{words}{beyond[0][1]:,.4g}", "energy_j": least_s * watts}
                 self.row = row | dict(zip(WINDOW, ([since_s, now_s], len(seconds)), strict=True))
@@ -256,7 +256,7 @@ class Template:
         if needed not in self.fields:
             raise UsageError(f"--command must hold {{{needed}}}: {_NEEDED[needed]}.")
 
-    def filled(self, values: Mapping[str, Any]) -> list[str]:
+    def fill(self, values: Mapping[str, Any]) -> list[str]:
         """The words for one plan. Raises UsageError for a field that the plan leaves blank."""
         words = {name: word(name, values.get(name)) for name in self.fields}
         return [word.format_map(words) for word in self.words]
@@ -301,7 +301,7 @@ class CommandProgram(Program):
 
     def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
         """The words that start the program."""
-        return self.template.filled(command_values(job, plan, folder))
+        return self.template.fill(command_values(job, plan, folder))
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
         """The row in the file that the program wrote; one that cannot be true is a failed run that says why."""

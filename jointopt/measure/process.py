@@ -56,7 +56,7 @@ def run_program(
     with files_of_a_run():
         out = log.open("ab")
     with out:
-        program = _started(command, env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        program = _start_program(command, env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
     until, look_s, timed_out = time.monotonic() + limit_s, math.inf if over is None else _LOOK_S, False
     try:
         while not timed_out and program.wait(min(look_s, until - time.monotonic())) is None:
@@ -84,7 +84,7 @@ def run_in_foreground(
     """
     until = math.inf
     with catch_signals() as arrived:
-        program = _started(command, env, foreground=True, linger_s=_LINGER_S)
+        program = _start_program(command, env, foreground=True, linger_s=_LINGER_S)
         passed_on = 0
         try:
             while program.wait(_POLL_S) is None and time.monotonic() < until and len(arrived) < 2:
@@ -105,7 +105,7 @@ def run_in_foreground(
     return code if code >= 0 else 128 - code
 
 
-def _started(command: Sequence[str], env: Mapping[str, str] | None, **options: Any) -> Guarded:
+def _start_program(command: Sequence[str], env: Mapping[str, str] | None, **options: Any) -> Guarded:
     """The program under a guardian, once what killed tools have left is ended; it counts GPUs as the meter does."""
     for sentence in settled():
         _log.info(sentence)

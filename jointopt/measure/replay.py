@@ -53,12 +53,12 @@ class ReplayLauncher:
 
     def candidates(self, job: Job) -> Columns:
         """Distinct runs of the job in the table's order; LauncherError where the table holds none."""
-        belongs = self._belongs(job)
+        belongs = self._rows_of(job)
         if belongs.any():
             distinct = self._clean[belongs].drop_duplicates(subset=self._inputs).index
             return {name: self._rows.loc[distinct, name].to_numpy() for name in self._inputs}
         wanted = _workload(job)
-        matches = {name: self._agree({name: value}).sum() for name, value in wanted.items()}
+        matches = {name: self._agreeing_rows({name: value}).sum() for name, value in wanted.items()}
         name = min(matches, key=lambda key: matches[key])
         if matches[name]:  # of each column alone some row has what the job needs
             some = [f"{key} {wanted[key]}" for key, count in matches.items() if count < len(self._clean)]
@@ -77,18 +77,18 @@ class ReplayLauncher:
             clocks = isinstance(value, list | tuple | np.ndarray)  # as a table writes them
             cells[name] = [";".join(f"{clock:g}" for clock in value) if clocks else value]
         wanted = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0].to_dict()
-        rows = np.flatnonzero(self._belongs(job) & self._agree(wanted))
+        rows = np.flatnonzero(self._rows_of(job) & self._agreeing_rows(wanted))
         if not len(rows):
             words = " ".join(f"{k}={v}" for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan")
             raise LauncherError(f"The plan {words} is not a row of the table, and replay can return nothing else.")
         order = self._rows.loc[rows].sort_values("iteration_time_s", na_position="last", kind="stable")
         return {str(k): v for k, v in order.iloc[0].items()}
 
-    def _belongs(self, job: Job) -> Bools:
+    def _rows_of(self, job: Job) -> Bools:
         """Rows of the job, and those comparable with one of them."""
         if self._last is not None and self._last[0] is job:
             return self._last[1]
-        mask = self._agree(_workload(job))
+        mask = self._agreeing_rows(_workload(job))
         if "block" in self._clean:  # blank is a whole model
             mask &= (self._clean["block"].fillna("") == job.model.block).to_numpy(bool)
         elif job.model.block:
@@ -97,12 +97,12 @@ class ReplayLauncher:
             groups = self._clean["group"][mask].dropna().unique()
             mask |= self._clean["group"].isin(groups).to_numpy()
         for name in ("attention", "fused_norm"):  # the job's kernels where there are any: the table then knows better
-            own = mask & self._agree({name: getattr(job.training, name)})
+            own = mask & self._agreeing_rows({name: getattr(job.training, name)})
             mask = own if own.any() else mask
         self._last = job, mask
         return mask
 
-    def _agree(self, wanted: Mapping[Any, Any]) -> Bools:
+    def _agreeing_rows(self, wanted: Mapping[Any, Any]) -> Bools:
         """Rows whose cells are those that are wanted, or blank: unknown contradicts nothing."""
         mask = np.ones(len(self._clean), bool)
         for name, value in wanted.items():

@@ -31,7 +31,7 @@ from jointopt.measure.base import Ended, Report
 from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.hardware import conditions
 from jointopt.measure.hardware.host import SLURM_COMMANDS
-from jointopt.measure.local import CommandProgram, Early, of_program, word
+from jointopt.measure.local import CommandProgram, EarlyEnd, program_attribute, word
 from jointopt.measure.process import Program, tail_of, whole_log
 from jointopt.measure.slurm_commands import NoAnswerError, RefusedError, SlurmJob
 from jointopt.measure.torchrun import TorchrunProgram
@@ -56,8 +56,8 @@ class SlurmLauncher:
     """
 
     name = "slurm"
-    behind_s: float = of_program("behind_s")  # as of `EndsEarly`
-    narrowed: Any = of_program("narrowed")
+    behind_s: float = program_attribute("behind_s")  # as of `EndsEarly`
+    narrowed: Any = program_attribute("narrowed")
 
     def __init__(
         self, folder: Path = DEFAULT_FOLDER, limit_s: float = 1800.0, program: str | Program | None = None,
@@ -124,7 +124,7 @@ class SlurmLauncher:
         try:
             yield from fleet.ended()
         except KeyboardInterrupt:
-            yield from fleet.rescued()
+            yield from fleet.rescue()
             raise
         except GeneratorExit:
             fleet.cancel()
@@ -137,13 +137,13 @@ class SlurmLauncher:
         if self.program.contained:
             seen = [Path.cwd(), self.folder, *([self.program.cwd] if self.program.cwd else [])]
             words = [*container_words(job.slurm, seen), *words]
-        if self._metered(job):
+        if self._is_metered(job):
             words = conditions.metered_words(words, job, place, self.default_clocks, self.program.shows_ranks)
         name = _submission_name(place)
         about = " ".join(f"{key}={word(key, value)}" for key, value in plan_cells(plan).items())
         return script_text(name, job.cluster, job.slurm, words, place, self.limit_s, about)
 
-    def submitted(
+    def submit(
         self, job: Job, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]
     ) -> tuple[int | None, str]:
         """The Slurm job of the folder, of an earlier process or a new one, and how it was found.
@@ -153,9 +153,9 @@ class SlurmLauncher:
         name, known = _submission_name(folder), None
         with suppress(OSError, ValueError, KeyError, TypeError):
             known = int(json.loads((folder / _STATE).read_text(encoding="utf-8"))["job"])
-        known = known or control.named(name, report)
+        known = known or control.job_of_name(name, report)
         # a number may be another job's: they start again where a cluster is set up anew
-        if written_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
+        if exit_status_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
         try:
             self.program.prepare(job, plan, folder)
@@ -166,7 +166,7 @@ class SlurmLauncher:
         try:
             number = control.submit(folder / _SCRIPT)
         except RefusedError:
-            taken = control.named(name, report)  # Slurm may have taken the job, and its answer was lost
+            taken = control.job_of_name(name, report)  # Slurm may have taken the job, and its answer was lost
             if taken is None:
                 raise
             number = taken
@@ -190,11 +190,11 @@ class SlurmLauncher:
                     digests[i] = hashlib.sha256(Path(word_).read_bytes()).hexdigest()
         where = [getattr(job.slurm, name) for name in _WHERE]
         parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), words, options, digests, where,
-                 [self.default_clocks, self._metered(job)]]  # fmt: skip
+                 [self.default_clocks, self._is_metered(job)]]  # fmt: skip
         text = json.dumps(parts, sort_keys=True, default=str)
         return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def _metered(self, job: Job) -> bool:
+    def _is_metered(self, job: Job) -> bool:
         return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
 
     def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class SlurmLauncher:
         # the program itself came to its end
         whole = end.code == 0 and (end.written is not None or (end.job is not None and end.job.state == "COMPLETED"))
         row = with_log(outcome(self.program.results(job, folder, log), whole, failure), folder / LOG, True)
-        if self._metered(job):
+        if self._is_metered(job):
             conditions.check_settable(folder, end.code, end_of_log)
             row = conditions.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, log)
         row = {name: value for name, value in row.items() if name in COLUMNS or name == "failure"}
@@ -252,26 +252,26 @@ class Fleet:
             time.sleep(wait_s)
             wait_s = min(1.5 * wait_s, self._launcher.poll_s)
             for place in list(self._flights):
-                if found := self._looked_at(place):
-                    yield from self._handed_over(place, found)
+                if found := self._look_at(place):
+                    yield from self._hand_over(place, found)
                     wait_s = first_s
                     yield from self._submit()
         if self._error is not None:
             raise self._error
 
-    def rescued(self) -> Iterator[Ended]:
+    def rescue(self) -> Iterator[Ended]:
         """The runs that have ended before an interrupt; all others are cancelled."""
-        over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
+        over = [place for place, flight in self._flights.items() if exit_status_in(flight.folder) is not None]
         self.cancel()
         for place in over:
-            if found := self._looked_at(place):
-                yield from self._handed_over(place, found)
+            if found := self._look_at(place):
+                yield from self._hand_over(place, found)
 
     def cancel(self) -> None:
         """End all jobs but those that have a result, which stays to be found, as does a job that goes on."""
-        going = {place: f for place, f in self._flights.items() if written_in(f.folder) is None}
+        going = {place: f for place, f in self._flights.items() if exit_status_in(f.folder) is None}
         # one that was interrupted while Slurm took it, or not, is known by its name alone
-        known = [f.number if f.sent else control.named(_submission_name(f.folder)) for f in going.values()]
+        known = [f.number if f.sent else control.job_of_name(_submission_name(f.folder)) for f in going.values()]
         numbers = [number for number in known if number]
         trouble = control.cancel(numbers)
         for place, flight in going.items():
@@ -322,19 +322,19 @@ class Fleet:
         except OSError as error:
             raise _unwritable(launcher.folder, error) from error
         flight = self._flights[place] = Submission(plan, folder, report)
-        flight.number, words = launcher.submitted(self._job, plan, folder, report)
+        flight.number, words = launcher.submit(self._job, plan, folder, report)
         report(words)
         flight.sent = True
 
-    def _looked_at(self, place: int) -> tuple[dict[str, Any], End] | None:
+    def _look_at(self, place: int) -> tuple[dict[str, Any], End] | None:
         """Row and end of a job that is over, or that is cancelled because its log says that it is clearly behind."""
         flight, launcher = self._flights[place], self._launcher
         try:
             end = flight.look() if flight.sent else None
             if end is not None:
                 return launcher.row(self._job, flight.plan, flight.folder, end), end
-            early = Early(launcher.program, self._job, flight.folder / LOG)
-            if not early.over() or early.row is None or flight.number is None or control.cancel([flight.number]):
+            early = EarlyEnd(launcher.program, self._job, flight.folder / LOG)
+            if not early.is_due() or early.row is None or flight.number is None or control.cancel([flight.number]):
                 return None
             end = End(control.state(flight.number, flight.report), None)
             row = dict(flight.plan) | with_log(early.row, early.log, True)
@@ -345,7 +345,7 @@ class Fleet:
             self._fail(place, error)
             return None
 
-    def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
+    def _hand_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
         """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""
         flight, (row, end) = self._flights.pop(place), found
         # seconds for which the job held its GPUs: the queue costs none
@@ -419,7 +419,7 @@ class Submission:
 
     def look(self) -> End | None:
         """The end of the job, None while it waits or runs. Raises LauncherError where it can never start."""
-        written = written_in(self.folder)
+        written = exit_status_in(self.folder)
         job = None if self.number is None else control.state(self.number, self.report)
         if written is not None and written[0] == 0:
             return End(job, written)
@@ -427,7 +427,7 @@ class Submission:
             if job is not None and job.state in _MAY_COME_BACK and not self._doubted:  # Slurm may put it back
                 self._doubted = True
                 return None
-            written = written_in(self.folder)
+            written = exit_status_in(self.folder)
             has_written = job is None or job.state in ("COMPLETED", "FAILED")
             if written is None and has_written and not is_full(self.folder):  # the shared folder may be late to show it
                 self._late_until = self._late_until or time.monotonic() + _GRACE_S
@@ -450,7 +450,7 @@ class Submission:
         return None
 
 
-def written_in(folder: Path) -> tuple[int, int] | None:
+def exit_status_in(folder: Path) -> tuple[int, int] | None:
     """The exit status that a job wrote down, and the seconds that it ran; None while there is none that can be read."""
     try:
         # makes a client of NFS look anew: a file that it has once missed would be missing for a minute

@@ -87,7 +87,7 @@ def submit(script: Path) -> int:
     return int(number[1])
 
 
-def named(name: str, report: Report = lambda text: None) -> int | None:
+def job_of_name(name: str, report: Report = lambda text: None) -> int | None:
     """The last of this user's jobs with that name that is not over, if there is one."""
     done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], report)
     return max((int(word) for word in done.stdout.split() if word.isdigit()), default=None)

@@ -18,7 +18,7 @@ from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.measure.local import LocalLauncher, row_of_bound
+from jointopt.measure.local import LocalLauncher, row_ended_early
 from jointopt.measure.process import Program, local_torchrun, node_torchrun, refuse, without
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.runs.rows import failed_row, is_blank, result_row
@@ -82,7 +82,9 @@ class TorchrunProgram(Program):
             measured_s, seconds = found["measured_s"], found["iteration_s"]
             window = {"measured_s": measured_s, "iterations": len(seconds)}
             if found.get("behind_s"):
-                return row_of_bound(seconds, found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]} | window
+                return (
+                    row_ended_early(seconds, found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]} | window
+                )
             losses = found["loss"]
             middle = statistics.median(seconds)
             spread = (max(seconds) - min(seconds)) / middle

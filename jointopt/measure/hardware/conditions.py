@@ -46,7 +46,7 @@ class Conditions:
     shared: Sequence[str] = ()  # others that held memory of these GPUs before the run
     left: Sequence[str] = ()  # or after it, when no process of the run was there any more
 
-    def added_to(
+    def with_meter(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
     ) -> dict[str, Any]:
         """``row`` with the meter's results between two times (s since 1970), in which so many iterations ran."""

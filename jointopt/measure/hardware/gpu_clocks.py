@@ -129,7 +129,7 @@ class Held:
         self.set_once = False  # whether anything was ever set
         self._settings = settings
         self._gpus: Gpus | None = None
-        self._owned: Owned | None = None
+        self._owned: Ownership | None = None
         self._guardian: Guardian | None = None
         self._undo: list[tuple[str, Callable[[], None]]] = []
         self._busy = False
@@ -139,15 +139,15 @@ class Held:
     def lock(self) -> None:
         """Become the owner, write down what will be set, then set it."""
         self.set_once = True
-        with self._undisturbed():
+        with self._delaying_signals():
             gpus = self._gpus = Gpus()
             most = 1 + max(setting.index for setting in self._settings)
             if most > len(gpus):
                 raise DeviceError(f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}.")
             ids = gpus.ids
-            self._owned = Owned(ids[s.index] for s in self._settings)
+            self._owned = Ownership(ids[s.index] for s in self._settings)
             for one in self._owned.found.values():  # so that "before" is what it was before them too
-                _undone(one, Gpus(visible=False))
+                _put_back(one, Gpus(visible=False))
             before: dict[str, Setting] = {}  # limit and profiles where these are set
             for setting in self._settings:
                 index, limit_w, profiles = setting.index, None, None
@@ -189,7 +189,7 @@ class Held:
     def restore(self) -> None:
         """Put everything back; what fails is in ``trouble`` and remains written down."""
         self.look()
-        with self._undisturbed():
+        with self._delaying_signals():
             while self._undo:
                 what, undo = self._undo[-1]
                 try:
@@ -199,7 +199,7 @@ class Held:
                     NOT_PUT_BACK.append(self.trouble)
                 self._undo.pop()
             if self._owned is not None:
-                self._owned.released(self._owned.new, put_back=not self.trouble)
+                self._owned.release(self._owned.new, put_back=not self.trouble)
                 self._owned = None
             if self._guardian is not None:
                 self._guardian.order("done")
@@ -242,7 +242,7 @@ class Held:
                 raise
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def _delaying_signals(self) -> Iterator[None]:
         outer, self._busy = self._busy, True
         try:
             yield
@@ -269,8 +269,8 @@ def restore() -> list[str]:
     """Undo what killed processes have left set; a sentence for each. Raises DeviceError where a GPU refuses."""
     sentences = []
     for one in leftovers():
-        with claimed(one) as mine:
-            sentences += [_undone(one, Gpus(visible=False))] if mine else []
+        with claim(one) as mine:
+            sentences += [_put_back(one, Gpus(visible=False))] if mine else []
     return sentences
 
 
@@ -285,12 +285,12 @@ def reset_all() -> list[str]:
         if gpus.offered_profiles(index):
             gpus.request_profiles(index, ())
     for one in leftovers():
-        with claimed(one):
+        with claim(one):
             pass
     return [f"The clock of {gpus.name(index)} is the driver's again." for index in range(len(gpus))]
 
 
-def _undone(one: Owner, gpus: Gpus) -> str:
+def _put_back(one: Owner, gpus: Gpus) -> str:
     """Put back what a dead owner has left on its GPU; a sentence."""
     index = {name: i for i, name in enumerate(gpus.ids)}.get(one.gpu)
     if index is None:
@@ -346,8 +346,8 @@ class Owner:
         return f"process {self.pid} of {self.user}{where} ({self.command})"
 
 
-class Owned:
-    """GPUs whose clocks this process owns from now on: files that stay locked until `released`.
+class Ownership:
+    """GPUs whose clocks this process owns from now on: files that stay locked until `release`.
 
     ``found``: owners that were killed, by GPU. Raises DeviceError where somebody owns one, or no file can be written.
     """
@@ -361,7 +361,7 @@ class Owned:
             for gpu in self.new:
                 file = _folder() / (re.sub(r"[^\w.-]", "_", gpu) + ".json")
                 try:
-                    handle = _opened(file)
+                    handle = _open_lock(file)
                     os.set_inheritable(handle, False)
                 except OSError as error:
                     raise DeviceError(
@@ -369,17 +369,17 @@ class Owned:
                         f"after a kill; set {FOLDER_VARIABLE} to a folder that can, the same for all that use these "
                         "GPUs."
                     ) from error
-                if not _locked(handle):
+                if not _lock(handle):
                     os.close(handle)
-                    raise _taken(gpu, file)
+                    raise _refusal(gpu, file)
                 self._mine[gpu] = handle
                 for owner in owners():
                     if owner.gpu == gpu and owner.file != file and is_locked(owner.file):
-                        raise _taken(gpu, owner.file)
+                        raise _refusal(gpu, owner.file)
                     if owner.gpu == gpu:
                         self.found[gpu] = owner
         except BaseException:
-            self.released(self.new)
+            self.release(self.new)
             raise
 
     def write(self, before: Mapping[str, Setting]) -> None:
@@ -395,7 +395,7 @@ class Owned:
             own = {"limit_before_w": before[gpu].power_limit_w, "profiles_before": before[gpu].profiles}
             _rewrite(self._mine[gpu], json.dumps({**about, "gpu": gpu, **own}) + "\n")
 
-    def released(self, gpus: Iterable[str], put_back: bool = True) -> None:
+    def release(self, gpus: Iterable[str], put_back: bool = True) -> None:
         """Own these no more; what is not ``put_back`` stays written down."""
         for gpu in gpus:
             handle = self._mine.pop(gpu, None)
@@ -415,11 +415,11 @@ def owners() -> Iterator[Owner]:
 
 
 @contextmanager
-def claimed(owner: Owner) -> Iterator[bool]:
+def claim(owner: Owner) -> Iterator[bool]:
     """The file of a dead owner locked for the block, and emptied at its end; False where somebody owns it by now."""
     handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        mine = _locked(handle)
+        mine = _lock(handle)
         yield mine
         if mine:
             _rewrite(handle, "")
@@ -427,7 +427,7 @@ def claimed(owner: Owner) -> Iterator[bool]:
         os.close(handle)
 
 
-def _locked(handle: int) -> bool:
+def _lock(handle: int) -> bool:
     """Lock a file, waiting for those that only look at it; whether that was possible."""
     until = time.monotonic() + _PATIENCE_S
     while True:
@@ -455,7 +455,7 @@ def _folder() -> Path:
     return _folders()[-1]
 
 
-def _opened(file: Path) -> int:
+def _open_lock(file: Path) -> int:
     """A descriptor of the file, which all users may lock; not by a link that somebody has laid there."""
     with suppress(FileNotFoundError):  # the kernel refuses O_CREAT on files of others in a folder like /tmp
         handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -491,7 +491,7 @@ def _read(file: Path) -> Owner:
     )  # fmt: skip
 
 
-def _taken(gpu: str, file: Path) -> DeviceError:
+def _refusal(gpu: str, file: Path) -> DeviceError:
     owner: object = "another process"
     with suppress(OSError, ValueError, KeyError, TypeError):
         owner = _read(file)

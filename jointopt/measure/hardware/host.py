@@ -81,7 +81,7 @@ def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
     try:
         gpus = Gpus()
         names = [re.sub(r"^GPU \d+ \((.*)\)$", r"\1", gpus.name(i)) for i in range(len(gpus))]
-        listed = _listed()
+        listed = _driver_gpus()
         for i, name in enumerate(names):
             same, clocks = listed.get(str(gpus.number(i)), FoundGpu(name)), gpus.clocks_mhz(i)
             limit_w = None
@@ -96,7 +96,7 @@ def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
 
 def _named_gpus() -> tuple[FoundGpu, ...]:
     """GPUs that programs started here would see, as NVIDIA's own program lists them; it needs no Python package."""
-    listed = _listed()
+    listed = _driver_gpus()
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return tuple(gpu for key, gpu in listed.items() if key.isdigit())
@@ -105,7 +105,7 @@ def _named_gpus() -> tuple[FoundGpu, ...]:
     return tuple(listed[key] for key in known)
 
 
-def _listed() -> dict[str, FoundGpu]:
+def _driver_gpus() -> dict[str, FoundGpu]:
     """All GPUs of NVIDIA's driver, each by number and by UUID."""
     found: dict[str, FoundGpu] = {}
     for line in _lines(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]):
@@ -211,7 +211,7 @@ def check_devices(job: Job) -> None:
     """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names."""
     if _on_cores(job.cluster.gpu.id) or os.environ.get(FOR_TESTS):
         return
-    found = _seen()
+    found = _pytorch_gpus()
     if found is not None and (wrong := wrong_device(job.cluster.gpu.id, found)):
         raise LauncherError(wrong)
 
@@ -250,7 +250,7 @@ def _on_cores(gpu_id: str) -> bool:
 
 
 @functools.cache
-def _seen() -> tuple[str, ...] | None:
+def _pytorch_gpus() -> tuple[str, ...] | None:
     """Names of the GPUs that PyTorch sees; None where it fails, as the training will, whose log says why."""
     try:
         done = subprocess.run(

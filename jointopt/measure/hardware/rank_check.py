@@ -33,7 +33,7 @@ from jointopt.jobs.plans.placement import (
     same_stages,
     stage_of_rank,
 )
-from jointopt.measure.hardware.guard.guarded import marked
+from jointopt.measure.hardware.guard.guarded import processes_of
 from jointopt.measure.hardware.stage_hook.sitecustomize import FOLDER
 
 UNSET = "the program ended before its ranks had shown their stages, and its clocks were never set"
@@ -64,7 +64,7 @@ _VARIABLES = (("RANK", "LOCAL_RANK"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_
 
 
 @dataclass(frozen=True)
-class Stated:
+class Statement:
     """The degrees that a command states, the order of its ranks, and the usual order of its framework."""
 
     degrees: Mapping[str, int]
@@ -72,7 +72,7 @@ class Stated:
     usual: str = DEFAULT_ORDER
 
 
-def stated_by(words: Sequence[str], folder: Path) -> list[Stated]:
+def stated_by(words: Sequence[str], folder: Path) -> list[Statement]:
     """The statements of a command and of the scripts and configs that it names (from ``folder``); none where unknown.
 
     Known are the words and configs that `jointopt import` reads, but for logs.
@@ -95,7 +95,7 @@ def starts_ranks(words: Sequence[str], folder: Path) -> bool:
     return any(map(_LAUNCHERS.search, [" ".join(words), *_texts(words, folder, _SCRIPTS)]))
 
 
-def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Stated], by_stage: bool = True) -> None:
+def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Statement], by_stage: bool = True) -> None:
     """RankOrderError where a command states other degrees than the plan, or, if clocks differ, another order."""
     for one in found:
         for name, value in one.degrees.items():
@@ -125,7 +125,7 @@ def _texts(words: Sequence[str], folder: Path, endings: tuple[str, ...]) -> list
     return found
 
 
-def _megatron(words: Sequence[str]) -> Stated | None:
+def _megatron(words: Sequence[str]) -> Statement | None:
     """The degrees and the order in Megatron-LM's words; None where it has none of them."""
     pairs = dict(pairs_of(words))
     if not pairs.keys() & {*_MEGATRON, _MAPPING}:
@@ -139,10 +139,10 @@ def _megatron(words: Sequence[str]) -> Stated | None:
         degree = whole_of(value[0] if isinstance(value, list) else value)
         if degree is not None:
             degrees[short] = degree
-    return Stated(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
+    return Statement(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
 
 
-def _imported(taken: Taken, text: str) -> Stated | None:
+def _imported(taken: Taken, text: str) -> Statement | None:
     """The statement of any other command or config that can be imported; None where it states no degree."""
     # the readers fill in a framework's defaults, where a recipe or a module may have others
     degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
@@ -154,7 +154,7 @@ def _imported(taken: Taken, text: str) -> Stated | None:
         usual = NANOTRON_EXPERTS_ORDER
     elif taken.framework == "nanotron" and degrees.get("ep", 1) > 1:
         usual = NANOTRON_04_EXPERTS_ORDER
-    return Stated(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
+    return Statement(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
 
 
 def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, str]:
@@ -196,7 +196,7 @@ class RankCheck:
         now_s = time.monotonic() if now_s is None else now_s
         if not self._known >= self._stages.keys() and now_s >= self._due_s:
             self._due_s = now_s + _LOOK_EVERY_S
-            for process in marked(mark):
+            for process in processes_of(mark):
                 self._look_at(process)
             if self._seen >= self._stages.keys() and not self._all_seen:  # from here the wait is short
                 self._all_seen, self._until_s = True, now_s + self._wait_s

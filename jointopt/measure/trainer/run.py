@@ -31,7 +31,11 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     mesh = device_mesh(spec, device)
     parts = stages(spec, mesh, device)
     inputs, targets = _batch(spec, mesh, device)
-    step = _pipelined(spec, mesh, parts, inputs, targets) if spec.pp > 1 else _plain(spec, parts[0], inputs, targets)
+    step = (
+        _pipeline_step(spec, mesh, parts, inputs, targets)
+        if spec.pp > 1
+        else _plain_step(spec, parts[0], inputs, targets)
+    )
     parameters = [p for part in parts.values() for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, fused=device.type == "cuda")
     if device.type == "cuda":  # making the weights is not part of the training
@@ -90,7 +94,7 @@ def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Ten
     return x.to(device), y.to(device)
 
 
-def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> Step:
+def _plain_step(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> Step:
     """Gradient accumulation over micro-batches; ZeRO-2 and 3 reduce after each, the others once.
 
     Weights stay gathered, and cast, until the optimizer changes them; ZeRO-3 gives them back after each use.
@@ -112,7 +116,7 @@ def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> St
     return step
 
 
-def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
+def _pipeline_step(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
     # a second of imports, which plans without a pipeline need not wait for
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B

@@ -30,7 +30,7 @@ CHECKOUT = Path(__file__).parents[1] / "launchers"  # a stand-in for Megatron-LM
 @pytest.fixture(autouse=True)
 def as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOR_TESTS, raising=False)
-    devices._seen.cache_clear()
+    devices._pytorch_gpus.cache_clear()
 
 
 def test_gpus_of_the_job_count_and_others_are_named_beside_it() -> None:
@@ -47,7 +47,7 @@ def test_cores_count_for_a_job_on_cores_alone() -> None:
 
 
 def test_a_job_on_cores_queries_no_driver_for_gpus(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    monkeypatch.setattr(devices, "_seen", lambda: pytest.fail("PyTorch is started to no purpose"))
+    monkeypatch.setattr(devices, "_pytorch_gpus", lambda: pytest.fail("PyTorch is started to no purpose"))
     check_devices(replace(job, cluster=build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2})))
 
 

@@ -15,7 +15,7 @@ from jointopt.core.facts import FailureKind
 from jointopt.frameworks.logs import measured, read_log
 from jointopt.jobs.job import Job
 from jointopt.measure.framework_launchers import framework_launcher
-from jointopt.measure.local import Early
+from jointopt.measure.local import EarlyEnd
 from jointopt.measure.slurm import End, SlurmLauncher
 from jointopt.runs.rows import is_bounded
 from tests.megatron import megatron_arguments, megatron_program
@@ -192,7 +192,7 @@ def test_a_log_shows_that_a_run_is_behind_only_once_three_measured_iterations_ar
     judged = []
     for text in ("", "".join(lines[:4]), "".join(lines)[:-20], "".join(lines)):
         log.write_text(text)
-        judged.append(Early(program, llama, log).over())
+        judged.append(EarlyEnd(program, llama, log).is_due())
     assert judged == [False, False, False, True]
 
 
@@ -204,11 +204,11 @@ def test_a_run_is_behind_where_the_best_of_its_first_three_iterations_is_beyond_
 ) -> None:
     program = megatron_program(HERE, iterations=9, warmup_iterations=1)
     program.behind_s = behind_s
-    assert not Early(program, llama, tmp_path / "log.txt").over()
+    assert not EarlyEnd(program, llama, tmp_path / "log.txt").is_due()
     times_ms = 100.0, 900.0, 950.0, 1000.0 * third_s, 300.0
     (tmp_path / "log.txt").write_text("".join(LINE.format(n=n, ms=ms) for n, ms in enumerate(times_ms, 1)))
-    early = Early(program, llama, tmp_path / "log.txt")
-    assert early.over() == (least_s is not None)
+    early = EarlyEnd(program, llama, tmp_path / "log.txt")
+    assert early.is_due() == (least_s is not None)
     assert (early.row or {}).get("iteration_time_s") == least_s
 
 

@@ -84,7 +84,7 @@ class Guarded:
             if left := answer.get("left"):
                 _log.warning("Processes of the run cannot be ended: %s.", ", ".join(map(str, left)))
             if not answer:  # the guardian was killed: what it had started ends with it, orphans here
-                for process in marked(self.mark):
+                for process in processes_of(self.mark):
                     with suppress(OSError):
                         os.kill(process.pid, signal.SIGKILL)
             self._guardian.close()
@@ -129,7 +129,7 @@ class Guardian:
         try:
             with delay_signals():
                 self._process = subprocess.Popen(
-                    command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
+                    command, pass_fds=handed, preexec_fn=_ignore_signals, start_new_session=alone, **streams
                 )
         except BaseException as error:
             self._hang_up()
@@ -180,7 +180,7 @@ class Guardian:
             self._hang_up()
 
 
-def _deaf() -> None:
+def _ignore_signals() -> None:
     """Between fork and exec: signals of the terminal are the program's, and a guardian hears of them from the tool."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
@@ -233,7 +233,7 @@ def end_with_parent() -> None:
 # Records of runs, each written before its run starts, and what is done about those that are not watched any more.
 
 
-def marked(mark: str) -> Iterable[psutil.Process]:
+def processes_of(mark: str) -> Iterable[psutil.Process]:
     """Processes that inherited the mark of a run."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -283,7 +283,7 @@ def settled() -> list[str]:
         record = None if time.monotonic() > until else _read(file)
         if record is None:  # its guardian is at work still, or it ended in the usual way meanwhile
             continue
-        found = list(marked(record["mark"])) if record["boot"] == boot_id() else []
+        found = list(processes_of(record["mark"])) if record["boot"] == boot_id() else []
         for process in found:
             with suppress(psutil.Error):
                 process.kill()
