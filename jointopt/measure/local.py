@@ -52,6 +52,7 @@ class LocalLauncher:
     chooses (``default_clocks``), and energy is measured.
     """
 
+    name: str
     on_nodes = "use --launcher slurm"  # the advice for several nodes; blank: the program is started there too
     sets_clocks = True  # those of this machine
     log_name = ""  # of the log in a folder that stays in ``logs``; blank: the log alone stays
@@ -360,6 +361,7 @@ class CommandLauncher(LocalLauncher):
     are the command's own affair, and the row says so.
     """
 
+    name = CommandProgram.name
     on_nodes = ""
     log_name = "log.txt"
     program: CommandProgram

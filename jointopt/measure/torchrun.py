@@ -146,6 +146,7 @@ class TorchrunLauncher(LocalLauncher):
     ``iterations`` after ``warmup_iterations`` are measured, and more where energy counters need longer.
     """
 
+    name = TorchrunProgram.name
     program: TorchrunProgram
 
     def __init__(
