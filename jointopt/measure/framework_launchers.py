@@ -109,8 +109,7 @@ class CommandStartedLauncher(LocalLauncher):
         return self.meter and job.cluster.gpu.id != "cpu-core" and job.slurm.gpu_request != NO_GPU_REQUEST
 
     def _words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        values = command_values(job, plan, folder) | {START: folder / _FILE, LOG: folder / _LOG}
-        return self.template.fill(values)
+        return self.template.fill({**command_values(job, plan, folder), START: folder / _FILE, LOG: folder / _LOG})
 
     def _start(self, job: Job, plan: Mapping[str, Any], folder: Path) -> str:
         bare = replace(job, slurm=replace(job.slurm, container=None))  # which is the command's own affair

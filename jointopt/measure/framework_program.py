@@ -150,8 +150,8 @@ class FrameworkProgram(Program):
         with suppress(ValueError):
             window = window_of(run)
         row = measured(run, job.cluster.num_gpus, metered=window is not None)
-        version = version_of(log, self.name) or self.version
-        row |= {"framework_version": version or math.nan, "fabric": fabric_of(log) or math.nan}
+        row["framework_version"] = version_of(log, self.name) or self.version or math.nan
+        row["fabric"] = fabric_of(log) or math.nan
         if window is None or not is_blank(row["energy_j"]):
             return row
         return row | dict(zip(WINDOW, ([window.start_s, window.end_s], window.iterations), strict=True))

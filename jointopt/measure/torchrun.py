@@ -112,8 +112,7 @@ class TorchrunProgram(Program):
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            reason = f"{_RESULT} is not what the trainer writes: {error!r}"
-            return failed_row(Failure(FailureKind.RESULT, reason))
+            return failed_row(Failure(FailureKind.RESULT, f"{_RESULT} is not what the trainer writes: {error!r}"))
 
     def progress(self, job: Job, log: str) -> tuple[Sequence[float], Mapping[str, Any]]:
         """Measured iterations of a run that goes on, and the memory of its fullest rank, as the trainer prints them."""

@@ -101,8 +101,7 @@ def _named_gpus() -> tuple[FoundGpu, ...]:
     if shown is None:
         return tuple(gpu for key, gpu in listed.items() if key.isdigit())
     # CUDA stops at the first one that it does not know
-    known = itertools.takewhile(listed.__contains__, map(str.strip, shown.split(",")))
-    return tuple(listed[key] for key in known)
+    return tuple(listed[key] for key in itertools.takewhile(listed.__contains__, map(str.strip, shown.split(","))))
 
 
 def _driver_gpus() -> dict[str, FoundGpu]:

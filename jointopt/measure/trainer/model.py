@@ -146,8 +146,7 @@ class Experts(nn.Module):
 
 
 def _all_to_all(x: Tensor, got: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
-    out = collectives.all_to_all_single_autograd(x.contiguous(), got, sent, group)
-    return collectives.wait_tensor(out)
+    return collectives.wait_tensor(collectives.all_to_all_single_autograd(x.contiguous(), got, sent, group))
 
 
 class Layer(nn.Module):
