@@ -152,7 +152,7 @@ def test_weights_are_gathered_once_an_iteration_unless_they_are_given_back(
     state = stage.layers["0"]._get_fsdp_state()._fsdp_param_groups[0]
     stage.register_forward_pre_hook(lambda *_: seen.append(state.is_unsharded))
     tokens = torch.zeros(8, 32, dtype=torch.int64)
-    run._plain(spec, stage, tokens, tokens)()
+    run._plain_step(spec, stage, tokens, tokens)()
     assert (len(seen), sum(seen)) == (8, gathered)
 
 
