@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jointopt.measure.process import end_with_parent
+from jointopt.measure.hardware.guard.guarded import end_with_parent
 
 NODES = ("n0", "n1", "n2")
 _CONF = """\

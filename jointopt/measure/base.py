@@ -7,6 +7,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -110,8 +111,7 @@ def run_all(
         return
     for place, plan in enumerate(plans):
         started = time.monotonic()
-        row = launcher.run(job, plan)
-        yield Ended(place, row, time.monotonic() - started)
+        yield Ended(place, launcher.run(job, plan), time.monotonic() - started)
 
 
 def narrowed(launcher: Launcher, job: Job) -> Job:
@@ -120,8 +120,7 @@ def narrowed(launcher: Launcher, job: Job) -> Job:
     One that leaves clocks to the driver runs plans at the top clock alone: those at others would be measured there and
     compared with what was predicted elsewhere. Raises LauncherError where that is none of it.
     """
-    narrow: Callable[[Job], Job] | None = getattr(launcher, "narrowed", None)
-    job = job if narrow is None else narrow(job)
+    job = getattr(launcher, "narrowed", lambda job: job)(job)
     if not getattr(launcher, "default_clocks", False):
         return job
     top_mhz = job.cluster.gpu.clock_max_mhz or max(job.search.clock_mhz)
@@ -163,39 +162,29 @@ def load_launcher(launcher: Launcher | str, **options: Any) -> Launcher:
         raise UsageError(f"launcher must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}.")
     make: Callable[..., Launcher] = found[0].load()
     given = {key: value for key, value in options.items() if value is not None}
-    parameters = _parameters(make)
+    parameters = inspect.signature(make).parameters
+    with suppress(NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker sees
+        parameters = inspect.signature(make, eval_str=True).parameters
     for key in given.keys() - parameters.keys():
         elsewhere = ": logs lie in the folder that is given as --folder"
         hint = elsewhere if key == "logs" and "folder" in parameters else nearest(key, parameters)
         raise UsageError(f"The launcher {name!r} has no option {key!r}{hint}.")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in given:
-            option = f"--{key.replace('_', '-')}"
-            raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line {option}.")
-    return make(**{key: _fitting(name, key, parameters[key].annotation, value) for key, value in given.items()})
+            raise UsageError(f"The launcher {name!r} needs {key!r}; on the command line --{key.replace('_', '-')}.")
+    return make(**{key: _option_value(name, key, parameters[key].annotation, value) for key, value in given.items()})
 
 
-def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of ``make``, with their types where these can be found."""
-    try:
-        return inspect.signature(make, eval_str=True).parameters
-    except (NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker sees
-        return inspect.signature(make).parameters
-
-
-def _fitting(launcher: str, key: str, annotation: Any, value: Any) -> Any:
+def _option_value(launcher: str, key: str, annotation: Any, value: Any) -> Any:
     """The value if it is of its annotated type, paths as `Path`."""
-    kinds = [get_origin(kind) or kind for kind in _members(annotation)]
+    union = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    kinds = [get_origin(kind) or kind for kind in union]
     in_seconds = key.endswith("_s") and float in kinds
     if not any(_fits(kind, value) for kind in kinds) or (in_seconds and is_number(value) and value <= 0):
         words = [_KINDS[kind][0] for kind in kinds if kind in _KINDS]
         expected = "a number of seconds above 0" if in_seconds else " or ".join(filter(None, words))
         raise UsageError(f"{key} of the launcher {launcher!r} must be {expected}; got {shown(value)}.")
     return Path(value) if Path in kinds and str not in kinds and isinstance(value, str) else value
-
-
-def _members(annotation: Any) -> Sequence[Any]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
 
 
 def _fits(kind: Any, value: Any) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,27 +11,33 @@ from typing import Any
 from jointopt.core.errors import LauncherError, UsageError
 from jointopt.core.facts import joined_notes
 from jointopt.core.quote import sh_command, sh_file, sh_word
-from jointopt.core.schema import STATUSES, Columns
+from jointopt.core.schema import STATUSES
 from jointopt.frameworks.failures import failure_of
 from jointopt.frameworks.slurm import shell_words
 from jointopt.jobs.job import Job
 from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure.base import Launcher
-from jointopt.measure.early import Early
 from jointopt.measure.framework_program import FrameworkProgram
 from jointopt.measure.hardware import conditions
-from jointopt.measure.hardware.conditions import Conditions, unmetered
-from jointopt.measure.local import FIELDS, RESULT_FIELD, LocalLauncher, Template, command_values, failure_without_result
+from jointopt.measure.local import (
+    FIELDS,
+    RESULT_FIELD,
+    EarlyEnd,
+    LocalLauncher,
+    Template,
+    command_values,
+    failure_without_result,
+)
 from jointopt.measure.process import Program, run_program, whole_log
 from jointopt.measure.slurm import DEFAULT_FOLDER as SLURM_FOLDER
 from jointopt.measure.slurm import SlurmLauncher
-from jointopt.runs.rows import label, outcome, with_log
+from jointopt.runs.rows import outcome, with_log
 
 BY = ("local", "slurm", "command")
 START, LOG = "start", "log"
 START_FIELDS = (*(name for name in FIELDS if name != RESULT_FIELD), START, LOG)
 _FOLDER = Path("jointopt-runs")
-_FILE, _OUTPUT, _LOG = "start.sh", "output.txt", "log.txt"
+_FILE, _LOG = "start.sh", "log.txt"
 _TEMPLATE = """\
 #!/bin/bash
 # One node of a run of jointopt; started once on each, with NODE_RANK, or the variables of Slurm.
@@ -50,19 +54,12 @@ class FrameworkLauncher(LocalLauncher):
     program: FrameworkProgram
     on_nodes = "start it with --by slurm, or with a --command of yours"
 
-    def __init__(
-        self, program: FrameworkProgram, limit_s: float = 1800.0, logs: Path | None = None,
-        default_clocks: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(program, limit_s, logs, default_clocks)
-        self.name = program.name
-
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks."""
         self.candidates(job)
         here = self.program.cwd or Path.cwd()
-        words = sh_command(self.program.local_words(job, plan, here))
-        files = "".join(sh_file(name, text) for name, text in self.program.files(job, plan).items())
+        words = sh_command(self.program.words(job, plan, here, alone=True))
+        files = "".join(sh_file(name, text) for name, text in self.program.export(job, plan).files.items())
         return f"cd {sh_word(str(here))}\n{files}{words}\n"
 
 
@@ -74,45 +71,26 @@ class CommandStartedLauncher(LocalLauncher):
     which sets clocks and meters, unless not ``meter``.
     """
 
-    program: Program
+    on_nodes = ""
+    sets_clocks = False  # each node sets its own
+    log_name = "output.txt"
 
     def __init__(
         self, program: Program, command: str | Sequence[str], folder: Path = _FOLDER, limit_s: float = 1800.0,
         default_clocks: bool = False, meter: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(program, limit_s, Path(folder).absolute(), default_clocks)
-        self.name, self.template, self.meter = program.name, Template(command, START_FIELDS, START), meter
-
-    def candidates(self, job: Job) -> Columns | None:
-        """Any plan; LauncherError where the program cannot run the job."""
-        self.program.check(job)
-        return None
-
-    def check(self, job: Job) -> None:
-        """Any machine: the command starts nodes elsewhere."""
-        self.candidates(job)
+        self.template, self.meter = Template(command, START_FIELDS, START), meter
 
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The command, and the script of one node that it starts."""
         folder = Path("FOLDER")
         return f"{sh_command(self._words(job, plan, folder))}\n\n# {_FILE}\n{self._start(job, plan, folder)}"
 
-    @contextmanager
-    def files(self, plan: Mapping[str, Any]) -> Iterator[tuple[Path, Path]]:
-        """A folder for all files of one run, its log among them, which stays."""
-        base = self.logs or _FOLDER
-        base.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=label(plan), dir=base)).resolve()
-        folder.chmod(0o755)
-        yield folder, folder / _OUTPUT
-
-    def conditions(self, job: Job, plan: Mapping[str, Any]) -> AbstractContextManager[Conditions]:
-        """Nothing here: each node has its own."""
-        return unmetered(plan)
-
-    def _measured(self, job: Job, plan: Mapping[str, Any], folder: Path, early: Early) -> dict[str, Any]:
+    def _measure(self, job: Job, plan: Mapping[str, Any], folder: Path, early: EarlyEnd) -> dict[str, Any]:
         conditions.write_plan(plan, folder)
         start, log = folder / _FILE, early.log
+        folder.chmod(0o755)
         start.write_text(self._start(job, plan, folder), encoding="utf-8")
         start.chmod(0o755)
         ended = run_program(self._words(job, plan, folder), log, limit_s=self.limit_s)
@@ -121,23 +99,22 @@ class CommandStartedLauncher(LocalLauncher):
         failure = failure_of(text, ended.code, ended.timed_out, self.limit_s)
         failure = failure_without_result(self.program, folder, failure, whole)
         row = with_log(outcome(self.program.results(job, folder, text), whole, failure), log, True)
-        if not self._metered(job):
+        if not self._is_metered(job):
             unset = "" if row["status"] != STATUSES[0] or self.default_clocks else "clocks were not set"
             return row | {"notes": joined_notes(row["notes"], unset)}
         conditions.check_settable(folder, ended.code, text)
         return conditions.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, text)
 
-    def _metered(self, job: Job) -> bool:
+    def _is_metered(self, job: Job) -> bool:
         return self.meter and job.cluster.gpu.id != "cpu-core" and job.slurm.gpu_request != NO_GPU_REQUEST
 
     def _words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        values = command_values(job, plan, folder) | {START: folder / _FILE, LOG: folder / _LOG}
-        return self.template.filled(values)
+        return self.template.fill({**command_values(job, plan, folder), START: folder / _FILE, LOG: folder / _LOG})
 
     def _start(self, job: Job, plan: Mapping[str, Any], folder: Path) -> str:
         bare = replace(job, slurm=replace(job.slurm, container=None))  # which is the command's own affair
         words = self.program.words(bare, plan, folder)
-        if self._metered(job):
+        if self._is_metered(job):
             words = conditions.metered_words(words, job, folder, self.default_clocks, self.program.shows_ranks)
         port = 20_000 + sum(map(ord, folder.name)) % 12_000
         return _TEMPLATE.format(nodes=job.cluster.nodes, port=port, command=shell_words(words))

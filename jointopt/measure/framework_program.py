@@ -71,7 +71,20 @@ class FrameworkProgram(Program):
         if self.about.needs and not given[self.about.needs]:
             raise UsageError(f"The program {name} needs --{self.about.needs}: {self.about.because}.")
         self.cwd = None if checkout is None else Path(checkout).absolute()
-        self._start = self._program(script)
+        if script is None and not self.about.script:
+            self._start = ["-m", "torchtitan.train"]
+        elif script is None and self.cwd is None:
+            raise UsageError(f"The program {name} needs --checkout: a checkout of {self.about.title}.")
+        else:
+            path = Path(script).absolute() if script is not None else (self.cwd or Path()) / self.about.script
+            if not path.is_file() and script is not None:
+                raise LauncherError(f"--script {script} is not a file.")
+            if not path.is_file():
+                raise LauncherError(
+                    f"{self.cwd} holds no {self.about.script}; expected a checkout of {self.about.title}, given as "
+                    "--checkout."
+                )
+            self._start = [str(path)]
         try:
             self._arguments = shlex.split(arguments)
         except ValueError as error:
@@ -82,8 +95,7 @@ class FrameworkProgram(Program):
                 "--use-tp-pp-dp-mapping out."
             )
         self.iterations, self.warmup_iterations = iterations, warmup_iterations
-        found = version_in(self.cwd) if name == "megatron" and self.cwd else ""
-        self.version = version or found
+        self.version = version or (version_in(self.cwd) if name == "megatron" and self.cwd else "")
 
     def check(self, job: Job) -> None:
         """LauncherError where the framework has no words for the job, whatever the plan."""
@@ -92,28 +104,38 @@ class FrameworkProgram(Program):
         plain |= {"dp": job.cluster.num_gpus, "sequence_parallel": False, "recompute": "none"}
         for stage in (3, 2, 1, 0):
             try:
-                self._export(job, plain | {"zero_stage": stage})
+                self.export(job, plain | {"zero_stage": stage})
+                return
             except ExportError as error:
                 refusal = error
-            else:
-                return
         raise refusal or LauncherError(f"{self.about.title} has no words for job {job.name!r}.")
 
     def narrowed(self, job: Job) -> Job:
         """The job without what the framework does not have."""
         return without(job, self.about.title, self.about.lacks)
 
-    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The words that start it on every node."""
-        return self._started(node_torchrun(job, job.slurm.container is not None), job, plan, folder, resolved=True)
-
-    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The words that start it on this machine alone."""
-        return self._started(local_torchrun(job.cluster.gpus_per_node, folder), job, plan, folder)
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
+        """The words that start it."""
+        made = self.export(job, plan)
+        places = {name: str(folder / name) for name in made.files}
+        variables = dict(made.environment)
+        if any(name.endswith(".py") for name in places):
+            variables["PYTHONPATH"] = f"{folder}:{self.cwd}" if self.cwd else str(folder)
+        unset = [word for name in ENVIRONMENT if self.name == "megatron" and name not in variables
+                 for word in ("-u", name)]  # fmt: skip
+        here = ["-C", str(self.cwd)] if self.cwd and self._start[0] == "-m" else []
+        if alone:
+            start = [*local_torchrun(job.cluster.gpus_per_node, folder), *self._start]
+        else:
+            start = node_torchrun(job, job.slurm.container is not None)
+            start += [str(Path(word).resolve()) if word != "-m" and "/" in word else word for word in self._start]
+        words = [places.get(word, word) for word in made.words]
+        settings = (f"{name}={value}" for name, value in variables.items())
+        return ["env", *here, *unset, *settings, *start, *self._arguments, *words]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
         """Write the files of the export."""
-        for name, text in self.files(job, plan).items():
+        for name, text in self.export(job, plan).files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
@@ -128,67 +150,25 @@ class FrameworkProgram(Program):
         with suppress(ValueError):
             window = window_of(run)
         row = measured(run, job.cluster.num_gpus, metered=window is not None)
-        version = version_of(log, self.name) or self.version
-        row |= {"framework_version": version or math.nan, "fabric": fabric_of(log) or math.nan}
+        row["framework_version"] = version_of(log, self.name) or self.version or math.nan
+        row["fabric"] = fabric_of(log) or math.nan
         if window is None or not is_blank(row["energy_j"]):
             return row
         return row | dict(zip(WINDOW, ([window.start_s, window.end_s], window.iterations), strict=True))
 
-    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
-        """Seconds of the measured iterations in the log of a run that goes on."""
+    def progress(self, job: Job, log: str) -> tuple[Sequence[float], Mapping[str, Any]]:
+        """Measured iterations in the log of a run that goes on, and the memory of its fullest rank."""
         try:
-            return self._read(job, log).iteration_s
-        except ValueError:  # none yet
-            return ()
-
-    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
-        """The memory of the fullest rank in the log of a run that goes on."""
-        with suppress(ValueError):  # no iteration yet
-            return {"peak_memory_gib": self._read(job, log).peak_memory_gib}
-        return {}
+            run = self._read(job, log)
+        except ValueError:  # no iteration yet
+            return (), {}
+        return run.iteration_s, {"peak_memory_gib": run.peak_memory_gib}
 
     def _read(self, job: Job, log: str) -> RunLog:
         batch = Batch(job.training.global_batch_size, job.training.seq_length, job.cluster.num_gpus)
         return read_run(log, self.warmup_iterations, batch)
 
-    def files(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, str]:
-        """Texts of the files that it reads, by their names."""
-        return self._export(job, plan).files
-
-    def _export(self, job: Job, plan: Mapping[str, Any]) -> Export:
+    def export(self, job: Job, plan: Mapping[str, Any]) -> Export:
+        """The words and files of a plan, with as many iterations as are run."""
         intent = intent_of(job, plan, iterations=self.warmup_iterations + self.iterations)
         return TARGETS[self.name].export(intent, self.version)
-
-    def _program(self, script: Path | None) -> list[str]:
-        """The words of torchrun that name the script or the module."""
-        if script is None and not self.about.script:
-            return ["-m", "torchtitan.train"]
-        if script is None and self.cwd is None:
-            raise UsageError(f"The program {self.name} needs --checkout: a checkout of {self.about.title}.")
-        path = Path(script).absolute() if script is not None else (self.cwd or Path()) / self.about.script
-        if path.is_file():
-            return [str(path)]
-        if script is not None:
-            raise LauncherError(f"--script {script} is not a file.")
-        raise LauncherError(
-            f"{self.cwd} holds no {self.about.script}; expected a checkout of {self.about.title}, given as --checkout."
-        )
-
-    def _started(
-        self, launcher: list[str], job: Job, plan: Mapping[str, Any], folder: Path, resolved: bool = False
-    ) -> list[str]:
-        made = self._export(job, plan)
-        places = {name: str(folder / name) for name in made.files}
-        variables = dict(made.environment)
-        if any(name.endswith(".py") for name in places):
-            variables["PYTHONPATH"] = f"{folder}:{self.cwd}" if self.cwd else str(folder)
-        unset = [word for name in ENVIRONMENT if self.name == "megatron" and name not in variables
-                 for word in ("-u", name)]  # fmt: skip
-        here = ["-C", str(self.cwd)] if self.cwd and self._start[0] == "-m" else []
-        start = [str(Path(word).resolve()) if resolved and word != "-m" and "/" in word else word
-                 for word in self._start]  # fmt: skip
-        words = [places.get(word, word) for word in made.words]
-        return [
-            "env", *here, *unset, *(f"{name}={value}" for name, value in variables.items()), *launcher, *start,
-            *self._arguments, *words,
-        ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import math
@@ -21,8 +20,7 @@ from jointopt.core.errors import JointOptError, LauncherError
 from jointopt.core.schema import COLUMNS, NEUTRAL, inside
 from jointopt.frameworks.failures import is_full
 from jointopt.jobs.job import Job
-from jointopt.measure.hardware.guard.forks import catch_signals
-from jointopt.measure.hardware.guard.guarded import Guarded, settled
+from jointopt.measure.hardware.guard.guarded import Guarded, catch_signals, settled
 from jointopt.runs.rows import is_blank
 
 _log = logging.getLogger(__name__)
@@ -32,8 +30,6 @@ _POLL_S = 0.05
 _LOOK_S = 2.0  # between two looks at a log
 _TAIL_BYTES = 65_536
 _LONGEST_LOG = 64 * 2**20
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 # by PCI bus, as NVML counts GPUs; CUDA's own order is by speed
 _GPUS_AS_METERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -60,12 +56,13 @@ def run_program(
     with files_of_a_run():
         out = log.open("ab")
     with out:
-        program = _started(
-            command, env=environment(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
-        )
-    timed_out = False
+        program = _start_program(command, env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+    until, look_s, timed_out = time.monotonic() + limit_s, math.inf if over is None else _LOOK_S, False
     try:
-        timed_out = _outlasts(program, limit_s, over)
+        while not timed_out and program.wait(min(look_s, until - time.monotonic())) is None:
+            if over is not None and over():
+                break
+            timed_out = time.monotonic() >= until
     finally:
         try:
             program.end(_POLITE_S)
@@ -73,17 +70,6 @@ def run_program(
             program.kill()  # where an interrupt did not let it end in its own time
     cut = "\nNo space left on device" if is_full(log.parent) else ""  # the log cannot hold it any more
     return Ended(program.code or 0, timed_out, tail_of(log) + cut)
-
-
-def _outlasts(program: Guarded, limit_s: float, over: Callable[[], bool] | None) -> bool:
-    """Whether the program still runs after ``limit_s``; it may still run too where it is ``over`` before."""
-    if over is None:
-        return program.wait(limit_s) is None
-    until = time.monotonic() + limit_s
-    while (left_s := until - time.monotonic()) > 0.0:
-        if program.wait(min(_LOOK_S, left_s)) is not None or over():
-            return False
-    return True
 
 
 def run_in_foreground(
@@ -98,13 +84,16 @@ def run_in_foreground(
     """
     until = math.inf
     with catch_signals() as arrived:
-        program = _started(command, env=environment(env), foreground=True, linger_s=_LINGER_S)
+        program = _start_program(command, env, foreground=True, linger_s=_LINGER_S)
         passed_on = 0
         try:
             while program.wait(_POLL_S) is None and time.monotonic() < until and len(arrived) < 2:
                 for number in arrived[passed_on:]:
                     passed_on, until = passed_on + 1, time.monotonic() + grace_s
-                    _pass_on(program, number)
+                    with suppress(OSError, ValueError):  # where a terminal's Ctrl-C has reached it already
+                        if number == signal.SIGINT and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+                            continue
+                    program.signal(number)
                 if watch is not None and not arrived:
                     watch(program.mark)
         except JointOptError:
@@ -116,20 +105,11 @@ def run_in_foreground(
     return code if code >= 0 else 128 - code
 
 
-def _pass_on(program: Guarded, number: int) -> None:
-    """Send the signal, unless it is a terminal's Ctrl-C: that has reached the program in its foreground group."""
-    if number == signal.SIGINT:
-        with suppress(OSError, ValueError):  # no terminal
-            if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
-                return
-    program.signal(number)
-
-
-def _started(command: Sequence[str], **options: Any) -> Guarded:
-    """The program under a guardian, once what killed tools have left is ended."""
+def _start_program(command: Sequence[str], env: Mapping[str, str] | None, **options: Any) -> Guarded:
+    """The program under a guardian, once what killed tools have left is ended; it counts GPUs as the meter does."""
     for sentence in settled():
         _log.info(sentence)
-    return Guarded(command, **options)
+    return Guarded(command, env={**_GPUS_AS_METERED, **os.environ, **(env or {})}, **options)
 
 
 @contextmanager
@@ -144,17 +124,6 @@ def files_of_a_run() -> Iterator[None]:
             f"{error.filename or 'A file of the run'} cannot be written: {error.strerror}; "
             f"{advice if full else 'let TMPDIR or --logs name a folder that this user can write'}."
         ) from error
-
-
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of the programs of a run: GPUs counted as the meter does by default, and ``more``."""
-    return {**_GPUS_AS_METERED, **os.environ, **(more or {})}
-
-
-def end_with_parent() -> None:
-    """Let Linux send SIGTERM to this child when the tool dies; between fork and exec it imports and opens nothing."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def tail_of(log: Path) -> str:
@@ -199,12 +168,11 @@ class Program(Protocol):
         """The job with the part of its search that the program runs. Raises LauncherError where it runs none."""
         return job
 
-    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The command of one node, with files in ``folder``; words may hold ``${NODE_RANK}`` and `NODE_VARIABLES`."""
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
+        """The command of one node, with files in ``folder``; words may hold ``${NODE_RANK}`` and `NODE_VARIABLES`.
 
-    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The command on one machine."""
-        return self.words(job, plan, folder)
+        ``alone``: on this machine, which is the only one.
+        """
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
         """Writes into ``folder`` what the command reads there; it is to measure for at least ``least_s``."""
@@ -216,13 +184,9 @@ class Program(Protocol):
         Where it knows, also ``measured_s``, the start and the end of its measured ``iterations``, in s since 1970.
         """
 
-    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
-        """Seconds of the measured iterations in the ``log`` of a run that goes on; none where a log does not tell."""
-        return ()
-
-    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
-        """Result columns that the ``log`` of a run that goes on tells already, such as its memory."""
-        return {}
+    def progress(self, job: Job, log: str) -> tuple[Sequence[float], Mapping[str, Any]]:
+        """What the ``log`` of a run that goes on tells: seconds of its measured iterations, and result columns."""
+        return (), {}
 
 
 def without(job: Job, program: str, names: Iterable[str]) -> Job:

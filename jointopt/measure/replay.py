@@ -20,6 +20,9 @@ from jointopt.runs.table import clean_runs, read_table
 
 # columns in which different runs differ: plan and workload, not the results, nor where a row is from
 _INPUTS = (*(c.name for c in COLUMNS.values() if c.role in ("plan", "workload") and c.name != "source"), "clock_mhz")
+_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size",
+)  # fmt: skip
 
 
 class ReplayLauncher:
@@ -34,50 +37,58 @@ class ReplayLauncher:
 
     def __init__(self, table: Path | str | pd.DataFrame) -> None:
         rows = table if isinstance(table, pd.DataFrame) else read_table(Path(table))
-        self._rows = _with_gpu_ids(rows.reset_index(drop=True))
-        self._clean = with_precision(clean_runs(self._rows))
-        self._inputs = [name for name in _INPUTS if name in self._rows]
-        self._last: tuple[Job, Bools] | None = None
-        self._check()
+        rows = _with_gpu_ids(rows.reset_index(drop=True))
+        self._clean = with_precision(clean_runs(rows))
+        self._inputs = [name for name in _INPUTS if name in rows]
+        self._last: tuple[Job, Bools] | None = None  # rows of the last job, as every run needs them
+        # statuses as `ingest` reads them; a blank one follows from whether there is a time
+        given, faults = read_columns(rows, ["status"], STRICT_READERS)
+        for _, wrong, _ in faults:
+            row = int(wrong.to_numpy().argmax())
+            got = rows["status"].iloc[row]
+            raise TableError(f"Row {row + 1}: status must be one of {', '.join(STATUSES)}; got {got!r}.")
+        given = given.reindex(columns=[*given, *(name for name in RESULTS if name not in given)])
+        implied = np.where(given["iteration_time_s"].notna(), "ok", "failed")
+        self._rows = given.assign(status=given["status"].where(given["status"].notna(), implied))
 
     def candidates(self, job: Job) -> Columns:
         """Distinct runs of the job in the table's order; LauncherError where the table holds none."""
-        belongs = self._belongs(job)
-        if not belongs.any():
-            raise LauncherError(self._why_none(job))
-        distinct = self._clean[belongs].drop_duplicates(subset=self._inputs).index
-        return {name: self._rows.loc[distinct, name].to_numpy() for name in self._inputs}
+        belongs = self._rows_of(job)
+        if belongs.any():
+            distinct = self._clean[belongs].drop_duplicates(subset=self._inputs).index
+            return {name: self._rows.loc[distinct, name].to_numpy() for name in self._inputs}
+        wanted = _workload(job)
+        matches = {name: self._agreeing_rows({name: value}).sum() for name, value in wanted.items()}
+        name = min(matches, key=lambda key: matches[key])
+        if matches[name]:  # of each column alone some row has what the job needs
+            some = [f"{key} {wanted[key]}" for key, count in matches.items() if count < len(self._clean)]
+            why = f"none has all of {', '.join(some)}"
+        else:
+            known = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
+            why = f"it needs {name} {wanted[name]} and the table holds {', '.join(str(spelled(v)) for v in known)}"
+        raise LauncherError(
+            f"No row of the table belongs to job {job.name!r}: {why}; give the table of this job, or change the job."
+        )
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fastest row of the job with this plan; LauncherError where the table has none."""
-        rows = np.flatnonzero(self._belongs(job) & self._same(plan))
+        """The fastest row of the job that states nothing else than this plan; LauncherError where there is none."""
+        cells: dict[str, Any] = {name: value for name, value in plan.items() if name in self._inputs}
+        for name, value in cells.items():
+            clocks = isinstance(value, list | tuple | np.ndarray)  # as a table writes them
+            cells[name] = [";".join(f"{clock:g}" for clock in value) if clocks else value]
+        wanted = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0].to_dict()
+        rows = np.flatnonzero(self._rows_of(job) & self._agreeing_rows(wanted))
         if not len(rows):
-            of_plan = {k: v for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan"}
-            words = " ".join(f"{name}={value}" for name, value in of_plan.items())
+            words = " ".join(f"{k}={v}" for k, v in plan.items() if k in COLUMNS and COLUMNS[k].role == "plan")
             raise LauncherError(f"The plan {words} is not a row of the table, and replay can return nothing else.")
         order = self._rows.loc[rows].sort_values("iteration_time_s", na_position="last", kind="stable")
-        row: dict[str, Any] = {str(k): v for k, v in order.iloc[0].items()}
-        return row
+        return {str(k): v for k, v in order.iloc[0].items()}
 
-    def _check(self) -> None:
-        """Statuses as `ingest` reads them; a blank one follows from whether there is a time."""
-        given, faults = read_columns(self._rows, ["status"], STRICT_READERS)
-        for _, wrong, _ in faults:
-            row = int(wrong.to_numpy().argmax())
-            got = self._rows["status"].iloc[row]
-            raise TableError(f"Row {row + 1}: status must be one of {', '.join(STATUSES)}; got {got!r}.")
-        rows = given.reindex(columns=[*given, *(name for name in RESULTS if name not in given)])
-        implied = np.where(rows["iteration_time_s"].notna(), "ok", "failed")
-        self._rows = rows.assign(status=rows["status"].where(rows["status"].notna(), implied))
-
-    def _belongs(self, job: Job) -> Bools:
-        """Rows of the job, and those comparable with one of them; the last answer is kept, as every run needs it."""
-        if self._last is None or self._last[0] is not job:
-            self._last = job, self._found(job)
-        return self._last[1]
-
-    def _found(self, job: Job) -> Bools:
-        mask = self._agree_in(_workload(job))
+    def _rows_of(self, job: Job) -> Bools:
+        """Rows of the job, and those comparable with one of them."""
+        if self._last is not None and self._last[0] is job:
+            return self._last[1]
+        mask = self._agreeing_rows(_workload(job))
         if "block" in self._clean:  # blank is a whole model
             mask &= (self._clean["block"].fillna("") == job.model.block).to_numpy(bool)
         elif job.model.block:
@@ -85,46 +96,23 @@ class ReplayLauncher:
         if "group" in self._clean:
             groups = self._clean["group"][mask].dropna().unique()
             mask |= self._clean["group"].isin(groups).to_numpy()
-        return self._of_the_stack(job, mask)
+        for name in ("attention", "fused_norm"):  # the job's kernels where there are any: the table then knows better
+            own = mask & self._agreeing_rows({name: getattr(job.training, name)})
+            mask = own if own.any() else mask
+        self._last = job, mask
+        return mask
 
-    def _of_the_stack(self, job: Job, rows: Bools) -> Bools:
-        """Of ``rows`` those with the job's kernels where there are any, else all: the table then knows better."""
-        for name, value in (("attention", job.training.attention), ("fused_norm", job.training.fused_norm)):
-            own = rows & self._agrees(name, value)
-            rows = own if own.any() else rows
-        return rows
-
-    def _same(self, plan: Mapping[str, Any]) -> Bools:
-        """Rows that state nothing else than ``plan``."""
-        cells = {k: [_cell(v)] for k, v in plan.items() if k in self._inputs}
-        wanted = clean_runs(_with_gpu_ids(pd.DataFrame(cells))).iloc[0]
-        return self._agree_in(wanted.to_dict())
-
-    def _agree_in(self, cells: Mapping[Any, Any]) -> Bools:
-        masks = [self._agrees(name, value) for name, value in cells.items()]
-        return np.asarray(np.all(masks, axis=0), bool)
-
-    def _agrees(self, name: str, value: Any) -> Bools:
-        """Rows whose cell is ``value``, or blank: unknown contradicts nothing."""
-        if name not in self._clean or (not isinstance(value, tuple) and pd.isna(value)):
-            return np.ones(len(self._clean), bool)
-        cells = self._clean[name]
-        if name == "dtype":  # free text that names no precision contradicts none
-            cells, value = cells.map(named_precision, na_action="ignore"), named_precision(value)
-        equal = cells.map(lambda cell: cell == value).to_numpy(bool)
-        return np.asarray(equal | cells.isna().to_numpy(), bool)
-
-    def _why_none(self, job: Job) -> str:
-        wanted = _workload(job)
-        matches = {name: self._agrees(name, value).sum() for name, value in wanted.items()}
-        name = min(matches, key=lambda key: matches[key])
-        if matches[name]:  # of each column alone some row has what the job needs
-            some = [f"{key} {wanted[key]}" for key, count in matches.items() if count < len(self._clean)]
-            why = f"none has all of {', '.join(some)}"
-        else:
-            held = self._clean[name].dropna().unique()[:5].tolist() if name in self._clean else []
-            why = f"it needs {name} {wanted[name]} and the table holds {', '.join(str(spelled(v)) for v in held)}"
-        return f"No row of the table belongs to job {job.name!r}: {why}; give the table of this job, or change the job."
+    def _agreeing_rows(self, wanted: Mapping[Any, Any]) -> Bools:
+        """Rows whose cells are those that are wanted, or blank: unknown contradicts nothing."""
+        mask = np.ones(len(self._clean), bool)
+        for name, value in wanted.items():
+            if name not in self._clean or (not isinstance(value, tuple) and pd.isna(value)):
+                continue
+            cells = self._clean[name]
+            if name == "dtype":  # free text that names no precision contradicts none
+                cells, value = cells.map(named_precision, na_action="ignore"), named_precision(value)
+            mask &= (cells.map(lambda cell, value=value: cell == value) | cells.isna()).to_numpy(bool)
+        return mask
 
 
 def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:
@@ -133,17 +121,6 @@ def _with_gpu_ids(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     ids = {name: gpu_id(name) or str(name) for name in rows["gpu"].dropna().unique()}
     return rows.assign(gpu=rows["gpu"].map(ids))
-
-
-def _cell(value: Any) -> Any:
-    """A list of clocks as a table writes it."""
-    clocks = isinstance(value, list | tuple | np.ndarray)
-    return ";".join(f"{clock:g}" for clock in value) if clocks else value
-
-
-_SIZES = (
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size",
-)  # fmt: skip
 
 
 def _workload(job: Job) -> dict[str, Any]:

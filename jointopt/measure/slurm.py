@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,10 +28,10 @@ from jointopt.jobs.jobfile import job_mapping
 from jointopt.jobs.slurm import NO_GPU_REQUEST
 from jointopt.measure import slurm_commands as control
 from jointopt.measure.base import Ended, Report
-from jointopt.measure.early import OfProgram, behind_row
 from jointopt.measure.framework_program import FRAMEWORKS, FrameworkProgram
 from jointopt.measure.hardware import conditions
-from jointopt.measure.local import CommandProgram, word
+from jointopt.measure.hardware.host import SLURM_COMMANDS
+from jointopt.measure.local import CommandProgram, EarlyEnd, program_attribute, word
 from jointopt.measure.process import Program, tail_of, whole_log
 from jointopt.measure.slurm_commands import NoAnswerError, RefusedError, SlurmJob
 from jointopt.measure.torchrun import TorchrunProgram
@@ -44,7 +45,7 @@ _WHERE = ("python", "setup", "gpu_request", "exclusive", "partition", "constrain
 _CONTENT = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 
 
-class SlurmLauncher(OfProgram):
+class SlurmLauncher:
     """Runs each plan as one job on the nodes of the job's cluster; the job file's section ``slurm`` states how.
 
     ``program`` is torchrun (the project's trainer), a framework (options as of `FrameworkProgram`; in the job file's
@@ -55,6 +56,8 @@ class SlurmLauncher(OfProgram):
     """
 
     name = "slurm"
+    behind_s: float = program_attribute("behind_s")  # as of `EndsEarly`
+    narrowed: Any = program_attribute("narrowed")
 
     def __init__(
         self, folder: Path = DEFAULT_FOLDER, limit_s: float = 1800.0, program: str | Program | None = None,
@@ -63,8 +66,20 @@ class SlurmLauncher(OfProgram):
         script: Path | None = None, arguments: str = "", version: str = "",
     ) -> None:  # fmt: skip
         self.folder, self.limit_s, self.poll_s = Path(folder).absolute(), limit_s, poll_s
-        options = {"checkout": checkout, "script": script, "arguments": arguments, "version": version}
-        self.program = _program(program, command, options, iterations, warmup_iterations)
+        implied = "command" if command is not None else "megatron" if checkout is not None else "torchrun"
+        name = program or implied
+        if not isinstance(name, str):
+            self.program = name
+        elif name not in PROGRAMS:
+            raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
+        elif name in FRAMEWORKS:
+            self.program = FrameworkProgram(name, checkout, script, arguments, version, iterations, warmup_iterations)
+        elif name == "torchrun":
+            self.program = TorchrunProgram(iterations, warmup_iterations)
+        elif command is None:
+            raise UsageError("The launcher slurm needs --command for the program command.")
+        else:
+            self.program = CommandProgram(command)
         self.default_clocks, self.meter = default_clocks, meter
         self._delivered: Iterator[Ended] | None = None
         if not str(self.folder).isprintable():
@@ -72,13 +87,14 @@ class SlurmLauncher(OfProgram):
 
     def candidates(self, job: Job) -> Columns | None:
         """Any plan; LauncherError where nothing can be submitted from here, or the program cannot run the job."""
-        control.check_installed()
+        for name in SLURM_COMMANDS:
+            if shutil.which(name) is None:
+                raise LauncherError(
+                    f"The launcher slurm needs {name}, which is not on the PATH; start jointopt on a machine that "
+                    "submits jobs, such as a login node."
+                )
         self.program.check(job)
         return None
-
-    def narrowed(self, job: Job) -> Job:
-        """As `Program.narrowed`."""
-        return self.program.narrowed(job)
 
     def run(self, job: Job, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """The measurement of ``plan``, or how its job failed; an interrupt cancels the job."""
@@ -91,8 +107,15 @@ class SlurmLauncher(OfProgram):
         except KeyboardInterrupt:
             fleet.cancel()
             raise
-        self._deliver(runs)
+        # the row counts as handed over when the next run begins, or this process ends in peace
+        if self._delivered is None:
+            atexit.register(self._accept)
+        self._delivered = runs
         return ended.row
+
+    def _accept(self) -> None:
+        for _ in self._delivered or ():
+            pass
 
     def run_all(self, job: Job, plans: Iterable[Mapping[str, Any]], report: Report) -> Generator[Ended, None, None]:
         """As `ManyAtOnce`: one job each, in the queue together; what Slurm does not take now follows as others end."""
@@ -101,7 +124,7 @@ class SlurmLauncher(OfProgram):
         try:
             yield from fleet.ended()
         except KeyboardInterrupt:
-            yield from fleet.rescued()
+            yield from fleet.rescue()
             raise
         except GeneratorExit:
             fleet.cancel()
@@ -114,38 +137,25 @@ class SlurmLauncher(OfProgram):
         if self.program.contained:
             seen = [Path.cwd(), self.folder, *([self.program.cwd] if self.program.cwd else [])]
             words = [*container_words(job.slurm, seen), *words]
-        if self._metered(job):
+        if self._is_metered(job):
             words = conditions.metered_words(words, job, place, self.default_clocks, self.program.shows_ranks)
-        name = self.submission_name(place)
+        name = _submission_name(place)
         about = " ".join(f"{key}={word(key, value)}" for key, value in plan_cells(plan).items())
         return script_text(name, job.cluster, job.slurm, words, place, self.limit_s, about)
 
-    # --- one submission
-
-    def open_folder(self, job: Job, plan: Mapping[str, Any]) -> Path:
-        """The folder of the last submission of the plan if its row was not handed over, else a new one."""
-        base = self.folder / self.job_name(job, plan)
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            last = max((int(p.name) for p in base.iterdir() if p.name.isdigit()), default=0)
-            if last and not (base / str(last) / DONE).exists():
-                return base / str(last)
-            (base / str(last + 1)).mkdir()
-        except OSError as error:
-            raise _unwritable(self.folder, error) from error
-        return base / str(last + 1)
-
-    def submitted(
+    def submit(
         self, job: Job, plan: Mapping[str, Any], folder: Path, report: Callable[[str], None]
     ) -> tuple[int | None, str]:
         """The Slurm job of the folder, of an earlier process or a new one, and how it was found.
 
         None for a job that has left its result and has no number any more. ``report``: where Slurm does not answer.
         """
-        name = self.submission_name(folder)
-        known = _noted(folder) or control.named(name, report)
+        name, known = _submission_name(folder), None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = int(json.loads((folder / _STATE).read_text(encoding="utf-8"))["job"])
+        known = known or control.job_of_name(name, report)
         # a number may be another job's: they start again where a cluster is set up anew
-        if written_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
+        if exit_status_in(folder) or (known and (found := control.state(known, report)) and found.name == name):
             return known, f"Slurm job {known} was submitted before" if known else "its Slurm job is over"
         try:
             self.program.prepare(job, plan, folder)
@@ -156,7 +166,7 @@ class SlurmLauncher(OfProgram):
         try:
             number = control.submit(folder / _SCRIPT)
         except RefusedError:
-            taken = control.named(name, report)  # Slurm may have taken the job, and its answer was lost
+            taken = control.job_of_name(name, report)  # Slurm may have taken the job, and its answer was lost
             if taken is None:
                 raise
             number = taken
@@ -165,98 +175,51 @@ class SlurmLauncher(OfProgram):
         return number, f"Slurm job {number} is submitted"
 
     def job_name(self, job: Job, plan: Mapping[str, Any]) -> str:
-        """A name that is the same for the same run in the same folder, whatever its process, time limit or account."""
-        mapping = job_mapping(job)
+        """A name that is the same for the same run in the same folder, whatever its process, time limit or account.
+
+        It is of the job and the plan, of words and settings of the program and the contents of the scripts and settings
+        that they name, and of where and how it runs.
+        """
+        mapping, words = job_mapping(job), self.program.words(job, plan, self.folder)
         of_job = {key: mapping[key] for key in ("model", "training", "cluster")}
-        parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), *self._command(job, plan)]
+        options = {name: value for name, value in vars(self.program).items() if isinstance(value, int | str)}
+        digests = [""] * len(words)
+        for i, word_ in enumerate(words):
+            if word_.endswith(_CONTENT):
+                with suppress(OSError, ValueError):  # words may be too long for a path, or hold what no path does
+                    digests[i] = hashlib.sha256(Path(word_).read_bytes()).hexdigest()
+        where = [getattr(job.slurm, name) for name in _WHERE]
+        parts = [str(self.folder), self.program.name, of_job, plan_cells(plan), words, options, digests, where,
+                 [self.default_clocks, self._is_metered(job)]]  # fmt: skip
         text = json.dumps(parts, sort_keys=True, default=str)
         return f"jointopt-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def _command(self, job: Job, plan: Mapping[str, Any]) -> Iterator[Any]:
-        """Beside the plan: words and settings of the program, the scripts that they name, where it runs."""
-        words = self.program.words(job, plan, self.folder)
-        yield words
-        yield {name: value for name, value in vars(self.program).items() if isinstance(value, int | str)}
-        yield [_digest(word) for word in words]
-        yield [getattr(job.slurm, name) for name in _WHERE]
-        yield [self.default_clocks, self._metered(job)]
-
-    @staticmethod
-    def submission_name(folder: Path) -> str:
-        """The job's name in Slurm: that of a run cancelled a moment ago is not that of the next one."""
-        return f"{folder.parent.name}-{folder.name}"
-
-    def _metered(self, job: Job) -> bool:
+    def _is_metered(self, job: Job) -> bool:
         return self.meter and job.slurm.gpu_request != NO_GPU_REQUEST
 
     def row(self, job: Job, plan: Mapping[str, Any], folder: Path, end: End) -> dict[str, Any]:
         """The plan with its results. Raises LauncherError where the nodes' GPUs cannot be set."""
         log, end_of_log = (read(folder / LOG) if (folder / LOG).is_file() else "" for read in (whole_log, tail_of))
         failure = why_failed(end, end_of_log, folder, self.limit_s)
-        row = with_log(outcome(self.program.results(job, folder, log), end.whole, failure), folder / LOG, True)
-        if self._metered(job):
+        # the program itself came to its end
+        whole = end.code == 0 and (end.written is not None or (end.job is not None and end.job.state == "COMPLETED"))
+        row = with_log(outcome(self.program.results(job, folder, log), whole, failure), folder / LOG, True)
+        if self._is_metered(job):
             conditions.check_settable(folder, end.code, end_of_log)
             row = conditions.with_readings(row, plan, job.cluster.nodes, folder, self.default_clocks, log)
         row = {name: value for name, value in row.items() if name in COLUMNS or name == "failure"}
         return dict(plan) | row | {"notes": joined_notes(row["notes"], end.remark)}
 
-    def behind(self, job: Job, plan: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
-        """The plan with the lower bound on its time where the log of its run shows that it is behind, else None."""
-        row = behind_row(self.program, job, folder / LOG)
-        return None if row is None else dict(plan) | with_log(row, folder / LOG, True)
 
-    # --- a single row that was handed over
-
-    def _deliver(self, runs: Iterator[Ended]) -> None:
-        """A row counts as handed over when the next run begins, or this process ends in peace."""
-        if self._delivered is None:
-            atexit.register(self._accept)
-        self._delivered = runs
-
-    def _accept(self) -> None:
-        for _ in self._delivered or ():
-            pass
-
-
-def _noted(folder: Path) -> int | None:
-    try:
-        return int(json.loads((folder / _STATE).read_text(encoding="utf-8"))["job"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _submission_name(folder: Path) -> str:
+    """The job's name in Slurm: that of a run cancelled a moment ago is not that of the next one."""
+    return f"{folder.parent.name}-{folder.name}"
 
 
 def _unwritable(folder: Path, error: OSError) -> LauncherError:
     return LauncherError(
         f"{folder} cannot be written: {error.strerror or error}; name a folder that all nodes share with --folder."
     )
-
-
-def _program(
-    program: str | Program | None, command: str | Sequence[str] | None, options: Mapping[str, Any], iterations: int,
-    warmup_iterations: int,
-) -> Program:  # fmt: skip
-    """The program by name, or by what was given to it."""
-    if program is not None and not isinstance(program, str):
-        return program
-    implied = "command" if command is not None else "megatron" if options["checkout"] is not None else "torchrun"
-    name = program or implied
-    if name not in PROGRAMS:
-        raise UsageError(f"program must be one of {', '.join(PROGRAMS)}; got {name!r}{nearest(name, PROGRAMS)}.")
-    if name in FRAMEWORKS:
-        return FrameworkProgram(name, **options, iterations=iterations, warmup_iterations=warmup_iterations)
-    if name == "command":
-        if command is None:
-            raise UsageError("The launcher slurm needs --command for the program command.")
-        return CommandProgram(command)
-    return TorchrunProgram(iterations, warmup_iterations)
-
-
-def _digest(word: str) -> str:
-    """The contents of a script or of settings that a command names, as a hash; blank for any other word."""
-    if word.endswith(_CONTENT):
-        with suppress(OSError, ValueError):  # words may be too long for a path, or hold what no path does
-            return hashlib.sha256(Path(word).read_bytes()).hexdigest()
-    return ""
 
 
 # The Slurm jobs of one call that are on their way: submitted, watched, handed over as they end, or cancelled.
@@ -277,36 +240,39 @@ class Fleet:
         # to be submitted when another one has ended
         self._refused: tuple[int, Mapping[str, Any]] | None = None
         self._error: LauncherError | None = None
-        self._without_words: list[Ended] = []  # plans that the framework has no words for
 
     def ended(self) -> Iterator[Ended]:
-        """Every run as it ends; the first error when nothing is on its way any more."""
-        self._submit()
-        yield from self._given_up()
-        waits = _backoff(self._launcher.poll_s)
+        """Every run as it ends; the first error when nothing is on its way any more.
+
+        Waits between two looks are short at first, half as long again each time.
+        """
+        yield from self._submit()
+        first_s = wait_s = min(0.5, self._launcher.poll_s)
         while self._flights:
-            time.sleep(next(waits))
+            time.sleep(wait_s)
+            wait_s = min(1.5 * wait_s, self._launcher.poll_s)
             for place in list(self._flights):
-                if found := self._looked_at(place):
-                    yield from self._handed_over(place, found)
-                    waits = _backoff(self._launcher.poll_s)
-                    self._submit()
-                    yield from self._given_up()
+                if found := self._look_at(place):
+                    yield from self._hand_over(place, found)
+                    wait_s = first_s
+                    yield from self._submit()
         if self._error is not None:
             raise self._error
 
-    def rescued(self) -> Iterator[Ended]:
+    def rescue(self) -> Iterator[Ended]:
         """The runs that have ended before an interrupt; all others are cancelled."""
-        over = [place for place, flight in self._flights.items() if written_in(flight.folder) is not None]
+        over = [place for place, flight in self._flights.items() if exit_status_in(flight.folder) is not None]
         self.cancel()
         for place in over:
-            if found := self._looked_at(place):
-                yield from self._handed_over(place, found)
+            if found := self._look_at(place):
+                yield from self._hand_over(place, found)
 
     def cancel(self) -> None:
         """End all jobs but those that have a result, which stays to be found, as does a job that goes on."""
-        going = {place: f for place, f in self._flights.items() if written_in(f.folder) is None}
-        numbers = list(filter(None, map(self._number, going.values())))
+        going = {place: f for place, f in self._flights.items() if exit_status_in(f.folder) is None}
+        # one that was interrupted while Slurm took it, or not, is known by its name alone
+        known = [f.number if f.sent else control.job_of_name(_submission_name(f.folder)) for f in going.values()]
+        numbers = [number for number in known if number]
         trouble = control.cancel(numbers)
         for place, flight in going.items():
             if trouble:
@@ -315,18 +281,14 @@ class Fleet:
             else:
                 _close(flight.folder)
 
-    def _number(self, flight: Submission) -> int | None:
-        if not flight.sent:  # interrupted while Slurm took it, or not
-            return control.named(self._launcher.submission_name(flight.folder))
-        return flight.number
-
-    def _submit(self) -> None:
-        """Everything that is left to be submitted and that Slurm takes."""
+    def _submit(self) -> list[Ended]:
+        """Submit everything that is left and that Slurm takes; rows of plans that the framework has no words for."""
+        without_words: list[Ended] = []
         while self._error is None:
             following = self._refused or next(self._plans, None)
             self._refused = None
             if following is None:
-                return
+                break
             place, plan = following
             try:
                 self._send(place, plan)
@@ -335,55 +297,60 @@ class Fleet:
                 if not self._flights:
                     self._error = error
                 self._refused = following
-                return
+                break
             except NoAnswerError:
                 raise
             except ExportError as error:
                 self._drop(place)
                 row = dict(plan) | failed_row(Failure(FailureKind.EXPORT, str(error)))
-                self._without_words.append(Ended(place, row, 0.0))
+                without_words.append(Ended(place, row, 0.0))
             except LauncherError as error:
                 self._fail(place, error)
-
-    def _given_up(self) -> Iterator[Ended]:
-        """Rows of plans that were never submitted."""
-        while self._without_words:
-            yield self._without_words.pop(0)
+        return without_words
 
     def _send(self, place: int, plan: Mapping[str, Any]) -> None:
-        folder = self._launcher.open_folder(self._job, plan)
-        report = partial(self._report, place)
+        """Submit a plan, in the folder of its last submission unless the row of that was handed over."""
+        launcher, report = self._launcher, partial(self._report, place)
+        base = launcher.folder / launcher.job_name(self._job, plan)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            last = max((int(p.name) for p in base.iterdir() if p.name.isdigit()), default=0)
+            folder = base / str(last)
+            if not last or (folder / DONE).exists():
+                folder = base / str(last + 1)
+                folder.mkdir()
+        except OSError as error:
+            raise _unwritable(launcher.folder, error) from error
         flight = self._flights[place] = Submission(plan, folder, report)
-        flight.number, words = self._launcher.submitted(self._job, plan, folder, report)
+        flight.number, words = launcher.submit(self._job, plan, folder, report)
         report(words)
         flight.sent = True
 
-    def _looked_at(self, place: int) -> tuple[dict[str, Any], End] | None:
-        """Row and end of a job that is over."""
-        flight = self._flights[place]
+    def _look_at(self, place: int) -> tuple[dict[str, Any], End] | None:
+        """Row and end of a job that is over, or that is cancelled because its log says that it is clearly behind."""
+        flight, launcher = self._flights[place], self._launcher
         try:
             end = flight.look() if flight.sent else None
-            if end is None:
-                return self._behind(flight)
-            return self._launcher.row(self._job, flight.plan, flight.folder, end), end
+            if end is not None:
+                return launcher.row(self._job, flight.plan, flight.folder, end), end
+            early = EarlyEnd(launcher.program, self._job, flight.folder / LOG)
+            if not early.is_due() or early.row is None or flight.number is None or control.cancel([flight.number]):
+                return None
+            end = End(control.state(flight.number, flight.report), None)
+            row = dict(flight.plan) | with_log(early.row, early.log, True)
+            return row | {"notes": joined_notes(row["notes"], end.remark)}, end
         except NoAnswerError:
             raise
         except LauncherError as error:
             self._fail(place, error)
             return None
 
-    def _behind(self, flight: Submission) -> tuple[dict[str, Any], End] | None:
-        """Row and end of a job whose log says that it is clearly behind, which is cancelled; None of others."""
-        row = self._launcher.behind(self._job, flight.plan, flight.folder)
-        if row is None or flight.number is None or control.cancel([flight.number]):
-            return None
-        end = End(control.state(flight.number, flight.report), None)
-        return row | {"notes": joined_notes(row["notes"], end.remark)}, end
-
-    def _handed_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
+    def _hand_over(self, place: int, found: tuple[dict[str, Any], End]) -> Iterator[Ended]:
         """The row counts as handed over when the next one is drawn: until then the same plan finds it again."""
         flight, (row, end) = self._flights.pop(place), found
-        yield Ended(place, row, end.seconds)
+        # seconds for which the job held its GPUs: the queue costs none
+        seconds = end.job.ran_s if end.job is not None else 0.0 if end.written is None else float(end.written[1])
+        yield Ended(place, row, seconds)
         _close(flight.folder)
 
     def _fail(self, place: int, error: LauncherError) -> None:
@@ -396,14 +363,6 @@ class Fleet:
     def _drop(self, place: int) -> None:
         if flight := self._flights.pop(place, None):
             _close(flight.folder)
-
-
-def _backoff(most_s: float) -> Iterator[float]:
-    """Waits between two looks: short at first, half as long again each time."""
-    wait_s = min(0.5, most_s)
-    while True:
-        yield wait_s
-        wait_s = min(wait_s * 1.5, most_s)
 
 
 def _close(folder: Path) -> None:
@@ -420,39 +379,18 @@ _GRACE_S = 20.0  # files of another node may come late over a shared folder
 
 
 @dataclass(frozen=True)
-class Written:
-    """The exit status that a job wrote down at its end, and how long it ran in s."""
-
-    code: int
-    seconds: int
-
-
-@dataclass(frozen=True)
 class End:
     """The end of a job: Slurm's record (None = it no longer knows the job), and what the job wrote down."""
 
     job: SlurmJob | None
-    written: Written | None
+    written: tuple[int, int] | None  # its exit status, and the seconds that it ran
 
     @property
     def code(self) -> int:
         """The exit code that is known best; -1 where none is."""
         if self.written is not None:
-            return self.written.code
+            return self.written[0]
         return -1 if self.job is None else self.job.exit_code
-
-    @property
-    def whole(self) -> bool:
-        """Whether the program itself came to its end."""
-        completed = self.job is not None and self.job.state == "COMPLETED"
-        return self.code == 0 and (self.written is not None or completed)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds for which the job held its GPUs: the queue costs none."""
-        if self.job is not None:
-            return self.job.ran_s
-        return 0.0 if self.written is None else float(self.written.seconds)
 
     @property
     def remark(self) -> str:
@@ -481,12 +419,21 @@ class Submission:
 
     def look(self) -> End | None:
         """The end of the job, None while it waits or runs. Raises LauncherError where it can never start."""
-        written = written_in(self.folder)
+        written = exit_status_in(self.folder)
         job = None if self.number is None else control.state(self.number, self.report)
-        if written is not None and written.code == 0:
+        if written is not None and written[0] == 0:
             return End(job, written)
-        if job is None or job.ended:
-            return self._over(job)
+        if job is None or job.state in control.ENDED:
+            if job is not None and job.state in _MAY_COME_BACK and not self._doubted:  # Slurm may put it back
+                self._doubted = True
+                return None
+            written = exit_status_in(self.folder)
+            has_written = job is None or job.state in ("COMPLETED", "FAILED")
+            if written is None and has_written and not is_full(self.folder):  # the shared folder may be late to show it
+                self._late_until = self._late_until or time.monotonic() + _GRACE_S
+                if time.monotonic() < self._late_until:
+                    return None
+            return End(job, written)
         self._doubted, self._late_until = False, None
         if job.stuck or job.restarts > _MOST_RESTARTS:
             control.cancel([job.number])
@@ -502,29 +449,14 @@ class Submission:
             self.report(f"Slurm job {job.number} {words}")
         return None
 
-    def _over(self, job: SlurmJob | None) -> End | None:
-        """The end, unless Slurm may be about to put the job back, or the shared folder may be late to show it."""
-        if job is not None and job.state in _MAY_COME_BACK and not self._doubted:
-            self._doubted = True
-            return None
-        written = written_in(self.folder)
-        return None if written is None and self._may_be_late(job) else End(job, written)
 
-    def _may_be_late(self, job: SlurmJob | None) -> bool:
-        if (job is not None and job.state not in ("COMPLETED", "FAILED")) or is_full(self.folder):
-            return False
-        if self._late_until is None:
-            self._late_until = time.monotonic() + _GRACE_S
-        return time.monotonic() < self._late_until
-
-
-def written_in(folder: Path) -> Written | None:
-    """The exit status that a job wrote down; None while there is none that can be read."""
+def exit_status_in(folder: Path) -> tuple[int, int] | None:
+    """The exit status that a job wrote down, and the seconds that it ran; None while there is none that can be read."""
     try:
         # makes a client of NFS look anew: a file that it has once missed would be missing for a minute
         os.listdir(folder)
         code, seconds = (folder / EXIT).read_text(encoding="utf-8").split()
-        return Written(int(code), int(seconds))
+        return int(code), int(seconds)
     except (OSError, ValueError):
         return None
 
@@ -545,12 +477,14 @@ _STATES = {
 
 def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     """The failure of a job without a result, from Slurm's state, else the exit status and the end of the log."""
-    state = _state_in(log, end) if end.job is None else end.job.state
+    state = "" if end.job is None else end.job.state
+    if end.job is None and end.written is None and (ended_by := _ENDED_BY.search(log)):
+        state = _STATE_FOR.get(ended_by[1], "CANCELLED")
     if state in _STATES and failure_of(log, 1, False, limit_s).kind is not FailureKind.OOM:
         return _STATES[state]
-    if end.job is not None and not end.job.ended and end.written is None:
-        last = f"given up after {end.job.restarts} requeues, the last for {end.job.reason}"
-        return Failure(FailureKind.CLUSTER, last)
+    if end.job is not None and end.job.state not in control.ENDED and end.written is None:
+        words = f"given up after {end.job.restarts} requeues, the last for {end.job.reason}"
+        return Failure(FailureKind.CLUSTER, words)
     if end.written is None and end.job is None:
         return Failure(FailureKind.CLUSTER, "Slurm no longer knows the job, and it wrote down no exit status")
     if end.code == 0 and is_full(folder):
@@ -558,7 +492,7 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
     if end.code == 0:
         missing = f"the job ended well and left no result in {folder}; do all nodes see that folder?"
         return Failure(FailureKind.RESULT, missing)
-    timed_out = end.written is not None and end.code in (124, 137) and end.written.seconds >= limit_s
+    timed_out = end.written is not None and end.code in (124, 137) and end.written[1] >= limit_s
     if is_full(folder):
         log += "\nNo space left on device"
     failure = failure_of(log, end.code, timed_out, limit_s)
@@ -571,12 +505,6 @@ def why_failed(end: End, log: str, folder: Path, limit_s: float) -> Failure:
 # what slurmstepd writes into the log of a job that it ends
 _ENDED_BY = re.compile(r"\*\*\* (?:JOB|STEP) .* CANCELLED AT \S+(?: DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION))?")
 _STATE_FOR = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
-
-
-def _state_in(log: str, end: End) -> str:
-    """The state, by its log, of a job that Slurm has forgotten and that wrote down no end; else blank."""
-    found = _ENDED_BY.search(log) if end.written is None else None
-    return "" if found is None else _STATE_FOR.get(found[1], "CANCELLED")
 
 
 _FIRST_TASK = re.compile(r"^srun: error: (\S+: tasks? [\d,-]+: .+)$", re.MULTILINE)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -71,24 +71,9 @@ class SlurmJob:
         return "" if self.state == "COMPLETING" else f"is {self.state.lower()}{again}"
 
     @property
-    def ended(self) -> bool:
-        """Whether it is over and does not come back by itself."""
-        return self.state in ENDED
-
-    @property
     def stuck(self) -> bool:
         """Whether it waits for something that does not happen by itself."""
         return self.state in _HELD or (self.state == "PENDING" and bool(_NEVER.match(self.reason)))
-
-
-def check_installed() -> None:
-    """LauncherError where this machine cannot submit."""
-    for name in ("sbatch", "squeue", "scontrol", "scancel"):
-        if shutil.which(name) is None:
-            raise LauncherError(
-                f"The launcher slurm needs {name}, which is not on the PATH; start jointopt on a machine that submits "
-                "jobs, such as a login node."
-            )
 
 
 def submit(script: Path) -> int:
@@ -102,11 +87,10 @@ def submit(script: Path) -> int:
     return int(number[1])
 
 
-def named(name: str, report: Report = lambda text: None) -> int | None:
+def job_of_name(name: str, report: Report = lambda text: None) -> int | None:
     """The last of this user's jobs with that name that is not over, if there is one."""
     done = _answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%A"], report)
-    numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
-    return max(numbers, default=None)
+    return max((int(word) for word in done.stdout.split() if word.isdigit()), default=None)
 
 
 def state(number: int, report: Report = lambda text: None) -> SlurmJob | None:
@@ -130,27 +114,18 @@ def parse_job(line: str) -> SlurmJob:
     get = {name: text for name, text in known.items() if text != "(null)"}.get
     exit_code, _, signal = get("ExitCode", "0:0").partition(":")
     submitted, started = get("SubmitTime", ""), get("StartTime", "")
+    queued_s = float("nan")
+    with suppress(ValueError):  # Unknown, N/A
+        queued_s = (datetime.fromisoformat(started) - datetime.fromisoformat(submitted)).total_seconds()
+    ran = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", get("RunTime", ""))  # [days-]hours:minutes:seconds
+    days, hours, minutes, seconds = (int(part or 0) for part in ran.groups()) if ran else (0, 0, 0, 0)
     return SlurmJob(
         number=int(get("JobId", "0")), name=get("JobName", ""), state=get("JobState", "UNKNOWN"),
         reason=get("Reason", "None"), restarts=int(get("Restarts", "0")),
         exit_code=int(exit_code) or (128 + int(signal or 0) if signal not in ("", "0") else 0),
-        nodes=get("NodeList", ""), queued_s=_between(submitted, started), ran_s=_duration_s(get("RunTime", "")),
+        nodes=get("NodeList", ""), queued_s=queued_s, ran_s=((24.0 * days + hours) * 60 + minutes) * 60 + seconds,
         submitted=submitted.replace("T", " "), started=started.replace("T", " "),
     )  # fmt: skip
-
-
-def _between(start: str, end: str) -> float:
-    try:
-        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
-    except ValueError:  # Unknown, N/A
-        return float("nan")
-
-
-def _duration_s(text: str) -> float:
-    """``[days-]hours:minutes:seconds``; 0 for anything else."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
-    return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subprocess.CompletedProcess[str]:
@@ -176,26 +151,22 @@ def _answer(words: Sequence[str], report: Report, refusal: str = "") -> subproce
 
 
 def _call(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs one command in a session of its own: Ctrl-C is for the tool, not for a submission half done."""
+    """Runs one command in a session of its own: Ctrl-C is for the tool, not for a submission half done.
+
+    Its environment lacks variables that filter or format answers, and inside a job those of its size: sbatch would hand
+    them on, and srun of the new job would heed them.
+    """
+    misleading = ("SQUEUE_", "SLURM_TIME_FORMAT", *(["SLURM_"] if "SLURM_JOB_ID" in os.environ else []))
+    kept = (name for name in os.environ if name in _OF_THE_SITE or not name.startswith(misleading))
     try:
         return subprocess.run(
             words, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, start_new_session=True,
-            stdin=subprocess.DEVNULL, env=_environment(),
+            stdin=subprocess.DEVNULL, env={name: os.environ[name] for name in kept},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"no answer within {_ANSWER_S:.0f} s")
     except OSError as error:  # a machine without room for another process, a module that was unloaded
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
-
-
-def _environment() -> dict[str, str]:
-    """Our environment without variables that filter or format answers, and inside a job without those of its size.
-
-    sbatch would hand them on, and srun of the new job would heed them.
-    """
-    misleading = ("SQUEUE_", "SLURM_TIME_FORMAT", *(["SLURM_"] if "SLURM_JOB_ID" in os.environ else []))
-    kept = (name for name in os.environ if name in _OF_THE_SITE or not name.startswith(misleading))
-    return {name: os.environ[name] for name in kept}
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:

@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from jointopt.core.quote import sh_command, sh_file, sh_word
 from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.measure.early import row_of_bound
-from jointopt.measure.local import LocalLauncher
+from jointopt.measure.local import LocalLauncher, row_ended_early
 from jointopt.measure.process import Program, local_torchrun, node_torchrun, refuse, without
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.runs.rows import failed_row, is_blank, result_row
@@ -29,6 +28,11 @@ _NAME = "The project's trainer"
 _PRINTED_S = re.compile(r"^iteration (\d+\.\d+) s$", re.MULTILINE)  # of the trainer's `_print_progress`
 _PRINTED_GIB = re.compile(r"^peak (\d+\.\d+) GiB$", re.MULTILINE)
 _NOT_BUILT = tuple(name for name in NEUTRAL if name != "etp")
+_OF_MODEL = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim", "vocab_size",
+    "gated_mlp", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
+)  # fmt: skip
+_OF_PLAN = tuple(f.name for f in fields(TrainSpec) if f.name in LAYOUT_COLUMNS and COLUMNS[f.name].dtype == "int")
 _TRAINER = ("-m", "jointopt.measure.trainer")
 # one thread per process: gloo runs would otherwise compete for cores
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -54,13 +58,12 @@ class TorchrunProgram(Program):
         """The job without what the trainer does not build: even 1F1B pipelines and whole layers are what it has."""
         return without(job, _NAME, _NOT_BUILT)
 
-    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The words that start the trainer on every node."""
-        return [*node_torchrun(job), *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
-
-    def local_words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
-        """The words that start the trainer on this machine alone."""
-        start = local_torchrun(self.spec(job, plan).processes, folder)
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
+        """The words that start the trainer."""
+        start = node_torchrun(job)
+        if alone:
+            spec = self.spec(job, plan)
+            start = local_torchrun(spec.dp * spec.tp * spec.pp * spec.cp, folder)
         return [*start, *_TRAINER, str(folder / _SPEC), str(folder / _RESULT)]
 
     def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
@@ -68,22 +71,72 @@ class TorchrunProgram(Program):
         (folder / _SPEC).write_text(self.spec(job, plan, least_s).text(), encoding="utf-8")
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any] | None:
-        """The row of a run that has ended, from the file that the trainer wrote."""
-        return read_result(folder / _RESULT, job.model)
+        """The result columns in the file of the trainer, and its window; of another's file a failed run.
 
-    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
-        """Seconds of the measured iterations of a run that goes on, where its trainer prints them."""
-        return [float(seconds) for seconds in _PRINTED_S.findall(log)]
+        The spread of its iterations stands in ``notes``, and the parts of the model that the trainer leaves out or
+        replaces: it builds RoPE, RMSNorm, an untied head, no bias.
+        """
+        model = job.model
+        try:
+            found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+            measured_s, seconds = found["measured_s"], found["iteration_s"]
+            window = {"measured_s": measured_s, "iterations": len(seconds)}
+            if found.get("behind_s"):
+                return (
+                    row_ended_early(seconds, found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]} | window
+                )
+            losses = found["loss"]
+            middle = statistics.median(seconds)
+            spread = (max(seconds) - min(seconds)) / middle
+            parts = {
+                "tied embeddings": model.tied_embeddings,
+                f"{model.position_embedding} positions": model.position_embedding != "rope",
+                "LayerNorm": not model.rmsnorm,
+                "norms without weights": not model.norm_weight,
+                "norms of queries and keys": model.qk_norm,
+                "norm of the embedding": model.embedding_norm,
+                "narrower embedding": model.embedding_size not in (0, model.hidden_size),
+                "biases": model.linear_bias or model.qkv_bias or model.moe_linear_bias,
+                "attention sinks": model.attention_sinks,
+                "dropout": model.dropout,
+                "windows of attention": bool(model.window_cells),
+            }
+            missing = ", ".join(part for part, wanted in parts.items() if wanted)
+            notes = joined_notes(
+                f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
+                "" if all(map(math.isfinite, losses)) else "the loss is not finite",
+                f"not the exact model: trained without its {missing}" if missing else "",
+                *map(str, found.get("remarks", [])),
+            )
+            return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"]) | window
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            return failed_row(Failure(FailureKind.RESULT, f"{_RESULT} is not what the trainer writes: {error!r}"))
 
-    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
-        """The memory of the fullest rank that has printed it."""
+    def progress(self, job: Job, log: str) -> tuple[Sequence[float], Mapping[str, Any]]:
+        """Measured iterations of a run that goes on, and the memory of its fullest rank, as the trainer prints them."""
         of_ranks = [float(gib) for gib in _PRINTED_GIB.findall(log)]
-        return {"peak_memory_gib": max(of_ranks)} if of_ranks else {}
+        known = {"peak_memory_gib": max(of_ranks)} if of_ranks else {}
+        return [float(seconds) for seconds in _PRINTED_S.findall(log)], known
 
     def spec(self, job: Job, plan: Mapping[str, Any], least_s: float = 0.0) -> TrainSpec:
-        """The task of the trainer: model, plan, iterations."""
-        spec = train_spec(job, plan, self.iterations, self.warmup_iterations, least_s)
-        return replace(spec, behind_s=self.behind_s, prints=bool(self.behind_both))
+        """The task of the trainer: model, plan, iterations. LauncherError for a plan that it does not build."""
+        refuse(_NAME, plan, _NOT_BUILT)
+        if job.model.is_moe and not is_blank(plan.get("etp")) and int(plan["etp"]) != int(plan["tp"]):
+            raise LauncherError(
+                f"{_NAME} cuts experts as it does layers: etp must be tp {plan['tp']}, got {plan['etp']}."
+            )
+        training, gpu = job.training, job.cluster.gpu.id
+        shape: dict[str, Any] = {name: getattr(job.model, name) for name in _OF_MODEL}
+        shape |= {name: int(plan[name]) for name in _OF_PLAN}
+        shape |= {name: getattr(training, name) for name in ("seq_length", "global_batch_size", "dtype")}
+        return TrainSpec(
+            **shape, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
+            iterations=self.iterations, warmup_iterations=self.warmup_iterations, least_s=least_s,
+            behind_s=self.behind_s, prints=bool(self.behind_both), cores=gpu == "cpu-core", gpu=gpu,
+            selective_share=training.framework.selective_share,
+        )  # fmt: skip
 
 
 class TorchrunLauncher(LocalLauncher):
@@ -92,7 +145,7 @@ class TorchrunLauncher(LocalLauncher):
     ``iterations`` after ``warmup_iterations`` are measured, and more where energy counters need longer.
     """
 
-    name = "torchrun"
+    name = TorchrunProgram.name
     program: TorchrunProgram
 
     def __init__(
@@ -106,83 +159,10 @@ class TorchrunLauncher(LocalLauncher):
     def script(self, job: Job, plan: Mapping[str, Any]) -> str:
         """The lines of a shell that do what `run` does but for the GPUs' clocks, in a folder of their own."""
         self.candidates(job)
-        words = sh_command(self.program.local_words(job, plan, Path()))
+        words = sh_command(self.program.words(job, plan, Path(), alone=True))
         variables = " ".join(f"{name}={sh_word(value)}" for name, value in _ENVIRONMENT.items())
         spec = sh_file(_SPEC, self.program.spec(job, plan).text())
         return f'cd "$(mktemp -d)"\n{spec}{variables} {words}\ncat {_RESULT}\n'
-
-
-def read_result(path: Path, model: Model) -> dict[str, Any] | None:
-    """The result columns in a file of the trainer, and its window; None without a file, a failed run for another's."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        window = {"measured_s": found["measured_s"], "iterations": len(found["iteration_s"])}
-        return _measured(found, model) | window
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"{path.name} is not what the trainer writes: {error!r}"
-        return failed_row(Failure(FailureKind.RESULT, reason))
-
-
-def _measured(found: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The result columns of a run that ended well; the spread of its iterations stands in ``notes``."""
-    if found.get("behind_s"):
-        return row_of_bound(found["iteration_s"], found["behind_s"]) | {"peak_memory_gib": found["peak_memory_gib"]}
-    seconds, losses = found["iteration_s"], found["loss"]
-    middle = statistics.median(seconds)
-    spread = (max(seconds) - min(seconds)) / middle
-    missing = ", ".join(_not_built(model))
-    notes = joined_notes(
-        f"{len(seconds)} iterations, spread {spread:.1%}, loss {losses[0]:.5g} to {losses[-1]:.5g}",
-        "" if all(map(math.isfinite, losses)) else "the loss is not finite",
-        f"not the exact model: trained without its {missing}" if missing else "",
-        *map(str, found.get("remarks", [])),
-    )
-    return result_row(notes, iteration_time_s=middle, peak_memory_gib=found["peak_memory_gib"])
-
-
-def _not_built(model: Model) -> list[str]:
-    """Parts of ``model`` that the trainer leaves out or replaces: it builds RoPE, RMSNorm, an untied head, no bias."""
-    parts = {
-        "tied embeddings": model.tied_embeddings,
-        f"{model.position_embedding} positions": model.position_embedding != "rope",
-        "LayerNorm": not model.rmsnorm,
-        "norms without weights": not model.norm_weight,
-        "norms of queries and keys": model.qk_norm,
-        "norm of the embedding": model.embedding_norm,
-        "narrower embedding": model.embedding_size not in (0, model.hidden_size),
-        "biases": model.linear_bias or model.qkv_bias or model.moe_linear_bias,
-        "attention sinks": model.attention_sinks,
-        "dropout": model.dropout,
-        "windows of attention": bool(model.window_cells),
-    }
-    return [part for part, wanted in parts.items() if wanted]
-
-
-_OF_MODEL = (
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim", "vocab_size",
-    "gated_mlp", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers",
-)  # fmt: skip
-_OF_PLAN = tuple(f.name for f in fields(TrainSpec) if f.name in LAYOUT_COLUMNS and COLUMNS[f.name].dtype == "int")
-
-
-def train_spec(
-    job: Job, plan: Mapping[str, Any], iterations: int, warmup_iterations: int, least_s: float = 0.0
-) -> TrainSpec:
-    """The trainer's input for a job and a plan (plan columns). LauncherError for a plan that it does not build."""
-    refuse(_NAME, plan, _NOT_BUILT)
-    if job.model.is_moe and not is_blank(plan.get("etp")) and int(plan["etp"]) != int(plan["tp"]):
-        raise LauncherError(f"{_NAME} cuts experts as it does layers: etp must be tp {plan['tp']}, got {plan['etp']}.")
-    training, gpu = job.training, job.cluster.gpu.id
-    shape: dict[str, Any] = {name: getattr(job.model, name) for name in _OF_MODEL}
-    shape |= {name: int(plan[name]) for name in _OF_PLAN}
-    shape |= {name: getattr(training, name) for name in ("seq_length", "global_batch_size", "dtype")}
-    return TrainSpec(
-        **shape, sequence_parallel=bool(plan["sequence_parallel"]), recompute=str(plan["recompute"]),
-        iterations=iterations, warmup_iterations=warmup_iterations, least_s=least_s, cores=gpu == "cpu-core", gpu=gpu,
-        selective_share=training.framework.selective_share,
-    )  # fmt: skip
 
 
 def check_model(model: Model) -> None:

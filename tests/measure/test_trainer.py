@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jointopt.jobs.jobfile import parse_job
-from jointopt.measure.torchrun import TorchrunLauncher, train_spec
+from jointopt.measure.torchrun import TorchrunLauncher, TorchrunProgram
 from jointopt.measure.trainer.spec import TrainSpec
 from jointopt.workflows.campaign.candidates import searched
 
@@ -93,8 +93,8 @@ def test_a_job_on_cores_trains_on_cores_and_leaves_gpus_beside_them_alone(driver
     plan = searched(job).question(0)
     row = TorchrunLauncher(iterations=1, warmup_iterations=0).run(job, plan)
     assert (row["status"], row["energy_j"] > 0, driver.calls()) == ("ok", False, [])
-    assert train_spec(job, plan, 1, 0).cores
-    assert train_spec(job, plan, 1, 0).selective_share == 0.5
+    assert TorchrunProgram().spec(job, plan).cores
+    assert TorchrunProgram().spec(job, plan).selective_share == 0.5
 
 
 def test_one_process_learns(losses: dict[int, list[list[float]]]) -> None:
@@ -152,7 +152,7 @@ def test_weights_are_gathered_once_an_iteration_unless_they_are_given_back(
     state = stage.layers["0"]._get_fsdp_state()._fsdp_param_groups[0]
     stage.register_forward_pre_hook(lambda *_: seen.append(state.is_unsharded))
     tokens = torch.zeros(8, 32, dtype=torch.int64)
-    run._plain(spec, stage, tokens, tokens)()
+    run._plain_step(spec, stage, tokens, tokens)()
     assert (len(seen), sum(seen)) == (8, gathered)
 
 

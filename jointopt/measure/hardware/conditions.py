@@ -20,8 +20,8 @@ from jointopt.core.schema import num_gpus
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.hardware.gpu_clocks import Held, Setting, locked, plan_settings
-from jointopt.measure.hardware.host import Occupant, occupants
-from jointopt.measure.hardware.meter import CLOCK, Clock, Gpus, Meter, metered
+from jointopt.measure.hardware.host import occupants
+from jointopt.measure.hardware.meter import CLOCK, Gpus, Meter, metered
 from jointopt.measure.hardware.rank_check import UNSET
 from jointopt.runs.readings import LEAST_WINDOW_S, Reading, Series, not_measured, together
 from jointopt.runs.rows import failed_row, is_blank, plan_cells
@@ -34,36 +34,29 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 @dataclass
 class Conditions:
-    """The conditions of one run: plan, meter (None: no GPU here), settings held here, those of each GPU of the plan."""
+    """The conditions of one run of a plan; without a meter clocks are left alone, and GPUs, if any, are not read."""
 
     plan: Mapping[str, Any]
-    meter: Meter | None
-    held: Held | None
-    settings: Sequence[Setting]
-    default_clocks: bool
+    meter: Meter | None = None
+    held: Held | None = None  # settings of GPUs here
+    settings: Sequence[Setting] = ()  # of each GPU of the plan
+    default_clocks: bool = False
     started_s: float = 0.0
     ended_s: float = 0.0
-    shared: Sequence[Occupant] = ()  # others that held memory of these GPUs before the run
-    left: Sequence[Occupant] = ()  # or after it, when no process of the run was there any more
+    shared: Sequence[str] = ()  # others that held memory of these GPUs before the run
+    left: Sequence[str] = ()  # or after it, when no process of the run was there any more
 
-    @property
-    def measure_s(self) -> float:
-        """Seconds that a run must measure for its energy to be known."""
-        return 0.0 if self.meter is None else MEASURE_S
-
-    @property
-    def _profiles(self) -> str:
-        """The power profiles of the run, blank where it has none."""
-        return next(("+".join(setting.profiles) for setting in self.settings if setting.profiles), "")
-
-    def added_to(
+    def with_meter(
         self, row: Mapping[str, Any], window_s: Sequence[float] | None = None, iterations: int = 1
     ) -> dict[str, Any]:
         """``row`` with the meter's results between two times (s since 1970), in which so many iterations ran."""
         if self.meter is None:
             return dict(row)
         if row["status"] == FailureKind.OOM and (taken := [*self.shared, *self.left]):
-            row = dict(row) | _discarded(row, taken)
+            # others held memory: a failure from which nothing is learned
+            words = f"out of memory, with {'; '.join(dict.fromkeys(taken))}"
+            failed = failed_row(Failure(FailureKind.OCCUPIED, words))
+            row = dict(row) | failed | {"notes": joined_notes(words, row.get("notes"))}
         reading = self.meter.reading(*(window_s or (self.started_s, self.ended_s)))
         return self.with_reading(row, reading, window_s, iterations)
 
@@ -78,47 +71,45 @@ class Conditions:
         if not window_s:
             results = {name: results[name] for name in ("peak_power_w", "temperature_c")}
         out = dict(row) | {name: value for name, value in results.items() if is_blank(row.get(name))}
-        if self.default_clocks or self._profiles:
-            out["stage_clock_mhz"] = _stage_clocks(self.plan, reading)
-        return out | {"notes": joined_notes(row.get("notes"), *self._remarks(reading, window_s))}
-
-    def _remarks(self, reading: Reading, window_s: Sequence[float] | None) -> Iterator[str]:
-        if window_s and reading.reason:
-            yield f"energy not measured: {reading.reason}"
-        if self.default_clocks or self._profiles:
-            yield f"at clocks of the power profile {self._profiles}" if self._profiles else "at default clocks"
+        profiles = next(("+".join(setting.profiles) for setting in self.settings if setting.profiles), "")
+        remarks = [f"energy not measured: {reading.reason}"] if window_s and reading.reason else []
+        if self.default_clocks or profiles:
+            remarks.append(f"at clocks of the power profile {profiles}" if profiles else "at default clocks")
+            out["stage_clock_mhz"] = None
+            if reading.gpus and np.isfinite(reading.clock_mhz).all():
+                stages = stage_of_rank(self.plan, np.arange(reading.gpus))
+                means = [reading.clock_mhz[stages == stage].mean() for stage in range(int(self.plan["pp"]))]
+                out["stage_clock_mhz"] = [round(float(mean_mhz), 1) for mean_mhz in means]
         for setting in self.settings:
             seen = reading.clock_mhz[setting.index] if setting.index < reading.gpus else np.nan
             if window_s and setting.clock_mhz and seen < _HELD * setting.clock_mhz:
-                yield f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}"
+                remarks.append(f"GPU {setting.index} ran at {seen:.0f} MHz of {setting.clock_mhz:.0f}")
         if self.shared:
-            yield f"not alone: {'; '.join(map(str, self.shared))}"
-        if self.held and self.held.trouble:
-            yield self.held.trouble
+            remarks.append(f"not alone: {'; '.join(self.shared)}")
         if self.held:
-            yield from self.held.changed.values()
+            remarks += [self.held.trouble, *self.held.changed.values()]
+        return out | {"notes": joined_notes(row.get("notes"), *remarks)}
 
 
 @contextmanager
-def unmetered(plan: Mapping[str, Any]) -> Iterator[Conditions]:
-    """Conditions of a run whose clocks are left alone and whose GPUs, if any, are not read."""
-    yield Conditions(plan, None, None, (), False)
-
-
-@contextmanager
-def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clock = CLOCK) -> Iterator[Conditions]:
+def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Any = CLOCK) -> Iterator[Conditions]:
     """The GPUs of this machine as ``plan`` (plan columns) has them while the body runs a training on all its ranks.
 
     On a machine without a GPU nothing is set and nothing measured. Raises DeviceError where GPUs cannot be set at all,
     PlanError where they have no such clock or power limit.
     """
-    if not _gpus_here(default_clocks):
-        with unmetered(plan) as conditions:
-            yield conditions
+    driver = True
+    try:
+        Gpus()
+    except DeviceError as error:
+        driver = any(driver.exists() for driver in _DRIVERS)
+        if driver and not default_clocks:
+            raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
+    if not driver:
+        yield Conditions(plan)
         return
-    settings = plan_settings(plan, default_clocks=default_clocks)
-    with metered(range(int(num_gpus(plan))), clock) as meter, locked(settings) as held:
-        ranks = range(int(num_gpus(plan)))
+    settings, ranks = plan_settings(plan, default_clocks=default_clocks), range(int(num_gpus(plan)))
+    with metered(ranks, clock) as meter, locked(settings) as held:
         meter.also = held.look
         conditions = Conditions(plan, meter, held, settings, default_clocks, shared=occupants(ranks))
         for one in conditions.shared:
@@ -131,41 +122,11 @@ def under_plan(plan: Mapping[str, Any], default_clocks: bool = False, clock: Clo
             conditions.left = occupants(ranks, patience_s=0.0)
 
 
-def _discarded(row: Mapping[str, Any], taken: Sequence[Occupant]) -> dict[str, Any]:
-    """The results of a run that was out of memory while others held some: a failure, from which nothing is learned."""
-    words = "; ".join(dict.fromkeys(map(str, taken)))
-    return failed_row(Failure(FailureKind.OCCUPIED, f"out of memory, with {words}")) | {
-        "notes": joined_notes(f"out of memory, with {words}", row.get("notes"))
-    }
-
-
-def _gpus_here(default_clocks: bool) -> bool:
-    """Whether there are GPUs; DeviceError where they do not answer, and clocks are to be set."""
-    try:
-        Gpus()
-    except DeviceError as error:
-        driver = any(driver.exists() for driver in _DRIVERS)
-        if driver and not default_clocks:
-            raise DeviceError(f"{error} Or go on at default clocks: --default-clocks.") from error
-        return driver
-    return True
-
-
-def _stage_clocks(plan: Mapping[str, Any], reading: Reading) -> list[float] | None:
-    """Mean clock of the GPUs of each stage, in MHz."""
-    if not reading.gpus or not np.isfinite(reading.clock_mhz).all():
-        return None
-    stages = stage_of_rank(plan, np.arange(reading.gpus))
-    return [round(float(reading.clock_mhz[stages == stage].mean()), 1) for stage in range(int(plan["pp"]))]
-
-
 # Clocks and meters of the nodes of a run: `jointopt exec` around its program, and its readings added up.
 
 
-_PLAN = "plan.json"
+_PLAN, _READING = "plan.json", "reading-{}.json"
 _REFUSED = re.compile(r"^Error: (.+)$", re.MULTILINE)
-_CANNOT_SET = 1  # exit code of `jointopt exec` where GPUs cannot be set
-_SIGNALLED = 128  # exit codes above it name a signal
 
 
 def metered_words(
@@ -178,7 +139,7 @@ def metered_words(
     python = job.slurm.python or sys.executable
     return [
         python, "-m", "jointopt", "exec", "--plan", str(folder / _PLAN), f"--gpus-per-node={job.cluster.gpus_per_node}",
-        "--node=${NODE_RANK}", f"--reading={_reading(folder, '${NODE_RANK}')}",
+        "--node=${NODE_RANK}", f"--reading={folder / _READING.format('${NODE_RANK}')}",
         *(["--default-clocks"] if default_clocks else []), *([] if shows_ranks else ["--check-s=0"]), "--", *words,
     ]  # fmt: skip
 
@@ -191,13 +152,12 @@ def write_plan(plan: Mapping[str, Any], folder: Path) -> None:
 def check_settable(folder: Path, code: int, log: str) -> None:
     """LauncherError, with the node's own message, where `jointopt exec` could not set GPUs and started nothing.
 
-    Clocks that may not be set are no fault of a plan. Slurm ends the other nodes of a step when one has failed, and
-    then states the signal that ended them as exit ``code``.
+    Its exit code is 1 then, which is no fault of a plan. Slurm ends the other nodes of a step when one has failed, and
+    states the signal that ended them as exit ``code``.
     """
-    found, cannot = _REFUSED.search(log), code == _CANNOT_SET or code > _SIGNALLED
-    if found and cannot and not list(folder.glob("reading-*.json")):
-        known = "--default-clocks" in found[1]
-        choice = "" if known else " With --default-clocks runs go on at those of the driver."
+    found = _REFUSED.search(log)
+    if found and (code == 1 or code > 128) and not list(folder.glob(_READING.format("*"))):
+        choice = "" if "--default-clocks" in found[1] else " With --default-clocks runs go on at those of the driver."
         raise LauncherError(f"On a node: {found[1]}{choice}")
 
 
@@ -210,19 +170,13 @@ def with_readings(
     """
     rest = {name: value for name, value in row.items() if name not in ("measured_s", "iterations")}
     window = row.get("measured_s")
-    reading = together([_of_node(folder, node, window or (None, None)) for node in range(nodes)])
+    readings = []
+    for node in range(nodes):
+        try:
+            readings.append(Series.read(folder / _READING.format(node)).between(*(window or (None, None))))
+        except (OSError, TableError):
+            readings.append(not_measured("its meter wrote nothing"))
     settings = plan_settings(plan, default_clocks=default_clocks)
-    conditions = Conditions(plan, None, None, settings, default_clocks)
-    found = conditions.with_reading(rest, reading, window, row.get("iterations", 1))
+    conditions = Conditions(plan, settings=settings, default_clocks=default_clocks)
+    found = conditions.with_reading(rest, together(readings), window, row.get("iterations", 1))
     return found | {"notes": joined_notes(found["notes"], UNSET if UNSET in log else "")}
-
-
-def _of_node(folder: Path, node: int, window: Sequence[float | None]) -> Reading:
-    try:
-        return Series.read(_reading(folder, node)).between(*window)
-    except (OSError, TableError):
-        return not_measured("its meter wrote nothing")
-
-
-def _reading(folder: Path, node: int | str) -> Path:
-    return folder / f"reading-{node}.json"

@@ -33,12 +33,14 @@ from jointopt.core.errors import DeviceError, JointOptError, PlanError
 from jointopt.core.schema import POWER_PROFILE, Ints, num_gpus
 from jointopt.jobs.plans.placement import DEFAULT_ORDER, stage_of_rank
 from jointopt.jobs.plans.text import parse_stage_clocks
-from jointopt.measure.hardware.guard.forks import handlers
-from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, tool_words
+from jointopt.measure.hardware.guard.guarded import Guardian, boot_id, handlers, is_locked, tool_words
 from jointopt.measure.hardware.meter import Gpus, profile_names
 
 _RESTORE = [sys.executable, "-P", "-c", f"from {__name__} import restore; restore()"]
 _ABOVE = 1.03  # of the clock that was set: no locked GPU runs there
+FOLDER_VARIABLE = "JOINTOPT_CLOCKS"  # another folder, the same for all that share the GPUs
+_PATIENCE_S = 1.0  # for one that looks, or that puts back what a killed owner has left
+_FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
 NOT_PUT_BACK: list[str] = []  # sentences of this process, whose exit code is then not 0
 
 
@@ -73,10 +75,13 @@ def plan_settings(
     node, or not a clock or power limit for each stage.
     """
     pp, ranks = int(plan["pp"]), ranks_of_node(plan, node, gpus_per_node)
-    clocks = _per_stage(plan, "stage_clock_mhz", "clock_mhz", pp)
-    limits = _per_stage(plan, "stage_power_limit_w", "power_limit_w", pp)
+    stated = {
+        name: value for name, value in plan.items() if value is not None and str(value).strip() not in ("", "nan")
+    }
+    clocks = _per_stage(stated, "stage_clock_mhz", "clock_mhz", pp)
+    limits = _per_stage(stated, "stage_power_limit_w", "power_limit_w", pp)
     stages = stage_of_rank(plan, ranks, order).tolist()
-    profiles = profile_names(str(plan[POWER_PROFILE])) if _given(plan.get(POWER_PROFILE)) else None
+    profiles = profile_names(str(stated[POWER_PROFILE])) if POWER_PROFILE in stated else None
     clocks = [None] * pp if default_clocks or profiles else clocks
     settings = [Setting(i, clocks[stage], limits[stage], profiles) for i, stage in enumerate(stages)]
     return [s for s in settings if s != Setting(s.index)]
@@ -96,7 +101,10 @@ def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
     if not settings:
         yield held
         return
-    previous = _handled_by(held)
+    if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        held.handlers = handlers()
+    for number in held.handlers:
+        signal.signal(number, held.handle)
     atexit.register(held.restore)
     try:
         if at_once:
@@ -108,7 +116,7 @@ def locked(settings: Sequence[Setting], at_once: bool = True) -> Iterator[Held]:
         finally:
             held.restore()  # again, where a signal came between; the second call does what the first left
             atexit.unregister(held.restore)
-            for number, handler in previous.items():
+            for number, handler in held.handlers.items():
                 signal.signal(number, handler)
 
 
@@ -121,7 +129,7 @@ class Held:
         self.set_once = False  # whether anything was ever set
         self._settings = settings
         self._gpus: Gpus | None = None
-        self._owned: Owned | None = None
+        self._owned: Ownership | None = None
         self._guardian: Guardian | None = None
         self._undo: list[tuple[str, Callable[[], None]]] = []
         self._busy = False
@@ -131,16 +139,24 @@ class Held:
     def lock(self) -> None:
         """Become the owner, write down what will be set, then set it."""
         self.set_once = True
-        with self._undisturbed():
+        with self._delaying_signals():
             gpus = self._gpus = Gpus()
             most = 1 + max(setting.index for setting in self._settings)
             if most > len(gpus):
                 raise DeviceError(f"The plan sets the clocks of {most} GPUs here, and this machine shows {len(gpus)}.")
             ids = gpus.ids
-            self._owned = Owned(ids[s.index] for s in self._settings)
+            self._owned = Ownership(ids[s.index] for s in self._settings)
             for one in self._owned.found.values():  # so that "before" is what it was before them too
-                _undone(one, Gpus(visible=False))
-            before = {ids[s.index]: _before(gpus, s) for s in self._settings}
+                _put_back(one, Gpus(visible=False))
+            before: dict[str, Setting] = {}  # limit and profiles where these are set
+            for setting in self._settings:
+                index, limit_w, profiles = setting.index, None, None
+                if setting.profiles is not None:
+                    gpus.check_profiles(index, setting.profiles)
+                    profiles = gpus.requested_profiles(index)
+                if setting.power_limit_w is not None:
+                    limit_w = gpus.power_limit_w(index)
+                before[ids[index]] = Setting(index, None, limit_w, profiles)
             self._owned.write(before)
             if self._owned.new:
                 self._guardian = Guardian({"command": [], "linger_s": 0.0, "restore": _RESTORE, "scratch": [],
@@ -149,20 +165,31 @@ class Held:
                 self._set(gpus, setting, before[ids[setting.index]])
 
     def look(self) -> None:
-        """Compare what the GPUs are set to with what was set; differences are in ``changed``."""
-        if self._gpus is None or self._busy or not self._undo:
+        """Compare what the GPUs are set to with what was set; what only another program can have changed is noted."""
+        gpus, found = self._gpus, {}
+        if gpus is None or self._busy or not self._undo:
             return
         try:
-            found = [sentence for setting in self._settings for sentence in _differences(self._gpus, setting)]
+            for setting in self._settings:
+                index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
+                if wanted_w is not None and abs((watts := gpus.power_limit_w(index)) - wanted_w) > 1:
+                    words = f"was set to {watts:g} W by another program, not {wanted_w:g}"
+                    found[f"limit {index}"] = f"the power limit of GPU {index} {words}"
+                if setting.profiles is not None and {*(now := gpus.requested_profiles(index))} != {*setting.profiles}:
+                    words = f"was set to {'+'.join(now) or 'none'} by another program"
+                    found[f"profile {index}"] = f"the power profile of GPU {index} {words}"
+                if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
+                    words = f"ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
+                    found[f"clock {index}"] = f"GPU {index} {words}"
         except DeviceError:  # a GPU that is lost is the meter's news
             return
         if self._undo and not self._busy:  # not put back meanwhile, in the other thread
-            self.changed |= dict(found)
+            self.changed |= found
 
     def restore(self) -> None:
         """Put everything back; what fails is in ``trouble`` and remains written down."""
         self.look()
-        with self._undisturbed():
+        with self._delaying_signals():
             while self._undo:
                 what, undo = self._undo[-1]
                 try:
@@ -172,7 +199,7 @@ class Held:
                     NOT_PUT_BACK.append(self.trouble)
                 self._undo.pop()
             if self._owned is not None:
-                self._owned.released(self._owned.new, put_back=not self.trouble)
+                self._owned.release(self._owned.new, put_back=not self.trouble)
                 self._owned = None
             if self._guardian is not None:
                 self._guardian.order("done")
@@ -193,32 +220,29 @@ class Held:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    def _set(self, gpus: Gpus, setting: Setting, before: Before) -> None:
+    def _set(self, gpus: Gpus, setting: Setting, before: Setting) -> None:
+        """Set what a setting states, after how to undo it was remembered; a change that is refused needs no undoing."""
         index = setting.index
-        if setting.clock_mhz is not None:
-            with self._undone_by(f"the clock of GPU {index}", partial(gpus.reset_clock, index)):
-                gpus.lock_clock(index, setting.clock_mhz)
-        if setting.profiles is not None and before.profiles is not None:
-            profiles = gpus.profiles(index)
-            with self._undone_by(f"the power profile of GPU {index}", partial(profiles.request, before.profiles)):
-                profiles.request(setting.profiles)
-        if setting.power_limit_w is not None and before.limit_w is not None:
-            back = partial(gpus.set_power_limit, index, before.limit_w)
-            with self._undone_by(f"the power limit of GPU {index}", back):
-                gpus.set_power_limit(index, setting.power_limit_w)
+        clock_mhz, profiles, limit_w = setting.clock_mhz, setting.profiles, setting.power_limit_w
+        changes: list[tuple[str, Callable[[], None], Callable[[], None]]] = []
+        if clock_mhz is not None:
+            changes += [("clock", partial(gpus.lock_clock, index, clock_mhz), partial(gpus.reset_clock, index))]
+        if profiles is not None and before.profiles is not None:
+            now, back = (partial(gpus.request_profiles, index, names) for names in (profiles, before.profiles))
+            changes += [("power profile", now, back)]
+        if limit_w is not None and before.power_limit_w is not None:
+            now, back = (partial(gpus.set_power_limit, index, watts) for watts in (limit_w, before.power_limit_w))
+            changes += [("power limit", now, back)]
+        for what, change, undo in changes:
+            self._undo.append((f"the {what} of GPU {index}", undo))
+            try:
+                change()
+            except JointOptError:
+                self._undo.pop()
+                raise
 
     @contextmanager
-    def _undone_by(self, what: str, undo: Callable[[], None]) -> Iterator[None]:
-        """Remember how to undo the change that the body makes; a change that is refused needs none."""
-        self._undo.append((what, undo))
-        try:
-            yield
-        except JointOptError:
-            self._undo.pop()
-            raise
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def _delaying_signals(self) -> Iterator[None]:
         outer, self._busy = self._busy, True
         try:
             yield
@@ -231,26 +255,22 @@ class Held:
 
 def leftovers() -> list[Owner]:
     """GPUs on which killed processes have left their settings, with those processes."""
-    return [one for one in owners() if not is_held(one)]
+    return [one for one in owners() if not is_locked(one.file)]
 
 
 def restore_offer() -> str:
     """One line for the start of a command that measures; blank where nothing is left."""
     found = leftovers()
-    if not found:
-        return ""
-    return (
-        f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs set; put them back with: jointopt "
-        "clocks restore"
-    )
+    words = "set; put them back with: jointopt clocks restore"
+    return f"A run that was killed ({found[0]}) has left clocks of {len(found)} GPUs {words}" if found else ""
 
 
 def restore() -> list[str]:
     """Undo what killed processes have left set; a sentence for each. Raises DeviceError where a GPU refuses."""
     sentences = []
     for one in leftovers():
-        with claimed(one) as mine:
-            sentences += [_undone(one, Gpus(visible=False))] if mine else []
+        with claim(one) as mine:
+            sentences += [_put_back(one, Gpus(visible=False))] if mine else []
     return sentences
 
 
@@ -262,15 +282,15 @@ def reset_all() -> list[str]:
         limit_w = gpus.default_power_limit_w(index)
         if limit_w is not None and limit_w != gpus.power_limit_w(index):
             gpus.set_power_limit(index, limit_w)
-        if gpus.profiles(index).offered():
-            gpus.profiles(index).request(())
+        if gpus.offered_profiles(index):
+            gpus.request_profiles(index, ())
     for one in leftovers():
-        with claimed(one):
+        with claim(one):
             pass
     return [f"The clock of {gpus.name(index)} is the driver's again." for index in range(len(gpus))]
 
 
-def _undone(one: Owner, gpus: Gpus) -> str:
+def _put_back(one: Owner, gpus: Gpus) -> str:
     """Put back what a dead owner has left on its GPU; a sentence."""
     index = {name: i for i, name in enumerate(gpus.ids)}.get(one.gpu)
     if index is None:
@@ -282,39 +302,16 @@ def _undone(one: Owner, gpus: Gpus) -> str:
     if limit_w is not None:
         gpus.set_power_limit(index, limit_w)
     if one.profiles_before is not None:  # a preset of the maker does no harm, whoever claims it
-        gpus.profiles(index).request(one.profiles_before)
+        gpus.request_profiles(index, one.profiles_before)
     limit = "" if limit_w is None else f", its power limit {limit_w:g} W"
     profiles = "" if one.profiles_before is None else f", its power profile {'+'.join(one.profiles_before) or 'none'}"
     return f"The clock of {gpus.name(index)} is the driver's again{limit}{profiles}."
 
 
-def _before(gpus: Gpus, setting: Setting) -> Before:
-    """Limit and profiles of a GPU that a setting changes; PlanError where the driver does not offer the profiles."""
-    index = setting.index
-    profiles = None
-    if setting.profiles is not None:
-        gpus.profiles(index).check(setting.profiles)
-        profiles = gpus.profiles(index).requested()
-    return Before(gpus.power_limit_w(index) if setting.power_limit_w is not None else None, profiles)
-
-
-def _differences(gpus: Gpus, setting: Setting) -> Iterator[tuple[str, str]]:
-    """(what, sentence) on what a GPU does not keep of its setting, though only another program can have changed it."""
-    index, wanted_mhz, wanted_w = setting.index, setting.clock_mhz, setting.power_limit_w
-    if wanted_w is not None and abs((limit_w := gpus.power_limit_w(index)) - wanted_w) > 1:
-        text = f"the power limit of GPU {index} was set to {limit_w:g} W by another program, not {wanted_w:g}"
-        yield f"limit {index}", text
-    if setting.profiles is not None and set(found := gpus.profiles(index).requested()) != {*setting.profiles}:
-        text = f"the power profile of GPU {index} was set to {'+'.join(found) or 'none'} by another program"
-        yield f"profile {index}", text
-    if wanted_mhz is not None and (mhz := gpus.sample(index)[-1]) > _ABOVE * wanted_mhz:
-        yield f"clock {index}", f"GPU {index} ran at {mhz:g} MHz, above the {wanted_mhz:g} set: another program set it"
-
-
 def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[float | None]:
     """A value per stage from ``each``, or from ``one`` for all; None where the plan gives neither."""
-    key = each if _given(plan.get(each)) else one
-    if not _given(plan.get(key)):
+    key = each if each in plan else one
+    if key not in plan:
         return [None] * pp
     value = plan[key]
     try:
@@ -327,34 +324,7 @@ def _per_stage(plan: Mapping[str, Any], each: str, one: str, pp: int) -> list[fl
     return [*values] * (pp // len(values))
 
 
-def _given(value: Any) -> bool:
-    return value is not None and str(value).strip() not in ("", "nan")
-
-
-def _handled_by(held: Held) -> dict[int, Any]:
-    """Lets ``held`` handle the signals that end programs; what handled them before. Only a main thread may do so."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    held.handlers = wanted = handlers()
-    for number in wanted:
-        signal.signal(number, held.handle)
-    return wanted
-
-
 # One owner of a GPU's clocks on a machine: a file per GPU that the owner keeps locked, whoever it is.
-
-
-FOLDER_VARIABLE = "JOINTOPT_CLOCKS"  # another folder, the same for all that share the GPUs
-_PATIENCE_S = 1.0  # for one that looks, or that puts back what a killed owner has left
-_FOLDERS = (Path("/run/jointopt"), Path("/tmp/jointopt-clocks"))
-
-
-@dataclass(frozen=True)
-class Before:
-    """Limit and profiles of a GPU before they were set anew; None: left alone."""
-
-    limit_w: float | None = None
-    profiles: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -376,8 +346,8 @@ class Owner:
         return f"process {self.pid} of {self.user}{where} ({self.command})"
 
 
-class Owned:
-    """GPUs whose clocks this process owns from now on: files that stay locked until `released`.
+class Ownership:
+    """GPUs whose clocks this process owns from now on: files that stay locked until `release`.
 
     ``found``: owners that were killed, by GPU. Raises DeviceError where somebody owns one, or no file can be written.
     """
@@ -389,23 +359,43 @@ class Owned:
         self.found: dict[str, Owner] = {}
         try:
             for gpu in self.new:
-                self._take(gpu)
+                file = _folder() / (re.sub(r"[^\w.-]", "_", gpu) + ".json")
+                try:
+                    handle = _open_lock(file)
+                    os.set_inheritable(handle, False)
+                except OSError as error:
+                    raise DeviceError(
+                        f"{file} cannot be written ({error.strerror}), and without it clocks could not be put back "
+                        f"after a kill; set {FOLDER_VARIABLE} to a folder that can, the same for all that use these "
+                        "GPUs."
+                    ) from error
+                if not _lock(handle):
+                    os.close(handle)
+                    raise _refusal(gpu, file)
+                self._mine[gpu] = handle
+                for owner in owners():
+                    if owner.gpu == gpu and owner.file != file and is_locked(owner.file):
+                        raise _refusal(gpu, owner.file)
+                    if owner.gpu == gpu:
+                        self.found[gpu] = owner
         except BaseException:
-            self.released(self.new)
+            self.release(self.new)
             raise
 
-    def write(self, before: Mapping[str, Before]) -> None:
+    def write(self, before: Mapping[str, Setting]) -> None:
         """Write down what is to be put back, by GPU, before anything is set."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container without a name for its user
+            user = str(os.geteuid())
         about = {
-            "pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "command": tool_words(),
-            "boot": boot_id(),
+            "pid": os.getpid(), "user": user, "host": socket.gethostname(), "command": tool_words(), "boot": boot_id(),
         }  # fmt: skip
         for gpu in self.new:
-            was = before.get(gpu, Before())
-            own = {"gpu": gpu, "limit_before_w": was.limit_w, "profiles_before": was.profiles}
-            _rewrite(self._mine[gpu], json.dumps({**about, **own}) + "\n")
+            own = {"limit_before_w": before[gpu].power_limit_w, "profiles_before": before[gpu].profiles}
+            _rewrite(self._mine[gpu], json.dumps({**about, "gpu": gpu, **own}) + "\n")
 
-    def released(self, gpus: Iterable[str], put_back: bool = True) -> None:
+    def release(self, gpus: Iterable[str], put_back: bool = True) -> None:
         """Own these no more; what is not ``put_back`` stays written down."""
         for gpu in gpus:
             handle = self._mine.pop(gpu, None)
@@ -415,58 +405,21 @@ class Owned:
                         _rewrite(handle, "")
                 os.close(handle)
 
-    def _take(self, gpu: str) -> None:
-        file = _folder() / f"{_file_name(gpu)}.json"
-        try:
-            handle = _opened(file)
-            os.set_inheritable(handle, False)
-        except OSError as error:
-            raise DeviceError(
-                f"{file} cannot be written ({error.strerror}), and without it clocks could not be put back after a "
-                f"kill; set {FOLDER_VARIABLE} to a folder that can, the same for all that use these GPUs."
-            ) from error
-        if not _locked(handle):
-            os.close(handle)
-            raise _taken(gpu, file)
-        self._mine[gpu] = handle
-        for owner in owners(gpu):
-            if owner.file != file and is_held(owner):
-                raise _taken(gpu, owner.file)
-            self.found[gpu] = owner
 
-
-def owners(gpu: str | None = None) -> Iterator[Owner]:
-    """Owners that are written down since this machine was started, living or dead; of one GPU or of all."""
-    pattern = "*.json" if gpu is None else f"{_file_name(gpu)}.json"
+def owners() -> Iterator[Owner]:
+    """Owners that are written down since this machine was started, living or dead."""
     for folder in _folders():
-        for file in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+        for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
             with suppress(OSError, ValueError, KeyError, TypeError):  # empty, or of something else
                 yield _read(file)
 
 
-def is_held(owner: Owner) -> bool:
-    """Whether the owner lives: its file is locked."""
-    try:
-        handle = os.open(owner.file, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return False
-
-
 @contextmanager
-def claimed(owner: Owner) -> Iterator[bool]:
+def claim(owner: Owner) -> Iterator[bool]:
     """The file of a dead owner locked for the block, and emptied at its end; False where somebody owns it by now."""
     handle = os.open(owner.file, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        mine = _locked(handle)
+        mine = _lock(handle)
         yield mine
         if mine:
             _rewrite(handle, "")
@@ -474,16 +427,15 @@ def claimed(owner: Owner) -> Iterator[bool]:
         os.close(handle)
 
 
-def _locked(handle: int) -> bool:
+def _lock(handle: int) -> bool:
     """Lock a file, waiting for those that only look at it; whether that was possible."""
     until = time.monotonic() + _PATIENCE_S
     while True:
-        try:
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except OSError:
-            if time.monotonic() > until:
-                return False
+        if time.monotonic() > until:
+            return False
         time.sleep(0.02)
 
 
@@ -503,7 +455,7 @@ def _folder() -> Path:
     return _folders()[-1]
 
 
-def _opened(file: Path) -> int:
+def _open_lock(file: Path) -> int:
     """A descriptor of the file, which all users may lock; not by a link that somebody has laid there."""
     with suppress(FileNotFoundError):  # the kernel refuses O_CREAT on files of others in a folder like /tmp
         handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -539,7 +491,7 @@ def _read(file: Path) -> Owner:
     )  # fmt: skip
 
 
-def _taken(gpu: str, file: Path) -> DeviceError:
+def _refusal(gpu: str, file: Path) -> DeviceError:
     owner: object = "another process"
     with suppress(OSError, ValueError, KeyError, TypeError):
         owner = _read(file)
@@ -548,14 +500,3 @@ def _taken(gpu: str, file: Path) -> DeviceError:
         f"{words[0].upper()}{words[1:]} holds the clocks of these GPUs ({gpu}); wait for it, or choose others with "
         "CUDA_VISIBLE_DEVICES."
     )
-
-
-def _file_name(gpu: str) -> str:
-    return re.sub(r"[^\w.-]", "_", gpu)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        return str(os.geteuid())

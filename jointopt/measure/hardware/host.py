@@ -64,71 +64,56 @@ def found_machine() -> Machine:
     """The machine that this process runs on; nothing is changed."""
     gpus, no_meter = _metered_gpus()
     slurm = tuple(name for name in SLURM_COMMANDS if shutil.which(name))
+    socket = os.environ.get("ZEUSD_SOCK_PATH", "")
+    through_zeusd = bool(socket) and Path(socket).is_socket()
     return Machine(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        gpus=gpus or _named_gpus(), no_meter=no_meter, may_set_clocks=_may_set_clocks(), slurm=slurm,
+        gpus=gpus or _named_gpus(), no_meter=no_meter, slurm=slurm,
+        may_set_clocks=f"through zeusd at {socket}" if through_zeusd else "as root" if os.geteuid() == 0 else "",
         partitions=_lines(["sinfo", "--noheader", "--format=%P %D %c %G"]) if slurm else (),
     )  # fmt: skip
 
 
 def _metered_gpus() -> tuple[tuple[FoundGpu, ...], str]:
     """GPUs as the meter sees them, and why it sees none."""
+    found = []
     try:
         gpus = Gpus()
         names = [re.sub(r"^GPU \d+ \((.*)\)$", r"\1", gpus.name(i)) for i in range(len(gpus))]
-        listed = _listed()
-        same = [listed.get(str(gpus.number(i)), FoundGpu(name)) for i, name in enumerate(names)]
-        return tuple(_metered(gpus, i, name, same[i].memory_gib) for i, name in enumerate(names)), ""
+        listed = _driver_gpus()
+        for i, name in enumerate(names):
+            same, clocks = listed.get(str(gpus.number(i)), FoundGpu(name)), gpus.clocks_mhz(i)
+            limit_w = None
+            with suppress(DeviceError):
+                limit_w = gpus.power_limit_w(i)
+            low, high = (float(clocks[-1]), float(clocks[0])) if clocks else (None, None)
+            found.append(FoundGpu(name, same.memory_gib, low, high, limit_w, ", ".join(gpus.offered_profiles(i))))
     except DeviceError as error:
         return (), str(error)
-
-
-def _metered(gpus: Gpus, index: int, name: str, memory_gib: float | None) -> FoundGpu:
-    clocks = gpus.clocks_mhz(index)
-    try:
-        limit_w: float | None = gpus.power_limit_w(index)
-    except DeviceError:
-        limit_w = None
-    low, high = (float(clocks[-1]), float(clocks[0])) if clocks else (None, None)
-    return FoundGpu(name, memory_gib, low, high, limit_w, ", ".join(gpus.profiles(index).offered()))
+    return tuple(found), ""
 
 
 def _named_gpus() -> tuple[FoundGpu, ...]:
     """GPUs that programs started here would see, as NVIDIA's own program lists them; it needs no Python package."""
-    listed = _listed()
+    listed = _driver_gpus()
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return tuple(gpu for key, gpu in listed.items() if key.isdigit())
     # CUDA stops at the first one that it does not know
-    known = itertools.takewhile(listed.__contains__, map(str.strip, shown.split(",")))
-    return tuple(listed[key] for key in known)
+    return tuple(listed[key] for key in itertools.takewhile(listed.__contains__, map(str.strip, shown.split(","))))
 
 
-def _listed() -> dict[str, FoundGpu]:
+def _driver_gpus() -> dict[str, FoundGpu]:
     """All GPUs of NVIDIA's driver, each by number and by UUID."""
     found: dict[str, FoundGpu] = {}
     for line in _lines(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]):
         number, uuid, name, *cells = (cell.strip() for cell in line.split(","))
-        memory, clock, limit = ([_number(cell) for cell in cells] + [None] * 3)[:3]
-        gpu = FoundGpu(name, None if memory is None else memory / 1024, None, clock, limit)
+        known = [float(cell) if re.fullmatch(r"\d+(\.\d*)?", cell) else None for cell in cells]  # else [N/A]
+        memory_mib, clock, limit = (known + [None] * 3)[:3]
+        gpu = FoundGpu(name, None if memory_mib is None else memory_mib / 1024, None, clock, limit)
         found |= {number: gpu, uuid: gpu}
     return found
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _may_set_clocks() -> str:
-    """The way in which this process may set clocks, blank where it may not; nothing is set to find out."""
-    socket = os.environ.get("ZEUSD_SOCK_PATH", "")
-    if socket and Path(socket).is_socket():
-        return f"through zeusd at {socket}"
-    return "as root" if os.geteuid() == 0 else ""
 
 
 def _lines(command: list[str]) -> tuple[str, ...]:
@@ -157,18 +142,15 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
         raise LauncherError(f"srun has {spread} tasks on its nodes; start as many on each, with --ntasks-per-node.")
     local, place, node = int(each[1]), int(environ["SLURM_LOCALID"]), int(environ["SLURM_NODEID"])
     step = int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
-    return {
-        "RANK": str(node * local + place), "WORLD_SIZE": str(tasks), "LOCAL_RANK": str(place),
-        "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": _first_address(environ["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(20_000 + step % 12_000),
-    }  # fmt: skip
-
-
-def _first_address(nodes: str) -> str:
-    """The address of the first node of Slurm's list."""
+    # the address of the first node of Slurm's list
+    nodes = environ["SLURM_STEP_NODELIST"]
     name = next(iter(_lines(["scontrol", "show", "hostnames", nodes])), nodes)
     found = re.search(r"NodeAddr=(\S+)", " ".join(_lines(["scontrol", "--oneliner", "show", "node", name])))
-    return found[1] if found else name
+    return {
+        "RANK": str(node * local + place), "WORLD_SIZE": str(tasks), "LOCAL_RANK": str(place),
+        "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": (found[1] if found else name),
+        "MASTER_PORT": str(20_000 + step % 12_000),
+    }  # fmt: skip
 
 
 def probe_readings(processes: int, rank: Mapping[str, str] | None = None) -> Mapping[str, Any]:
@@ -195,20 +177,18 @@ def speeds(readings: Mapping[str, Any]) -> dict[str, Any]:
 
     A copy reads every byte and writes it; a ring moves 2 (n - 1) / n of the buffer over every link and direction.
     """
-    found: dict[str, Any] = {"matrix_tflops": {}}
+    best: dict[str, float] = {}
     for one in readings["products"]:
         rate = 2e-12 * one["m"] * one["n"] * one["k"] / one["time_s"]
-        found["matrix_tflops"][one["dtype"]] = _digits(max(rate, found["matrix_tflops"].get(one["dtype"], 0.0)))
-    found["memory_gbytes_per_s"] = _digits(readings["copy"]["bytes"] / readings["copy"]["time_s"] / 1e9)
+        best[one["dtype"]] = max(rate, best.get(one["dtype"], 0.0))
+    rates = {"memory_gbytes_per_s": readings["copy"]["bytes"] / readings["copy"]["time_s"] / 1e9}
     rings = [one for one in readings["collectives"] if one["kind"] == "all_reduce" and one["nodes"] == 1]
     if rings:
         sent = [2 * (one["size"] - 1) / one["size"] * one["bytes"] / one["time_s"] for one in rings]
-        found["link_gbytes_per_s"] = _digits(max(sent) / 1e9)
-    return found | {name: readings[name] for name in ("processes", "device", "torch", "backends")}
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.4g}")
+        rates["link_gbytes_per_s"] = max(sent) / 1e9
+    best, rates = ({name: float(f"{rate:.4g}") for name, rate in some.items()} for some in (best, rates))
+    known = {name: readings[name] for name in ("processes", "device", "torch", "backends")}
+    return {"matrix_tflops": best, **rates, **known}
 
 
 # Whether a training runs on the GPU that the job names: on another one it is no measurement of the job.
@@ -230,7 +210,7 @@ def check_devices(job: Job) -> None:
     """LauncherError where PyTorch would train on something else here than the GPU that ``job`` names."""
     if _on_cores(job.cluster.gpu.id) or os.environ.get(FOR_TESTS):
         return
-    found = _seen()
+    found = _pytorch_gpus()
     if found is not None and (wrong := wrong_device(job.cluster.gpu.id, found)):
         raise LauncherError(wrong)
 
@@ -269,7 +249,7 @@ def _on_cores(gpu_id: str) -> bool:
 
 
 @functools.cache
-def _seen() -> tuple[str, ...] | None:
+def _pytorch_gpus() -> tuple[str, ...] | None:
     """Names of the GPUs that PyTorch sees; None where it fails, as the training will, whose log says why."""
     try:
         done = subprocess.run(
@@ -289,53 +269,39 @@ _IDLE_SHARE = 0.03
 _PATIENCE_S = 10.0  # for a driver to free the memory of processes that have just ended
 
 
-@dataclass(frozen=True)
-class Occupant:
-    """Memory of one GPU that something holds: a process, or (pid 0) one that is not shown here, as in containers."""
+def occupants(indices: Iterable[int], patience_s: float = _PATIENCE_S) -> list[str]:
+    """What holds memory of these GPUs (local ranks) now, in words; nothing where the driver does not say.
 
-    gpu: int
-    pid: int
-    held_gib: float
-
-    def __str__(self) -> str:
-        who = _name(self.pid) if self.pid else "a process that cannot be seen from here"
-        much = f"{self.held_gib:.1f} GiB of " if self.held_gib else ""
-        return f"{much}GPU {self.gpu} taken by {who}"
-
-
-def occupants(indices: Iterable[int], patience_s: float = _PATIENCE_S) -> list[Occupant]:
-    """Everything that holds memory of these GPUs (local ranks) now; nothing where the driver does not say.
-
-    Memory that no process shown here holds is waited for: the driver frees that of a process after its end.
+    Memory that no process shown here holds, as in containers, is waited for: the driver frees that of a process after
+    its end.
     """
     until = time.monotonic() + patience_s
     while True:
+        found: list[tuple[int, int, int]] = []  # GPU, pid (0: not shown here) and bytes
         try:
             gpus = Gpus()
-            found = [one for index in indices if index < len(gpus) for one in _of_gpu(gpus, index)]
+            for index in (index for index in indices if index < len(gpus)):
+                used, total, by_pid = gpus.memory(index)
+                shown = [(index, pid, size) for pid, size in by_pid.items() if not 0 < size < _LEAST_BYTES]
+                unseen = used - sum(by_pid.values())
+                if not shown and unseen > max(_IDLE_BYTES, _IDLE_SHARE * total):
+                    shown = [(index, 0, unseen)]
+                found += shown
         except DeviceError:
             return []
-        if all(one.pid for one in found) or time.monotonic() > until:
-            return found
+        if all(pid for _, pid, _ in found) or time.monotonic() > until:
+            return [_occupant(*one) for one in found]
         time.sleep(0.1)
 
 
-def _of_gpu(gpus: Gpus, index: int) -> list[Occupant]:
-    held = gpus.processes(index)
-    shown = [Occupant(index, pid, size / GIB) for pid, size in held.items() if not 0 < size < _LEAST_BYTES]
-    used, total = gpus.memory_bytes(index)
-    unseen = used - sum(held.values())
-    if not shown and unseen > max(_IDLE_BYTES, _IDLE_SHARE * total):
-        return [Occupant(index, 0, unseen / GIB)]
-    return shown
-
-
-def _name(pid: int) -> str:
-    """A process in words: its number, whose it is and what it runs, as far as this user may know."""
-    known = ""
+def _occupant(gpu: int, pid: int, size: int) -> str:
+    """A holder of memory in words: its number, whose it is and what it runs, as far as this user may know."""
+    known, who = "", f"process {pid}" if pid else "a process that cannot be seen from here"
     with suppress(psutil.Error, OSError):
-        process = psutil.Process(pid)
-        known = process.username()
-        with suppress(psutil.Error, OSError):
-            known += ": " + " ".join(redacted(process.cmdline()) or [process.name()])[:80]
-    return f"process {pid}" + (f" ({known})" if known else "")
+        if pid:
+            process = psutil.Process(pid)
+            known = process.username()
+            with suppress(psutil.Error, OSError):
+                known += ": " + " ".join(redacted(process.cmdline()) or [process.name()])[:80]
+    much = f"{size / GIB:.1f} GiB of " if size else ""
+    return f"{much}GPU {gpu} taken by {who}" + (f" ({known})" if known else "")

@@ -17,14 +17,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import byref
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError, nearest
 from jointopt.core.schema import Floats
-from jointopt.measure.hardware.guard.forks import delay_signals
-from jointopt.measure.process import end_with_parent
+from jointopt.measure.hardware.guard.guarded import delay_signals, end_with_parent
 from jointopt.runs.readings import QUANTITIES, Reading, Series, no_series
 
 _PERIOD_S = 0.1
@@ -37,6 +38,14 @@ PERMISSION = (
     "/run/zeusd/zeusd.sock --socket-permissions 666` and set ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock; or go on at "
     "default clocks with --default-clocks, with plans that have no power limit"
 )
+_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # of dcgmi; N/A where the GPU has no such field
+_PERIOD_MS = 100
+_DCGM_PATIENCE_S = 2.0
+_PREFIX = "NVML_POWER_PROFILE_"
+_NO_PROFILES = "its driver offers none (they begin with Blackwell and driver 570)"
+_BITS = 32  # of a word of a mask
+# the machine's time, as samples and windows that are cut from them need it: seconds since 1970, a wait for an event
+CLOCK = SimpleNamespace(time=time.time, wait=threading.Event.wait)
 
 
 class Gpus:
@@ -46,12 +55,20 @@ class Gpus:
     """
 
     def __init__(self, visible: bool = True) -> None:
-        self._zeus = _open(visible)
+        self._zeus, self._nvml = _open(visible)  # pynvml where these are NVIDIA's, else None
         self._gpus: Sequence[Any] = self._zeus.gpus
-        self._nvml = _nvml_of(self._zeus)
+        self._power: list[Callable[[], Any]] = []
         for gpu in self._gpus:
             gpu._disable_sys_admin_warning = True  # a refusal is reported by us, once
-        self._power = [_first_that_answers(self._power_sources(gpu)) for gpu in self._gpus]
+            self._power.append(lambda: math.nan)
+            sources = [gpu.get_instant_power_usage, gpu.get_average_power_usage]  # newest first
+            if self._nvml is not None:  # which every driver of NVIDIA has
+                sources.append(partial(self._nvml.nvmlDeviceGetPowerUsage, gpu.handle))
+            for source in sources:
+                with suppress(*_zeus_errors()):
+                    source()
+                    self._power[-1] = source
+                    break
 
     def __len__(self) -> int:
         return len(self._gpus)
@@ -85,8 +102,7 @@ class Gpus:
         """SM clocks that the GPU has at its fastest memory clock, highest first; empty where they are not known."""
         gpu = self._gpus[index]
         try:
-            memory_mhz = max(gpu.get_supported_memory_clocks())
-            return sorted(gpu.get_supported_graphics_clocks(memory_mhz), reverse=True)
+            return sorted(gpu.get_supported_graphics_clocks(max(gpu.get_supported_memory_clocks())), reverse=True)
         except _zeus_errors():
             return []
 
@@ -124,28 +140,85 @@ class Gpus:
                 f"{self.name(index)} takes no power limit of {limit_w:g} W; it takes {low / 1e3:g} to {high / 1e3:g} W."
             )
         milliwatts = round(1e3 * limit_w)
-        gpu = self._gpus[index]
-        _answer(lambda: gpu.set_power_management_limit(milliwatts), index, f"a power limit of {limit_w:g} W")
+        query = partial(self._gpus[index].set_power_management_limit, milliwatts)
+        _answer(query, index, f"a power limit of {limit_w:g} W")
 
-    def profiles(self, index: int) -> PowerProfiles:
-        """The GPU's workload power profiles."""
-        handle = None if self._nvml is None else self._gpus[index].handle
-        return PowerProfiles(self._nvml, handle, self.name(index), lambda query, what: _answer(query, index, what))
+    def offered_profiles(self, index: int) -> tuple[str, ...]:
+        """Names of the workload power profiles that the driver offers, such as max-q; empty where it has none.
 
-    def memory_bytes(self, index: int) -> tuple[int, int]:
-        """Memory of the GPU that is in use, by whatever, and all that it has; DeviceError where it does not say."""
+        They are presets of clocks, limits and links for NVIDIA's Blackwell and newer.
+        """
         if self._nvml is None:
+            return ()
+        info = self._nvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
+        with suppress(self._nvml.NVMLError):  # of another GPU, or by an older driver
+            self._nvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo(self._gpus[index].handle, byref(info))
+            return self._profiles_in(info.perfProfilesMask)
+        return ()
+
+    def requested_profiles(self, index: int) -> tuple[str, ...]:
+        """Names of the profiles that any process requests now."""
+        found, handle = self._nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t(), self._gpus[index].handle
+        _answer(lambda: self._nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(handle, byref(found)), index)
+        return self._profiles_in(found.requestedProfilesMask)
+
+    def check_profiles(self, index: int, names: Iterable[str]) -> None:
+        """PlanError where the driver does not offer one of these profiles."""
+        offered = self.offered_profiles(index)
+        has = f"it has {', '.join(offered)}" if offered else _NO_PROFILES
+        for name in names:
+            if name not in offered:
+                raise PlanError(f"{self.name(index)} has no power profile {name!r}{nearest(name, offered)}; {has}.")
+
+    def request_profiles(self, index: int, names: Iterable[str]) -> None:
+        """Request these profiles and no others; PlanError where one is not offered."""
+        wanted = tuple(names)
+        self.check_profiles(index, wanted)
+        before = self.requested_profiles(index)
+        clear, take = ([n for n in some if n not in others] for some, others in ((before, wanted), (wanted, before)))
+        for how, what, changed in (("Clear", "to clear", clear), ("Set", "to take", take)):
+            if not changed:
+                continue
+            request = self._nvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
+            for number, name in self._profiles_by_number().items():
+                if name in changed:
+                    request.requestedProfilesMask.mask[number // _BITS] |= 1 << number % _BITS
+            call = getattr(self._nvml, f"nvmlDeviceWorkloadPowerProfile{how}RequestedProfiles")
+            words = f"{what} the power profile {'+'.join(changed)}"
+            try:
+                _answer(partial(call, self._gpus[index].handle, byref(request)), index, words)
+            except DevicePermissionError as error:  # its sentence names Zeus' daemon, which sets no profiles
+                raise DevicePermissionError(
+                    f"{self.name(index)} refuses a power profile: setting one needs root."
+                ) from error
+
+    def _profiles_in(self, mask: Any) -> tuple[str, ...]:
+        names = self._profiles_by_number()
+        return tuple(names[i] for i in names if mask.mask[i // _BITS] >> i % _BITS & 1)
+
+    def _profiles_by_number(self) -> dict[int, str]:
+        """Names of all profiles by NVML's number; those that this pynvml has no name for are profile-N."""
+        nvml = self._nvml
+        known = {
+            getattr(nvml, name): name.removeprefix(_PREFIX).lower().replace("_", "-")
+            for name in dir(nvml)
+            if name.startswith(_PREFIX) and not name.startswith(f"{_PREFIX}OPERATION") and name != f"{_PREFIX}MAX"
+        }
+        numbers = range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)
+        return {number: known.get(number, f"profile-{number}") for number in numbers}
+
+    def memory(self, index: int) -> tuple[int, int, dict[int, int]]:
+        """Bytes of the GPU's memory that are in use, by whatever, that it has, and that each process holds, by its pid.
+
+        Of a process 0 where the driver does not say; DeviceError where it says nothing at all.
+        """
+        nvml = self._nvml
+        if nvml is None:
             raise DeviceError(f"{self.name(index)} does not report what its memory is used for.")
-        memory = _answer(lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[index].handle), index)
-        return int(memory.used), int(memory.total)
-
-    def processes(self, index: int) -> dict[int, int]:
-        """Bytes of the GPU's memory that each process holds, by its pid; 0 where the driver does not say."""
-        if self._nvml is None:
-            return {}
         handle = self._gpus[index].handle
-        found = _answer(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle), index)
-        return {int(one.pid): int(one.usedGpuMemory or 0) for one in found}
+        found = _answer(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), index)
+        memory = _answer(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), index)
+        return int(memory.used), int(memory.total), {int(one.pid): int(one.usedGpuMemory or 0) for one in found}
 
     def sample(self, index: int) -> tuple[float, ...]:
         """Energy counter in J, power in W, temperature in °C, utilisation 0 to 1, SM clock in MHz; NaN = unknown."""
@@ -159,26 +232,6 @@ class Gpus:
         values = [_number(query, index) * scale for query, scale in queries]
         return tuple(values + [math.nan] * (len(QUANTITIES) - len(values)))
 
-    def _power_sources(self, gpu: Any) -> list[Callable[[], Any]]:
-        """Newest first; the last one is what every driver of NVIDIA has."""
-        nvml, sources = self._nvml, [gpu.get_instant_power_usage, gpu.get_average_power_usage]
-        return sources if nvml is None else [*sources, lambda: nvml.nvmlDeviceGetPowerUsage(gpu.handle)]
-
-
-class Clock:
-    """The machine's time, as samples and the windows that are cut from them need it."""
-
-    def time(self) -> float:
-        """Seconds since 1970."""
-        return time.time()
-
-    def wait(self, over: threading.Event, seconds: float) -> bool:
-        """Wait that long, or until ``over`` is set; whether it is."""
-        return over.wait(seconds)
-
-
-CLOCK = Clock()
-
 
 class Meter:
     """Samples GPUs (local ranks, by default all) from `start` to `stop` in a thread; its readings say why it cannot.
@@ -186,7 +239,7 @@ class Meter:
     Nothing here raises: a run without a meter counts for time.
     """
 
-    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Clock = CLOCK) -> None:
+    def __init__(self, indices: Sequence[int] | None = None, period_s: float = _PERIOD_S, clock: Any = CLOCK) -> None:
         self._indices, self._period_s, self._clock = indices, period_s, clock
         self.also: Callable[[], None] | None = None  # called at every `_ALSO`th sample
         self._reason = ""
@@ -211,7 +264,6 @@ class Meter:
             self._reason = str(error).rstrip(".")
             return
         self._activity = SmActivity([gpus.number(index) for index in wanted])
-        self._activity.start()
         self._thread = threading.Thread(target=self._watch, args=(gpus, list(wanted)), daemon=True)
         self._thread.start()
 
@@ -232,7 +284,7 @@ class Meter:
         """
         waited = self._sampling.acquire(timeout=_PATIENCE_S)
         try:
-            return self._clock.time()
+            return float(self._clock.time())
         finally:
             if waited:
                 self._sampling.release()
@@ -267,8 +319,7 @@ class Meter:
     def _sample(self, gpus: Gpus, wanted: list[int]) -> None:
         with self._sampling:
             before = self._clock.time()
-            samples = [gpus.sample(index) for index in wanted]
-            self._samples.append(samples)
+            self._samples.append([gpus.sample(index) for index in wanted])
             self._times.append((before + self._clock.time()) / 2)
         if len(self._times) > _MOST_SAMPLES:
             self._times, self._samples = self._times[::2], self._samples[::2]
@@ -276,7 +327,7 @@ class Meter:
 
 
 @contextmanager
-def metered(indices: Sequence[int] | None = None, clock: Clock = CLOCK) -> Iterator[Meter]:
+def metered(indices: Sequence[int] | None = None, clock: Any = CLOCK) -> Iterator[Meter]:
     """A meter that runs while the body does, for its `Meter.reading` afterwards."""
     meter = Meter(indices, clock=clock)
     meter.start()
@@ -286,8 +337,13 @@ def metered(indices: Sequence[int] | None = None, clock: Clock = CLOCK) -> Itera
         meter.stop()
 
 
-def _open(visible: bool) -> Any:
-    """zeus' GPUs; not its `get_gpus`, which remembers its first answer whatever the environment says later."""
+def _open(visible: bool) -> tuple[Any, Any]:
+    """zeus' GPUs, and pynvml where they are NVIDIA's, else None.
+
+    Not by zeus' `get_gpus`, which remembers its first answer whatever the environment says later, and without the
+    destructor of its class, which shuts NVML down: the garbage collector may call it within another call of pynvml,
+    whose lock a thread takes only once, a deadlock.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -302,13 +358,18 @@ def _open(visible: bool) -> Any:
     except pynvml.NVMLError as error:
         if not amdsmi_is_available():
             raise DeviceError(f"No GPU is found: NVIDIA's driver says {str(error)!r}.") from error
-        make: Callable[[], Any] = AMDGPUs
+        made, nvml = AMDGPUs, None
     else:
-        make = NVIDIAGPUs
+        made, nvml = NVIDIAGPUs, pynvml
+
+    class Open(made):  # type: ignore[misc, valid-type]
+        def __del__(self) -> None:
+            pass
+
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     hidden = {} if visible else {name: os.environ.pop(name) for name in _VISIBLE if name in os.environ}
     try:
-        gpus = _never_shut_down(make)()
+        gpus = Open()
     except ValueError as error:
         raise DeviceError(f"CUDA_VISIBLE_DEVICES must list numbers of GPUs for the meter; it is {shown!r}.") from error
     except _zeus_errors() as error:
@@ -317,20 +378,7 @@ def _open(visible: bool) -> Any:
         os.environ.update(hidden)
     if not len(gpus):
         raise DeviceError("No GPU is found.")
-    return gpus
-
-
-def _never_shut_down(made: Any) -> Callable[[], Any]:
-    """zeus' class without its destructor, which shuts NVML down.
-
-    The garbage collector may call it within another call of pynvml, whose lock a thread takes only once: a deadlock.
-    """
-
-    class Open(made):  # type: ignore[misc]
-        def __del__(self) -> None:
-            pass
-
-    return Open
+    return gpus, nvml
 
 
 def _zeus_errors() -> tuple[type[Exception], ...]:
@@ -338,14 +386,6 @@ def _zeus_errors() -> tuple[type[Exception], ...]:
     from zeus.exception import ZeusBaseError
 
     return (ZeusBaseError, pynvml.NVMLError)
-
-
-def _nvml_of(gpus: Any) -> Any:
-    """The module pynvml where ``gpus`` are NVIDIA's, else None."""
-    import pynvml
-    from zeus.device.gpu.nvidia import NVIDIAGPUs
-
-    return pynvml if isinstance(gpus, NVIDIAGPUs) else None
 
 
 def _answer(query: Callable[[], Any], index: int, what: str = "") -> Any:
@@ -379,40 +419,21 @@ def _number(query: Callable[[], Any], index: int) -> float:
         raise DeviceError(f"GPU {index} stopped answering: {_sentence(error)}.") from error
 
 
-def _first_that_answers(sources: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    for source in sources:
-        with suppress(*_zeus_errors()):
-            source()
-            return source
-    return lambda: math.nan
-
-
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-# SM activity from NVIDIA's DCGM where it is installed: the share of time that streaming multiprocessors had work.
-
-
-_ROW = re.compile(r"^\s*GPU\s+(\d+)\s+([0-9.]+)\s*$")  # N/A where the GPU has no such field
-_PERIOD_MS = 100
-_DCGM_PATIENCE_S = 2.0
-
-
 class SmActivity:
-    """Reads ``dcgmi dmon`` from `start` to `stop`; where DCGM is missing or fails, it simply saw nothing.
+    """SM activity by NVIDIA's DCGM, the share of time that streaming multiprocessors had work, from now to `stop`.
 
-    ``gpus`` are numbers of GPUs as NVML and DCGM count them.
+    ``gpus`` are numbers of GPUs as NVML and DCGM count them. Where ``dcgmi`` is missing or fails, it saw nothing.
     """
 
     def __init__(self, gpus: Sequence[int]) -> None:
         self._gpus = list(gpus)
         self._seen: dict[int, list[tuple[float, float]]] = {gpu: [] for gpu in self._gpus}
         self._program: subprocess.Popen[str] | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start ``dcgmi`` where it is installed."""
+        self._thread = threading.Thread(target=self._read, daemon=True)
         dcgmi = shutil.which("dcgmi")
         if dcgmi is None:
             return
@@ -422,12 +443,11 @@ class SmActivity:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 errors="replace", start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
-            self._thread = threading.Thread(target=self._read, args=(self._program,), daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """End ``dcgmi``."""
-        if self._program is None or self._thread is None:
+        if self._program is None:
             return
         self._program.terminate()
         try:
@@ -446,95 +466,14 @@ class SmActivity:
                 out[:, column] = np.interp(time_s, at, share)
         return out
 
-    def _read(self, program: subprocess.Popen[str]) -> None:
-        for line in program.stdout or ():
+    def _read(self) -> None:
+        for line in (self._program and self._program.stdout) or ():
             found = _ROW.match(line)
             if found and int(found[1]) in self._seen:
                 with suppress(ValueError):
                     self._seen[int(found[1])].append((time.time(), float(found[2])))
 
 
-# NVIDIA's workload power profiles: presets of clocks, limits and links that the driver of Blackwell and newer offers.
-
-
-_PREFIX = "NVML_POWER_PROFILE_"
-_BITS = 32  # of a word of a mask
-_NEEDS = "they begin with Blackwell and driver 570"
-
-
-class PowerProfiles:
-    """The profiles of one GPU, by names such as max-q. ``answer`` turns refusals of the driver into DeviceError."""
-
-    def __init__(self, nvml: Any, handle: Any, name: str, answer: Callable[[Callable[[], Any], str], Any]) -> None:
-        self._nvml, self._handle, self._name, self._answer = nvml, handle, name, answer
-
-    def offered(self) -> tuple[str, ...]:
-        """Names of the profiles that the driver offers; empty where it has none, or the GPU is no NVIDIA's."""
-        if self._nvml is None:
-            return ()
-        info = self._nvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
-        with suppress(self._nvml.NVMLError):  # of another GPU, or by an older driver
-            self._nvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo(self._handle, byref(info))
-            return self._names(info.perfProfilesMask)
-        return ()
-
-    def requested(self) -> tuple[str, ...]:
-        """Names of the profiles that any process requests now."""
-        found = self._nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
-        self._answer(
-            lambda: self._nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(self._handle, byref(found)), ""
-        )
-        return self._names(found.requestedProfilesMask)
-
-    def check(self, names: Iterable[str]) -> None:
-        """PlanError where the driver does not offer one of these profiles."""
-        offered = self.offered()
-        for name in names:
-            if name not in offered:
-                raise PlanError(
-                    f"{self._name} has no power profile {name!r}{nearest(name, offered)}; {_it_has(offered)}."
-                )
-
-    def request(self, names: Iterable[str]) -> None:
-        """Request these profiles and no others; PlanError where one is not offered."""
-        wanted = tuple(names)
-        self.check(wanted)
-        before = self.requested()
-        self._change("Clear", "to clear", [name for name in before if name not in wanted])
-        self._change("Set", "to take", [name for name in wanted if name not in before])
-
-    def _change(self, how: str, what: str, names: list[str]) -> None:
-        if not names:
-            return
-        request = self._nvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
-        for number, name in _numbered(self._nvml).items():
-            if name in names:
-                request.requestedProfilesMask.mask[number // _BITS] |= 1 << number % _BITS
-        call = getattr(self._nvml, f"nvmlDeviceWorkloadPowerProfile{how}RequestedProfiles")
-        try:
-            self._answer(lambda: call(self._handle, byref(request)), f"{what} the power profile {'+'.join(names)}")
-        except DevicePermissionError as error:  # its sentence names Zeus' daemon, which sets no profiles
-            raise DevicePermissionError(f"{self._name} refuses a power profile: setting one needs root.") from error
-
-    def _names(self, mask: Any) -> tuple[str, ...]:
-        names = _numbered(self._nvml)
-        return tuple(names[i] for i in names if mask.mask[i // _BITS] >> i % _BITS & 1)
-
-
 def profile_names(text: str) -> tuple[str, ...]:
     """Names of profiles that are requested together, from text such as ``max-q+llm-training``."""
     return tuple(dict.fromkeys(name.strip().lower().replace("_", "-") for name in text.split("+") if name.strip()))
-
-
-def _numbered(nvml: Any) -> dict[int, str]:
-    """Names of all profiles by NVML's number; those that this pynvml has no name for are profile-N."""
-    known = {
-        getattr(nvml, name): name.removeprefix(_PREFIX).lower().replace("_", "-")
-        for name in dir(nvml)
-        if name.startswith(_PREFIX) and not name.startswith(f"{_PREFIX}OPERATION") and name != f"{_PREFIX}MAX"
-    }
-    return {number: known.get(number, f"profile-{number}") for number in range(nvml.NVML_WORKLOAD_POWER_MAX_PROFILES)}
-
-
-def _it_has(offered: tuple[str, ...]) -> str:
-    return f"it has {', '.join(offered)}" if offered else f"its driver offers none ({_NEEDS})"

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from jointopt.core.errors import JobError, RankOrderError
 from jointopt.core.schema import Ints
 from jointopt.frameworks.import_files import read_text
 from jointopt.frameworks.megatron import SHAPE
-from jointopt.frameworks.options import pairs_of, whole_of
+from jointopt.frameworks.options import Taken, pairs_of, whole_of
 from jointopt.frameworks.shell import UNKNOWN, read_script
 from jointopt.jobs.plans.placement import (
     DEFAULT_ORDER,
@@ -33,7 +33,7 @@ from jointopt.jobs.plans.placement import (
     same_stages,
     stage_of_rank,
 )
-from jointopt.measure.hardware.guard.guarded import marked
+from jointopt.measure.hardware.guard.guarded import processes_of
 from jointopt.measure.hardware.stage_hook.sitecustomize import FOLDER
 
 UNSET = "the program ended before its ranks had shown their stages, and its clocks were never set"
@@ -64,7 +64,7 @@ _VARIABLES = (("RANK", "LOCAL_RANK"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_
 
 
 @dataclass(frozen=True)
-class Stated:
+class Statement:
     """The degrees that a command states, the order of its ranks, and the usual order of its framework."""
 
     degrees: Mapping[str, int]
@@ -72,28 +72,30 @@ class Stated:
     usual: str = DEFAULT_ORDER
 
 
-def stated_by(words: Sequence[str], folder: Path) -> list[Stated]:
+def stated_by(words: Sequence[str], folder: Path) -> list[Statement]:
     """The statements of a command and of the scripts and configs that it names (from ``folder``); none where unknown.
 
     Known are the words and configs that `jointopt import` reads, but for logs.
     """
-    found = [one for command in _commands(words, folder) if (one := _megatron(command))]
+    commands = [list(words)]  # itself, those inside of its words (``sh -c "..."``) and those of its scripts
+    for text in [*(word for word in words if re.search(r"\s", word.strip())), *_texts(words, folder, _SCRIPTS)]:
+        with suppress(ValueError, RecursionError):  # text that no shell would take
+            commands += read_script(text).commands
+    found = [one for command in commands if (one := _megatron(command))]
     if found:
         return found
-    texts = ["\0".join([*words, ""]), *_texts(words, folder, _SCRIPTS + _CONFIGS)]
-    return [one for text in texts for one in _imported(text)]
+    for text in ["\0".join([*words, ""]), *_texts(words, folder, _SCRIPTS + _CONFIGS)]:
+        with suppress(JobError, ValueError):  # a file that is none of these
+            found += [one for taken in read_text(text) if (one := _imported(taken, text))]
+    return found
 
 
 def starts_ranks(words: Sequence[str], folder: Path) -> bool:
     """Whether a command starts processes of a distributed program, as far as its words and scripts say."""
-    return _mentions(words, folder, _LAUNCHERS)
+    return any(map(_LAUNCHERS.search, [" ".join(words), *_texts(words, folder, _SCRIPTS)]))
 
 
-def _mentions(words: Sequence[str], folder: Path, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(text) for text in [" ".join(words), *_texts(words, folder, _SCRIPTS)])
-
-
-def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Stated], by_stage: bool = True) -> None:
+def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Statement], by_stage: bool = True) -> None:
     """RankOrderError where a command states other degrees than the plan, or, if clocks differ, another order."""
     for one in found:
         for name, value in one.degrees.items():
@@ -110,14 +112,6 @@ def check_stated(plan: Mapping[str, Any], order: str, found: Sequence[Stated], b
             )
 
 
-def _commands(words: Sequence[str], folder: Path) -> Iterator[list[str]]:
-    """The command itself, those inside of its words (``sh -c "..."``) and those of its scripts."""
-    yield list(words)
-    for text in [*(word for word in words if re.search(r"\s", word.strip())), *_texts(words, folder, _SCRIPTS)]:
-        with suppress(ValueError, RecursionError):  # text that no shell would take
-            yield from read_script(text).commands
-
-
 def _texts(words: Sequence[str], folder: Path, endings: tuple[str, ...]) -> list[str]:
     """The contents of the files with such endings that words name, also as ``--name=file``."""
     found = []
@@ -131,41 +125,36 @@ def _texts(words: Sequence[str], folder: Path, endings: tuple[str, ...]) -> list
     return found
 
 
-def _megatron(words: Sequence[str]) -> Stated | None:
+def _megatron(words: Sequence[str]) -> Statement | None:
     """The degrees and the order in Megatron-LM's words; None where it has none of them."""
     pairs = dict(pairs_of(words))
     if not pairs.keys() & {*_MEGATRON, _MAPPING}:
         return None
     whole = set(SHAPE) <= pairs.keys() and not pairs.keys() & {"use_checkpoint_args", "yaml_cfg"}
     usual = 1 if whole else None  # what is not stated may be in a checkpoint, or in another file
-    known = {short: whole_of(_first(pairs.get(name, usual))) for name, short in _MEGATRON.items()}
-    degrees = {name: value for name, value in known.items() if value is not None}
-    return Stated(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
+    degrees = {}
+    for name, short in _MEGATRON.items():
+        value = pairs.get(name, usual)
+        # several words behind an option: the others are of variables that only a shell knows
+        degree = whole_of(value[0] if isinstance(value, list) else value)
+        if degree is not None:
+            degrees[short] = degree
+    return Statement(degrees, TP_PP_DP_ORDER if _MAPPING in pairs else DEFAULT_ORDER)
 
 
-def _first(value: Any) -> Any:
-    """The first of several words behind an option: the others are of variables that only a shell knows."""
-    return value[0] if isinstance(value, list) else value
-
-
-def _imported(text: str) -> Iterator[Stated]:
-    """The statements of any other command or config that can be imported."""
-    try:
-        found = read_text(text)
-    except (JobError, ValueError):  # a file that is none of these
-        found = []
-    for taken in found:
-        # the readers fill in a framework's defaults, where a recipe or a module may have others
-        degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
-                   if name in taken.plan and words.search(text)}  # fmt: skip
-        if not taken.framework or taken.log or not degrees or UNKNOWN in text:
-            continue
-        usual = DEFAULT_ORDER
-        if taken.framework == "nanotron" and _EXPERTS.search(text):
-            usual = NANOTRON_EXPERTS_ORDER
-        elif taken.framework == "nanotron" and degrees.get("ep", 1) > 1:
-            usual = NANOTRON_04_EXPERTS_ORDER
-        yield Stated(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
+def _imported(taken: Taken, text: str) -> Statement | None:
+    """The statement of any other command or config that can be imported; None where it states no degree."""
+    # the readers fill in a framework's defaults, where a recipe or a module may have others
+    degrees = {name: int(taken.plan[name]) for name, words in _NAMED.items()
+               if name in taken.plan and words.search(text)}  # fmt: skip
+    if not taken.framework or taken.log or not degrees or UNKNOWN in text:
+        return None
+    usual = DEFAULT_ORDER
+    if taken.framework == "nanotron" and _EXPERTS.search(text):
+        usual = NANOTRON_EXPERTS_ORDER
+    elif taken.framework == "nanotron" and degrees.get("ep", 1) > 1:
+        usual = NANOTRON_04_EXPERTS_ORDER
+    return Statement(degrees, TP_PP_DP_ORDER if _MAPPED.search(text) else usual, usual)
 
 
 def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, str]:
@@ -174,7 +163,7 @@ def reporting(words: Sequence[str], folder: Path, reports: Path) -> dict[str, st
     In a container they do so by `jointopt.report_stage` alone: it has a PYTHONPATH of its own, and not these files.
     """
     found, path = {FOLDER: str(reports)}, os.environ.get("PYTHONPATH")
-    if _mentions(words, folder, _CONTAINERS):
+    if any(map(_CONTAINERS.search, [" ".join(words), *_texts(words, folder, _SCRIPTS)])):
         return found
     hook = str(Path(__file__).with_name("stage_hook"))
     return found | {"PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
@@ -205,84 +194,63 @@ class RankCheck:
         """
         self._check_reports()
         now_s = time.monotonic() if now_s is None else now_s
-        known = self._known >= self._stages.keys()
-        if not known and now_s >= self._due_s:
+        if not self._known >= self._stages.keys() and now_s >= self._due_s:
             self._due_s = now_s + _LOOK_EVERY_S
-            for process in marked(mark):
+            for process in processes_of(mark):
                 self._look_at(process)
-            self._note_seen(now_s)
-            known = self._known >= self._stages.keys()
+            if self._seen >= self._stages.keys() and not self._all_seen:  # from here the wait is short
+                self._all_seen, self._until_s = True, now_s + self._wait_s
+        known = self._known >= self._stages.keys()
         if not known and now_s > self._until_s:
             self.remark = f"No rank has shown its stage: the order {self._order} is taken as stated."
         return known or now_s > self._until_s
 
-    def _note_seen(self, now_s: float) -> None:
-        """The wait is short from the moment that all ranks have been seen."""
-        if self._seen >= self._stages.keys() and not self._all_seen:
-            self._all_seen, self._until_s = True, now_s + self._wait_s
-
     def _check_reports(self) -> None:
-        """RankOrderError where a rank has reported another stage than the plan's."""
+        """RankOrderError where a rank has reported another stage than the plan's, or is one of another node."""
         for file in self._folder.glob("rank-*"):
-            rank, stage = whole_of(file.name[5:]), whole_of(_content(file))
+            rank, stage = whole_of(file.name[5:]), None
+            with suppress(OSError):
+                stage = whole_of(file.read_text(encoding="ascii", errors="replace").strip())
             if rank is None or stage is None:
                 continue
-            expected = self._expected(rank)
-            if stage != expected:
+            if rank not in self._stages:
+                raise RankOrderError(
+                    f"Rank {rank} of the program runs on this node, and of the plan these are {min(self._stages)} to "
+                    f"{max(self._stages)}: its clocks are not applied; say with --node which node this is."
+                )
+            if stage != self._stages[rank]:
                 raise RankOrderError(
                     f"Rank {rank} runs stage {stage} of the program, and the plan with ranks in the order {self._order}"
-                    f" has stage {expected} there: its clocks are not applied; give --order as the program numbers its "
-                    "ranks."
+                    f" has stage {self._stages[rank]} there: its clocks are not applied; give --order as the program "
+                    "numbers its ranks."
                 )
             self._known.add(rank)
 
     def _look_at(self, process: psutil.Process) -> None:
+        """RankOrderError where a process is another rank than the plan's, or states other degrees or another order."""
         try:
-            place = _place(process.environ())
-            if place is None:
+            variables = process.environ()
+            for names in _VARIABLES:
+                rank, local = (whole_of(variables.get(name)) for name in names)
+                # those that exec itself was started with count for none
+                if rank is not None and local is not None and any(variables[n] != os.environ.get(n) for n in names):
+                    break
+            else:
                 return
             words, folder = tuple(process.cmdline()), process.cwd()
         except (psutil.Error, OSError):
             return
-        rank, local = place
         if rank != min(self._stages) + local:
             raise RankOrderError(
                 f"Local rank {local} of this node is rank {rank} of the program, and of the plan it is rank "
                 f"{min(self._stages) + local}: its clocks are not applied; say with --node which node of the program "
                 "this is, or give its launcher node ranks."
             )
-        found = _stated_once(words, folder)
+        found = _stated_by(words, Path(folder))
         check_stated(self._plan, self._order, found)
         if any("pp" in one.degrees for one in found):
             self._known.add(rank)
         self._seen.add(rank)
 
-    def _expected(self, rank: int) -> int:
-        """The stage of a rank of this node; one of another node cannot report here."""
-        if rank not in self._stages:
-            raise RankOrderError(
-                f"Rank {rank} of the program runs on this node, and of the plan these are {min(self._stages)} to "
-                f"{max(self._stages)}: its clocks are not applied; say with --node which node this is."
-            )
-        return self._stages[rank]
 
-
-@functools.lru_cache(maxsize=64)
-def _stated_once(words: tuple[str, ...], folder: str) -> list[Stated]:
-    return stated_by(words, Path(folder))
-
-
-def _place(variables: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rank and local rank of a process by its environment; those that exec itself was started with count for none."""
-    for pair in _VARIABLES:
-        rank, local = (whole_of(variables.get(name)) for name in pair)
-        if rank is not None and local is not None and any(variables[n] != os.environ.get(n) for n in pair):
-            return rank, local
-    return None
-
-
-def _content(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+_stated_by = functools.lru_cache(maxsize=64)(stated_by)  # each rank of a node has the same words

@@ -8,6 +8,7 @@ import time
 from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
 
 def own_device(cores: bool = False) -> torch.device:
@@ -24,16 +25,18 @@ def own_device(cores: bool = False) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
-    """As the driver calls it; ``cpu`` for the processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
 def now_s(device: torch.device) -> float:
     """Seconds of a clock that only rises, once the GPU has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def slowest(values: list[float], device: torch.device) -> list[float]:
+    """The largest of each value over all ranks."""
+    out = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(out, op=dist.ReduceOp.MAX)
+    return out.tolist()
 
 
 def leave() -> NoReturn:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -23,12 +25,18 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from jointopt.measure.trainer.context import Context
-from jointopt.measure.trainer.experts import Experts
-from jointopt.measure.trainer.model import Layer, Stage
+from jointopt.measure.trainer.model import Experts, Stage
 from jointopt.measure.trainer.spec import TrainSpec
 
 _INITIAL_SPREAD = 0.02
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FLATTENED = {
+    "dp": ("dp_outer", "dp_inner"),
+    "cp": ("cp_outer", "cp_inner"),
+    "ep": ("dp_inner", "cp_inner"),
+    "expert_dp": ("dp_outer", "cp_outer"),
+    "dp_cp": ("dp_outer", "dp_inner", "cp_outer", "cp_inner"),
+}
 
 
 def device_mesh(spec: TrainSpec, device: torch.device) -> DeviceMesh:
@@ -46,33 +54,29 @@ def device_mesh(spec: TrainSpec, device: torch.device) -> DeviceMesh:
     return mesh
 
 
-_FLATTENED = {
-    "dp": ("dp_outer", "dp_inner"),
-    "cp": ("cp_outer", "cp_inner"),
-    "ep": ("dp_inner", "cp_inner"),
-    "expert_dp": ("dp_outer", "cp_outer"),
-    "dp_cp": ("dp_outer", "dp_inner", "cp_outer", "cp_inner"),
-}
-
-
 def stages(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> dict[int, Stage]:
     """The stages of this rank by number, laid out, sharded and with the weights that every layout starts from."""
     if spec.num_query_groups % spec.tp:
         raise ValueError(
             f"tp {spec.tp} does not divide the {spec.num_query_groups} query groups; the trainer splits heads"
         )
-    context, count = Context(mesh), spec.pp * spec.vpp
-    rank, found = mesh["pp"].get_local_rank(), {}
-    for number in range(rank, count, spec.pp):
+    cp, ep, count = mesh["cp"], mesh["ep"], spec.pp * spec.vpp
+    # recomputed are whole layers, a share of them that is evenly spread, or the attention cores of all
+    share = {"none": 0.0, "selective": spec.selective_share, "full": 1.0}[spec.recompute]
+    found = {}
+    for number in range(mesh["pp"].get_local_rank(), count, spec.pp):
         layers = range(number * spec.num_layers // count, (number + 1) * spec.num_layers // count)
         with torch.device("meta"):
-            stage = Stage(spec, context, layers, number == 0, number == count - 1)
+            stage = found[number] = Stage(spec, cp, ep, layers, number == 0, number == count - 1)
         if spec.tp > 1:
             _split_tensors(stage, mesh["tp"], spec.sequence_parallel)
-        _recompute(stage, spec.recompute, spec.selective_share)
-        found[number] = _shard(stage, spec, mesh, device)
-        found[number].to_empty(device=device)
-        _initialise(found[number], spec.seed)
+        for i, (name, layer) in zip(layers, list(stage.layers.items()), strict=True):
+            layer.attention.recomputes = spec.recompute == "selective" and not share
+            if math.floor((i + 1) * share) > math.floor(i * share):
+                stage.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)
+        _shard(stage, spec, mesh, device)
+        stage.to_empty(device=device)
+        _initialise(stage, spec.seed)
     return found
 
 
@@ -82,10 +86,18 @@ def _split_tensors(stage: Stage, tp: DeviceMesh, sequence_parallel: bool) -> Non
     for layer in stage.layers.values():
         plan: dict[str, ParallelStyle] = {f"attention.{n}": ColwiseParallel() for n in ("query", "key", "value")}
         plan["attention.out"] = RowwiseParallel(output_layouts=outside)
-        plan |= _mlp_plan(layer, outside)
+        # routed tokens have no order to split: experts see whole sequences
+        routed = isinstance(layer.mlp, Experts)
+        for name, _ in layer.mlp.named_modules():
+            last = name.rpartition(".")[2]
+            if last in ("up", "gate"):
+                plan[f"mlp.{name}"] = ColwiseParallel()
+            elif last == "down":
+                plan[f"mlp.{name}"] = RowwiseParallel(output_layouts=Replicate() if routed else outside)
         if sequence_parallel:
-            gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-            plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel(), "attention": gather}
+            whole = partial(PrepareModuleInput, input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+            plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel(), "attention": whole()}
+            plan["mlp"] = _SplitOutput(whole(use_local_output=True)) if routed else whole()
         parallelize_module(layer, tp, plan)
     top: dict[str, ParallelStyle] = {}
     if stage.embedding is not None:
@@ -95,29 +107,6 @@ def _split_tensors(stage: Stage, tp: DeviceMesh, sequence_parallel: bool) -> Non
         if sequence_parallel:
             top["norm"] = SequenceParallel()
     parallelize_module(stage, tp, top)
-
-
-def _mlp_plan(layer: Layer, outside: Replicate | Shard) -> dict[str, ParallelStyle]:
-    """Columns of up and gate, rows of down. Routed tokens have no order to split: experts see whole sequences."""
-    split = {"up": ColwiseParallel(), "gate": ColwiseParallel()}
-    routed = isinstance(layer.mlp, Experts)
-    gather = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),), use_local_output=routed)
-    if not isinstance(layer.mlp, Experts):
-        return {
-            **({"mlp": gather} if isinstance(outside, Shard) else {}),
-            **{f"mlp.{name}": style for name, style in split.items() if getattr(layer.mlp, name) is not None},
-            "mlp.down": RowwiseParallel(output_layouts=outside),
-        }
-    plan: dict[str, ParallelStyle] = {}
-    for name, _ in layer.mlp.named_modules():
-        last = name.rpartition(".")[2]
-        if last in split:
-            plan[f"mlp.{name}"] = split[last]
-        elif last == "down":
-            plan[f"mlp.{name}"] = RowwiseParallel(output_layouts=Replicate())
-    if isinstance(outside, Shard):
-        plan["mlp"] = _SplitOutput(gather)
-    return plan
 
 
 class _SplitOutput(ParallelStyle):
@@ -131,57 +120,36 @@ class _SplitOutput(ParallelStyle):
         return self.split._apply(self.gather._apply(module, device_mesh), device_mesh)
 
 
-def _recompute(stage: Stage, mode: str, selective_share: float) -> None:
-    """Full: every layer runs again; selective: a share of the layers, evenly spread, or the attention core of all."""
-    share = {"none": 0.0, "selective": selective_share, "full": 1.0}[mode]
-    for name, layer in stage.layers.items():
-        number = int(name)
-        if math.floor((number + 1) * share) > math.floor(number * share):
-            stage.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)
-        layer.attention.recomputes = mode == "selective" and not selective_share
-
-
-def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> Stage:
+def _shard(stage: Stage, spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> None:
     """Data parallelism: ZeRO-0 replicates; 1 and 2 shard what the optimizer holds; 3 the weights between uses too.
 
-    Gradients are means over dp*cp ranks. An expert sees the tokens of ``ep`` ranks, so its gradients, summed over
-    fewer ranks, are divided by all of them as well.
+    Layers on a GPU compute in the job's 16-bit type; weights and reduced gradients are fp32. CPUs: all fp32. Gradients
+    are means over dp*cp ranks. An expert sees the tokens of ``ep`` ranks, so its gradients, summed over fewer ranks,
+    are divided by all of them as well.
     """
-    precision = _precision(spec, device)
-
-    def share(module: nn.Module, over: DeviceMesh) -> None:
-        if spec.zero_stage == 0:
-            replicate(module, mesh=over, mp_policy=precision)
-        else:
-            fully_shard(module, mesh=over, mp_policy=precision, reshard_after_forward=spec.zero_stage == 3)
-
+    precision = MixedPrecisionPolicy()
+    if device.type == "cuda":
+        if spec.dtype not in _DTYPES:
+            raise ValueError(f"dtype {spec.dtype} is not trained in here; expected one of {', '.join(_DTYPES)}")
+        dtype = _DTYPES[spec.dtype]
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    share: Callable[..., Any] = partial(fully_shard, reshard_after_forward=spec.zero_stage == 3)
+    if spec.zero_stage == 0:
+        share = replicate
     for layer in stage.layers.values():
         experts = getattr(layer, "_checkpoint_wrapped_module", layer).mlp
         if isinstance(experts, Experts) and spec.ep > 1:
-            share(experts.routed, mesh["expert_dp"])
+            share(experts.routed, mesh=mesh["expert_dp"], mp_policy=precision)
             experts.routed.set_gradient_divide_factor(float(spec.dp * spec.cp))
-        share(layer, mesh["dp_cp"])
-    share(stage, mesh["dp_cp"])
-    return stage
-
-
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def _precision(spec: TrainSpec, device: torch.device) -> MixedPrecisionPolicy:
-    """Layers on a GPU compute in the job's 16-bit type; weights and reduced gradients are fp32. CPUs: all fp32."""
-    if device.type != "cuda":
-        return MixedPrecisionPolicy()
-    if spec.dtype not in _DTYPES:
-        raise ValueError(f"dtype {spec.dtype} is not trained in here; expected one of {', '.join(_DTYPES)}")
-    dtype = _DTYPES[spec.dtype]
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        share(layer, mesh=mesh["dp_cp"], mp_policy=precision)
+    share(stage, mesh=mesh["dp_cp"], mp_policy=precision)
 
 
 def _initialise(stage: Stage, seed: int) -> None:
     """Weights that depend on nothing but the seed and a parameter's name: one parameter at a time, then cut."""
     with torch.no_grad():
-        for name, parameter in _named(stage):
+        for wrapped, parameter in stage.named_parameters():
+            name = wrapped.replace("_checkpoint_wrapped_module.", "")
             if ".norm" in f".{name}" or name.startswith("norm"):
                 parameter.fill_(1.0)
                 continue
@@ -189,15 +157,7 @@ def _initialise(stage: Stage, seed: int) -> None:
             # drawn where it lies: a core needs half a minute for the weights of 3B parameters
             generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))
             whole = torch.empty(parameter.shape, device=parameter.device)
-            parameter.copy_(_like(whole.normal_(0.0, _INITIAL_SPREAD, generator=generator), parameter))
-
-
-def _named(stage: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in stage.named_parameters():
-        yield name.replace("_checkpoint_wrapped_module.", ""), parameter
-
-
-def _like(whole: Tensor, parameter: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return whole
-    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            whole.normal_(0.0, _INITIAL_SPREAD, generator=generator)
+            if isinstance(parameter, DTensor):
+                whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.copy_(whole)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from jointopt.core.errors import LauncherError
 from jointopt.measure.hardware.host import remarks, wrong_device
-from jointopt.measure.trainer.device import device_name, now_s, own_device
+from jointopt.measure.trainer.device import now_s, own_device, slowest
 from jointopt.measure.trainer.model import Stage, loss_of
 from jointopt.measure.trainer.parallel import device_mesh, stages
 from jointopt.measure.trainer.spec import JUDGED_ON, TrainSpec
@@ -31,49 +31,45 @@ def train(spec: TrainSpec, device: torch.device) -> dict[str, Any]:
     mesh = device_mesh(spec, device)
     parts = stages(spec, mesh, device)
     inputs, targets = _batch(spec, mesh, device)
-    step = _pipelined(spec, mesh, parts, inputs, targets) if spec.pp > 1 else _plain(spec, parts[0], inputs, targets)
+    step = (
+        _pipeline_step(spec, mesh, parts, inputs, targets)
+        if spec.pp > 1
+        else _plain_step(spec, parts[0], inputs, targets)
+    )
     parameters = [p for part in parts.values() for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, fused=device.type == "cuda")
-    _forget_peak(device)
+    if device.type == "cuda":  # making the weights is not part of the training
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     seconds: list[float] = []
     losses: list[float] = []
-    left, begun_s, behind = spec.warmup_iterations + spec.iterations, time.time(), False
+    warmup, left, begun_s, behind_s = spec.warmup_iterations, spec.warmup_iterations + spec.iterations, time.time(), 0.0
     while left:
         started = now_s(device)
-        if len(seconds) == spec.warmup_iterations:
+        if len(seconds) == warmup:
             begun_s = time.time()
         optimizer.zero_grad(set_to_none=True)
         loss = step()
         optimizer.step()
-        losses.append(_mean_loss(spec, loss))  # last, because it waits for the GPU
+        dist.all_reduce(loss)  # only ranks of the last stage have one; last, because it waits for the GPU
+        losses.append(float(loss) / (spec.dp * spec.cp * spec.tp))
         seconds.append(now_s(device) - started)
-        _print_progress(spec, seconds[spec.warmup_iterations :], device)
-        left = left - 1 or _missing(spec, seconds[spec.warmup_iterations :], device)
-        if behind := _is_behind(spec, seconds[spec.warmup_iterations :], device):
+        measured = seconds[warmup:]
+        _print_progress(spec, measured, device)
+        left -= 1
+        if not left and spec.least_s:
+            passed_s = slowest([sum(measured)], device)[0]
+            left = max(0, math.ceil((spec.least_s - passed_s) / passed_s * len(measured)))
+        if spec.behind_s and len(measured) == JUDGED_ON and min(slowest(measured, device)) > spec.behind_s:
+            behind_s = spec.behind_s
             break
-    measured_s = [begun_s, time.time()]
     return {
-        "measured_s": measured_s,
-        "iteration_s": _slowest(seconds, device)[spec.warmup_iterations :],
-        "behind_s": spec.behind_s if behind else 0.0,
+        "measured_s": [begun_s, time.time()],
+        "iteration_s": slowest(seconds, device)[warmup:],
+        "behind_s": behind_s,
         "loss": losses,
-        "peak_memory_gib": _slowest([_memory_gib(device)], device)[0],
+        "peak_memory_gib": slowest([_memory_gib(device)], device)[0],
     }
-
-
-def _missing(spec: TrainSpec, seconds: list[float], device: torch.device) -> int:
-    """Number of further iterations that reach ``least_s``, the same on every rank."""
-    if not spec.least_s:
-        return 0
-    passed_s = _slowest([sum(seconds)], device)[0]
-    return math.ceil((spec.least_s - passed_s) / passed_s * len(seconds)) if passed_s < spec.least_s else 0
-
-
-def _is_behind(spec: TrainSpec, seconds: list[float], device: torch.device) -> bool:
-    """Whether the first measured iterations all took longer than ``behind_s``, the same on every rank."""
-    if not spec.behind_s or len(seconds) != JUDGED_ON:
-        return False
-    return min(_slowest(seconds, device)) > spec.behind_s
 
 
 def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device) -> None:
@@ -92,14 +88,13 @@ def _print_progress(spec: TrainSpec, seconds: list[float], device: torch.device)
 def _batch(spec: TrainSpec, mesh: DeviceMesh, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random tokens of this rank, (sequences, tokens): every layout cuts the same global batch."""
     generator = torch.Generator().manual_seed(spec.seed)
-    shape = (spec.global_batch_size, spec.seq_length + 1)
-    tokens = torch.randint(spec.vocab_size, shape, generator=generator)
+    tokens = torch.randint(spec.vocab_size, (spec.global_batch_size, spec.seq_length + 1), generator=generator)
     mine = tokens.chunk(spec.dp)[mesh["dp"].get_local_rank()]
     x, y = (t.chunk(spec.cp, 1)[mesh["cp"].get_local_rank()] for t in (mine[:, :-1], mine[:, 1:]))
     return x.to(device), y.to(device)
 
 
-def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> Step:
+def _plain_step(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> Step:
     """Gradient accumulation over micro-batches; ZeRO-2 and 3 reduce after each, the others once.
 
     Weights stay gathered, and cast, until the optimizer changes them; ZeRO-3 gives them back after each use.
@@ -121,7 +116,7 @@ def _plain(spec: TrainSpec, stage: Stage, inputs: Tensor, targets: Tensor) -> St
     return step
 
 
-def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
+def _pipeline_step(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], inputs: Tensor, targets: Tensor) -> Step:
     # a second of imports, which plans without a pipeline need not wait for
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
@@ -129,7 +124,7 @@ def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], input
     count = spec.pp * spec.vpp
     group = mesh["pp"].get_group()
     built = [PipelineStage(part, i, count, inputs.device, group=group) for i, part in parts.items()]
-    batches = spec.num_micro_batches
+    batches = spec.global_batch_size // (spec.dp * spec.micro_batch_size)
     if spec.vpp > 1:
         schedule = ScheduleInterleaved1F1B(built, batches, loss_fn=loss_of)
     else:
@@ -146,27 +141,6 @@ def _pipelined(spec: TrainSpec, mesh: DeviceMesh, parts: dict[int, Stage], input
     return step
 
 
-def _mean_loss(spec: TrainSpec, loss: Tensor) -> float:
-    """The mean over the global batch: only ranks of the last stage have a loss."""
-    total = loss.clone()
-    dist.all_reduce(total)
-    return float(total) / (spec.dp * spec.cp * spec.tp)
-
-
-def _slowest(values: list[float], device: torch.device) -> list[float]:
-    """The largest of each value over all ranks."""
-    out = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(out, op=dist.ReduceOp.MAX)
-    return out.tolist()
-
-
-def _forget_peak(device: torch.device) -> None:
-    """Reset the peak: making the weights is not part of the training."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def _memory_gib(device: torch.device) -> float:
     """Reserved by the allocator on a GPU, which is what runs out; resident memory of the process elsewhere."""
     if device.type == "cuda":
@@ -179,10 +153,10 @@ def main(spec_path: str, out_path: str) -> None:
 
     LauncherError where the device here is not the GPU that the spec names.
     """
-    spec = TrainSpec.read(Path(spec_path))
+    spec = TrainSpec(**json.loads(Path(spec_path).read_text(encoding="utf-8")))
     device = own_device(spec.cores)
     cuda = device.type == "cuda"
-    name = device_name(device) if cuda else ""
+    name = torch.cuda.get_device_name(device) if cuda else ""
     if spec.gpu and (wrong := wrong_device(spec.gpu, [name] if name else [])):
         raise LauncherError(wrong)
     if not cuda:

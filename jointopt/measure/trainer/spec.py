@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 JUDGED_ON = 3  # measured iterations: the least of them is taken for what the others would need at least
 
@@ -50,21 +49,6 @@ class TrainSpec:
     seed: int = 0
     learning_rate: float = 1e-3
 
-    @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches of one data-parallel rank in an iteration."""
-        return self.global_batch_size // (self.dp * self.micro_batch_size)
-
-    @property
-    def processes(self) -> int:
-        """Number of ranks."""
-        return self.dp * self.tp * self.pp * self.cp
-
     def text(self) -> str:
-        """The JSON document that `read` reads."""
+        """The JSON document of the fields."""
         return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def read(cls, path: Path) -> TrainSpec:
-        """The spec in a file that holds `text`."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))

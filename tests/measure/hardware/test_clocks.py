@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jointopt.core.errors import DeviceError, DevicePermissionError, PlanError
 from jointopt.jobs.plans.placement import stage_of_rank
 from jointopt.measure.hardware import gpu_clocks, meter
-from jointopt.measure.hardware.gpu_clocks import Before, Owned, Setting, locked, plan_settings
+from jointopt.measure.hardware.gpu_clocks import Ownership, Setting, locked, plan_settings
 
 PLAN = {"dp": 2, "tp": 1, "cp": 1, "pp": 2, "stage_clock_mhz": [1410.0, 1200.0]}
 EVERYWHERE = Path(__file__).parents[2] / "stand_in" / "signal_everywhere.py"
@@ -44,9 +44,9 @@ def left_by(gpu: str, monkeypatch: pytest.MonkeyPatch, limit_w: float | None = N
     """A record as process 4321 leaves it that is killed."""
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: 4321)
-        owned = Owned([gpu])
-        owned.write({gpu: Before(limit_w)})
-        owned.released([gpu], put_back=False)
+        owned = Ownership([gpu])
+        owned.write({gpu: Setting(0, power_limit_w=limit_w)})
+        owned.release([gpu], put_back=False)
 
 
 def holder(driver, program: str = HOLD) -> subprocess.Popen[str]:

@@ -55,7 +55,7 @@ def test_at_default_clocks_the_row_states_the_clocks_it_ran_at(driver, clock) ->
     with under_plan(PLAN, True, clock) as conditions:
         start = clock.time()
         clock.sleep(2.2)
-    row = conditions.added_to(NOTHING, (start, clock.time()), 10)
+    row = conditions.with_meter(NOTHING, (start, clock.time()), 10)
     assert row["stage_clock_mhz"] == [1980, 1980]
     assert "at default clocks" in row["notes"]
     assert row["energy_j"] > 0
@@ -66,7 +66,7 @@ def test_under_a_power_profile_the_row_states_the_profile_and_the_clocks_it_ran_
     with under_plan(PLAN | {"power_profile": "max-q"}, clock=clock) as conditions:
         start = clock.time()
         clock.sleep(2.2)
-    row = conditions.added_to(NOTHING, (start, clock.time()), 10)
+    row = conditions.with_meter(NOTHING, (start, clock.time()), 10)
     assert row["stage_clock_mhz"] == [1980, 1980]
     assert "at clocks of the power profile max-q" in row["notes"]
     assert driver.calls() == ["profiles-on 0 2", "profiles-on 1 2", "profiles-off 1 2", "profiles-off 0 2"]
@@ -112,20 +112,15 @@ def test_a_broken_counter_costs_the_energy_and_not_the_run(driver, clock) -> Non
     with under_plan(PLAN, clock=clock) as conditions:
         start = clock.time()
         clock.sleep(2.2)
-    row = conditions.added_to(NOTHING, (start, clock.time()), 10)
+    row = conditions.with_meter(NOTHING, (start, clock.time()), 10)
     assert (row["status"], row["iteration_time_s"], math.isnan(row["energy_j"])) == ("ok", 1.0, True)
     assert "energy not measured: the energy counter of GPU-stand-in-1 stood still" in row["notes"]
-
-
-def test_a_run_must_measure_for_3_s_where_there_is_a_meter(driver, clock) -> None:
-    with under_plan(PLAN, clock=clock) as conditions:
-        assert conditions.measure_s == 3.0  # half as long again as counters need
 
 
 def test_results_that_a_run_reports_itself_are_kept(clock) -> None:
     with under_plan(PLAN, True, clock) as conditions:
         clock.sleep(0.3)
-    row = conditions.added_to(NOTHING | {"energy_j": 5.0, "peak_power_w": math.nan})
+    row = conditions.with_meter(NOTHING | {"energy_j": 5.0, "peak_power_w": math.nan})
     assert (row["energy_j"], round(row["peak_power_w"]), row["notes"]) == (5.0, 690, "10 iterations; at default clocks")
 
 
@@ -137,7 +132,7 @@ def test_a_gpu_that_did_not_hold_its_clock_is_reported(clock) -> None:
         clock.sleep(2.2)
         end = clock.time()
         clock.sleep(0.2)
-    row = conditions.added_to(NOTHING, (start, end), 10)
+    row = conditions.with_meter(NOTHING, (start, end), 10)
     assert "GPU 1 ran at 900 MHz of 1200" in row["notes"]
 
 
@@ -146,8 +141,8 @@ def test_without_a_gpu_nothing_is_set_and_nothing_noted(driver, monkeypatch) -> 
     monkeypatch.setattr("jointopt.measure.hardware.conditions._DRIVERS", ())
     with under_plan(PLAN) as conditions:
         pass
-    assert conditions.measure_s == 0
-    assert conditions.added_to(NOTHING, (0.0, 9.0), 10) == NOTHING
+    assert conditions.meter is None
+    assert conditions.with_meter(NOTHING, (0.0, 9.0), 10) == NOTHING
 
 
 def test_gpus_that_cannot_be_controlled_stop_a_run_unless_clocks_are_left_alone(driver, monkeypatch, tmp_path) -> None:
@@ -157,7 +152,7 @@ def test_gpus_that_cannot_be_controlled_stop_a_run_unless_clocks_are_left_alone(
         pass
     with under_plan(PLAN, default_clocks=True) as conditions:
         pass
-    row = conditions.added_to(NOTHING, (0.0, 9.0), 10)
+    row = conditions.with_meter(NOTHING, (0.0, 9.0), 10)
     assert row["stage_clock_mhz"] is None
     assert "energy not measured: No GPU is found" in row["notes"]
 

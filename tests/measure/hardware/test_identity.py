@@ -17,7 +17,7 @@ from jointopt.measure.base import Launcher
 from jointopt.measure.framework_launchers import framework_launcher
 from jointopt.measure.hardware import host as devices
 from jointopt.measure.hardware.host import FOR_TESTS, check_devices, remarks, wrong_device
-from jointopt.measure.torchrun import TorchrunLauncher, train_spec
+from jointopt.measure.torchrun import TorchrunLauncher, TorchrunProgram
 
 PLAN = {
     "dp": 2, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "sequence_parallel": False,
@@ -30,7 +30,7 @@ CHECKOUT = Path(__file__).parents[1] / "launchers"  # a stand-in for Megatron-LM
 @pytest.fixture(autouse=True)
 def as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOR_TESTS, raising=False)
-    devices._seen.cache_clear()
+    devices._pytorch_gpus.cache_clear()
 
 
 def test_gpus_of_the_job_count_and_others_are_named_beside_it() -> None:
@@ -47,7 +47,7 @@ def test_cores_count_for_a_job_on_cores_alone() -> None:
 
 
 def test_a_job_on_cores_queries_no_driver_for_gpus(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    monkeypatch.setattr(devices, "_seen", lambda: pytest.fail("PyTorch is started to no purpose"))
+    monkeypatch.setattr(devices, "_pytorch_gpus", lambda: pytest.fail("PyTorch is started to no purpose"))
     check_devices(replace(job, cluster=build_cluster({"gpu": "cpu-core", "nodes": 1, "gpus_per_node": 2})))
 
 
@@ -78,7 +78,7 @@ def test_launchers_refuse_to_train_a_job_of_gpus_on_cores(make: type[Launcher], 
 
 @pytest.mark.usefixtures("torch")
 def test_the_trainer_itself_refuses_where_a_scheduler_starts_it(job: Job, tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text(train_spec(job, PLAN, 1, 0).text())
+    (tmp_path / "spec.json").write_text(TorchrunProgram(1, 0).spec(job, PLAN).text())
     words = [sys.executable, "-m", "jointopt.measure.trainer", "spec.json", "result.json"]
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode != 0

@@ -178,9 +178,5 @@ def test_a_sample_is_in_joules_watts_degrees_shares_and_megahertz(clock) -> None
     assert first[1:] == pytest.approx((690.0, 64.0, 0.97, 1980.0))
 
 
-def test_power_is_taken_from_the_newest_source_that_the_driver_has(driver) -> None:
-    gpus = Gpus()
-    assert len(gpus._power_sources(gpus._gpus[0])) == 3
-    assert gpus._power_sources(gpus._gpus[0])[-1]() == pytest.approx(690_000)
-    gpus._nvml = None
-    assert len(gpus._power_sources(gpus._gpus[0])) == 2
+def test_power_is_taken_from_a_source_that_the_driver_has(driver) -> None:
+    assert Gpus()._power[0]() == pytest.approx(690_000)

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from jointopt.core.facts import FailureKind
 from jointopt.jobs.job import Job
-from jointopt.measure.hardware.host import _of_gpu, occupants
+from jointopt.measure.hardware.host import occupants
 from jointopt.measure.local import CommandLauncher
 from tests.processes import wait_until_begun
 
@@ -43,8 +41,8 @@ def other_process(driver) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_is_named_with_its_memory_its_user_and_its_command(other_process) -> None:
     (found,) = occupants(range(4))
-    assert str(found).startswith(f"60.0 GiB of GPU 0 taken by process {other_process.pid} (")
-    assert str(found).endswith(": sleep 600)")
+    assert found.startswith(f"60.0 GiB of GPU 0 taken by process {other_process.pid} (")
+    assert found.endswith(": sleep 600)")
 
 
 def test_gpus_of_others_do_not_matter(other_process) -> None:
@@ -54,7 +52,7 @@ def test_gpus_of_others_do_not_matter(other_process) -> None:
 def test_memory_that_no_visible_process_holds_is_taken_all_the_same(driver) -> None:
     (driver.folder / "holds-2").write_text(f"0 {3 * GIB}\n")
     (found,) = occupants(range(4), patience_s=0.2)
-    assert str(found) == "3.5 GiB of GPU 2 taken by a process that cannot be seen from here"
+    assert found == "3.5 GiB of GPU 2 taken by a process that cannot be seen from here"
 
 
 def test_little_memory_is_no_occupant(driver) -> None:
@@ -89,22 +87,25 @@ def test_a_run_that_succeeds_beside_another_process_notes_it(one_gpu: Job, other
 
 
 GIB = 2**30
-HELD = [  # bytes that processes hold, all that is used and there is; what counts, in GiB by pid
-    ({7: GIB // 2}, GIB, 80 * GIB, {7: 0.5}),
-    ({7: 255 * 2**20}, GIB, 80 * GIB, {}),  # a display
-    ({7: 0}, 3 * GIB, 80 * GIB, {7: 0.0}),  # the driver does not report how much: it counts
-    ({}, 2 * GIB + 1, 60 * GIB, {0: 2.0}),  # beyond what a driver keeps for itself
-    ({}, 2 * GIB, 60 * GIB, {}),
-    ({}, int(2.9 * GIB), 100 * GIB, {}),  # 3 % of a large GPU
-    ({}, int(3.1 * GIB), 100 * GIB, {0: 3.1}),
-    ({7: 255 * 2**20}, 2 * GIB + 255 * 2**20, 60 * GIB, {}),  # less what is seen
-    ({7: 9 * GIB}, 30 * GIB, 80 * GIB, {7: 9.0}),
+PID = 2**22 + 1  # of no process
+SEEN, UNSEEN = f"GPU 0 taken by process {PID}", "GPU 0 taken by a process that cannot be seen from here"
+HELD = [  # bytes that processes hold, all that is used and there is; what counts
+    ({PID: GIB // 2}, GIB, 80 * GIB, [f"0.5 GiB of {SEEN}"]),
+    ({PID: 255 * 2**20}, GIB, 80 * GIB, []),  # a display
+    ({PID: 0}, 3 * GIB, 80 * GIB, [SEEN]),  # the driver does not report how much: it counts
+    ({}, 2 * GIB + 1, 60 * GIB, [f"2.0 GiB of {UNSEEN}"]),  # beyond what a driver keeps for itself
+    ({}, 2 * GIB, 60 * GIB, []),
+    ({}, int(2.9 * GIB), 100 * GIB, []),  # 3 % of a large GPU
+    ({}, int(3.1 * GIB), 100 * GIB, [f"3.1 GiB of {UNSEEN}"]),
+    ({PID: 255 * 2**20}, 2 * GIB + 255 * 2**20, 60 * GIB, []),  # less what is seen
+    ({PID: 9 * GIB}, 30 * GIB, 80 * GIB, [f"9.0 GiB of {SEEN}"]),
 ]
 
 
 @pytest.mark.parametrize(("held", "used", "total", "found"), HELD)
 def test_memory_counts_from_a_quarter_of_a_gib_on_or_beyond_what_a_driver_keeps(
-    held: dict[int, int], used: int, total: int, found: dict[int, float]
+    monkeypatch: pytest.MonkeyPatch, held: dict[int, int], used: int, total: int, found: list[str]
 ) -> None:
-    gpus: Any = SimpleNamespace(processes=lambda _: held, memory_bytes=lambda _: (used, total))
-    assert {one.pid: one.held_gib for one in _of_gpu(gpus, 0)} == pytest.approx(found)
+    one = type("One", (), {"__len__": lambda _: 1, "memory": lambda *_: (used, total, held)})
+    monkeypatch.setattr("jointopt.measure.hardware.host.Gpus", one)
+    assert occupants([0], patience_s=0.0) == found

@@ -34,13 +34,13 @@ def blackwell(driver, monkeypatch: pytest.MonkeyPatch):
 
 def requested() -> list[tuple[str, ...]]:
     gpus = Gpus()
-    return [gpus.profiles(index).requested() for index in range(len(gpus))]
+    return [gpus.requested_profiles(index) for index in range(len(gpus))]
 
 
 def test_profiles_are_offered_by_name_and_older_gpus_have_none(blackwell, monkeypatch) -> None:
-    assert Gpus().profiles(3).offered() == ("max-p", "max-q", "llm-training")
+    assert Gpus().offered_profiles(3) == ("max-p", "max-q", "llm-training")
     monkeypatch.delenv("STAND_IN_NVML_PROFILES")
-    assert Gpus().profiles(3).offered() == ()
+    assert Gpus().offered_profiles(3) == ()
 
 
 @pytest.mark.parametrize("text", ["max-q+llm-training", "MAX_Q + LLM_TRAINING", "max-q+llm-training+max-q"])
@@ -51,7 +51,7 @@ def test_profiles_of_a_plan_are_requested_together_on_all_its_gpus(text: str) ->
 
 
 def test_profiles_are_those_of_the_plan_while_it_runs_and_then_the_previous_ones(blackwell) -> None:
-    Gpus().profiles(1).request(["max-p"])
+    Gpus().request_profiles(1, ["max-p"])
     with locked([Setting(gpu, profiles=("llm-training", "max-q")) for gpu in (0, 1)]):
         assert requested() == [("max-q", "llm-training")] * 2 + [()] * 2
     assert requested() == [(), ("max-p",), (), ()]
@@ -91,11 +91,11 @@ def test_without_rights_nothing_is_requested_and_root_is_named(blackwell) -> Non
 
 def test_another_program_that_changes_a_profile_is_named(blackwell) -> None:
     with locked([Setting(0, profiles=("max-q",))]) as held:
-        Gpus().profiles(0).request(["max-p"])
+        Gpus().request_profiles(0, ["max-p"])
     assert held.changed == {"profile 0": "the power profile of GPU 0 was set to max-p by another program"}
 
 
 def test_resetting_clears_every_profile(blackwell) -> None:
-    Gpus().profiles(3).request(["max-p", "llm-training"])
+    Gpus().request_profiles(3, ["max-p", "llm-training"])
     reset_all()
     assert requested() == [()] * 4

@@ -51,12 +51,12 @@ def test_fields_of_plan_and_job_stand_in_the_words(job: Job) -> None:
 @given(st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs", "Cc"]), min_size=1))
 def test_no_value_is_split_or_read_by_a_shell(value: str) -> None:
     template = Template("train --model {model} --out {result}")
-    assert template.filled({"model": value, "result": Path("r")}) == ["train", "--model", value, "--out", "r"]
+    assert template.fill({"model": value, "result": Path("r")}) == ["train", "--model", value, "--out", "r"]
 
 
 def test_a_text_is_split_before_values_are_put_in() -> None:
     template = Template("run 'two words' {{dp}} {dp} $(touch x) {result}")
-    words = template.filled({"dp": "4; rm -rf /", "result": "a b"})
+    words = template.fill({"dp": "4; rm -rf /", "result": "a b"})
     assert words == ["run", "two words", "{dp}", "4; rm -rf /", "$(touch", "x)", "a b"]
 
 
@@ -81,7 +81,7 @@ def test_a_command_that_makes_no_sense_is_refused_before_anything_runs(command: 
 
 def test_a_field_that_plan_and_job_leave_blank_is_named(job: Job, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs \{power_limit_w\}"):
-        Template("x {power_limit_w} {result}").filled(command_values(job, PLAN, tmp_path))
+        Template("x {power_limit_w} {result}").fill(command_values(job, PLAN, tmp_path))
 
 
 def test_a_program_that_is_not_there_is_named(job: Job) -> None:

@@ -16,8 +16,7 @@ from jointopt.core.facts import FailureKind
 from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.job import Job
 from jointopt.measure.base import EndsDominated
-from jointopt.measure.early import least_watts
-from jointopt.measure.local import LocalLauncher
+from jointopt.measure.local import LocalLauncher, least_watts
 from jointopt.measure.process import Program
 from jointopt.runs.readings import not_measured
 from jointopt.runs.rows import is_bounded, result_row
@@ -39,17 +38,18 @@ class Steps(Program):
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
 
-    def words(self, job: Job, plan: Mapping[str, Any], folder: Path) -> list[str]:
+    def prepare(self, job: Job, plan: Mapping[str, Any], folder: Path, least_s: float = 0.0) -> None:
+        self.least_s = least_s
+
+    def words(self, job: Job, plan: Mapping[str, Any], folder: Path, alone: bool = False) -> list[str]:
         return [sys.executable, "-c", TRAINS.format(self.iterations)]
 
     def results(self, job: Job, folder: Path, log: str) -> Mapping[str, Any]:
         return result_row("", iteration_time_s=0.5, energy_j=0.5 * WATTS)
 
-    def iteration_s(self, job: Job, log: str) -> Sequence[float]:
-        return [float(line.removeprefix("step ")) for line in log.splitlines() if line.startswith("step ")]
-
-    def so_far(self, job: Job, log: str) -> Mapping[str, Any]:
-        return {"peak_memory_gib": 3.0}
+    def progress(self, job: Job, log: str) -> tuple[Sequence[float], Mapping[str, Any]]:
+        seconds = [float(line.removeprefix("step ")) for line in log.splitlines() if line.startswith("step ")]
+        return seconds, {"peak_memory_gib": 3.0}
 
 
 def run(job: Job, bounds: Sequence[tuple[float, float]], iterations: int = 60) -> Mapping[str, Any]:
@@ -57,7 +57,9 @@ def run(job: Job, bounds: Sequence[tuple[float, float]], iterations: int = 60) -
     launcher = LocalLauncher(Steps(iterations), 120.0, None, False)
     launcher.name, launcher.behind_both = "steps", bounds
     assert isinstance(launcher, EndsDominated)
-    return launcher.run(replace(job, cluster=cluster), PLAN)
+    row = launcher.run(replace(job, cluster=cluster), PLAN)
+    assert launcher.program.least_s == 3.0  # half as long again as counters need
+    return row
 
 
 def test_a_run_behind_in_time_and_energy_is_ended_with_bounds_of_both_and_all_that_was_measured(

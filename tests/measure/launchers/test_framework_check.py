@@ -22,8 +22,8 @@ def job_of(model: str) -> Job:
 def tried(name: str, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(ZeRO stage, dp) of the plans that a check tries to write."""
     program, plans = FrameworkProgram(name, checkout=checkout(name, folder)), []
-    write = program._export
-    monkeypatch.setattr(program, "_export", lambda job, plan: plans.append(plan) or write(job, plan))
+    write = program.export
+    monkeypatch.setattr(program, "export", lambda job, plan: plans.append(plan) or write(job, plan))
     program.check(job_of(model))
     return [(plan["zero_stage"], plan["dp"]) for plan in plans]
 
@@ -45,7 +45,7 @@ def test_the_files_of_a_plan_are_written_into_its_folder(tmp_path: Path) -> None
     plan = {"dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch_size": 1, "zero_stage": 1,
             "sequence_parallel": False, "recompute": "none"}  # fmt: skip
     program.prepare(job, plan, tmp_path)
-    written = program.files(job, plan)
+    written = program.export(job, plan).files
     assert {name: (tmp_path / name).read_text() for name in written} == written != {}
 
 

@@ -14,9 +14,9 @@ from jointopt.core.errors import LauncherError
 from jointopt.core.facts import FailureKind
 from jointopt.frameworks.logs import measured, read_log
 from jointopt.jobs.job import Job
-from jointopt.measure.early import Early, behind_row
 from jointopt.measure.framework_launchers import framework_launcher
-from jointopt.measure.slurm import End, SlurmLauncher, Written
+from jointopt.measure.local import EarlyEnd
+from jointopt.measure.slurm import End, SlurmLauncher
 from jointopt.runs.rows import is_bounded
 from tests.megatron import megatron_arguments, megatron_program
 
@@ -192,7 +192,7 @@ def test_a_log_shows_that_a_run_is_behind_only_once_three_measured_iterations_ar
     judged = []
     for text in ("", "".join(lines[:4]), "".join(lines)[:-20], "".join(lines)):
         log.write_text(text)
-        judged.append(behind_row(program, llama, log) is not None)
+        judged.append(EarlyEnd(program, llama, log).is_due())
     assert judged == [False, False, False, True]
 
 
@@ -204,11 +204,11 @@ def test_a_run_is_behind_where_the_best_of_its_first_three_iterations_is_beyond_
 ) -> None:
     program = megatron_program(HERE, iterations=9, warmup_iterations=1)
     program.behind_s = behind_s
-    assert behind_row(program, llama, tmp_path / "log.txt") is None
+    assert not EarlyEnd(program, llama, tmp_path / "log.txt").is_due()
     times_ms = 100.0, 900.0, 950.0, 1000.0 * third_s, 300.0
     (tmp_path / "log.txt").write_text("".join(LINE.format(n=n, ms=ms) for n, ms in enumerate(times_ms, 1)))
-    early = Early(program, llama, tmp_path / "log.txt")
-    assert early.over() == (least_s is not None)
+    early = EarlyEnd(program, llama, tmp_path / "log.txt")
+    assert early.is_due() == (least_s is not None)
     assert (early.row or {}).get("iteration_time_s") == least_s
 
 
@@ -249,12 +249,12 @@ def test_what_many_ranks_print_at_the_end_hides_no_iteration(llama: Job, tmp_pat
     text = "".join(LINE.format(n=n, ms=800.0) for n in range(1, 5))
     (tmp_path / "log.txt").write_text(text + "[rank7]: Warning: destroy_process_group was not called\n" * 2000)
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False, warmup_iterations=1)
-    row = launcher.row(llama, PLAN, tmp_path, End(None, Written(0, 60)))
+    row = launcher.row(llama, PLAN, tmp_path, End(None, (0, 60)))
     assert (row["status"], row["iteration_time_s"]) == ("ok", pytest.approx(0.8))
 
 
 def test_a_failed_run_on_a_cluster_names_its_log(llama: Job, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("ValueError: bad flag\n")
     launcher = SlurmLauncher(tmp_path, checkout=HERE, meter=False)
-    row = launcher.row(llama, PLAN, tmp_path, End(None, Written(1, 60)))
+    row = launcher.row(llama, PLAN, tmp_path, End(None, (1, 60)))
     assert row["notes"] == f"exit code 1: ValueError: bad flag; log: {tmp_path / 'log.txt'}"

@@ -16,7 +16,7 @@ from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.text import parse_plan, plan_records
 from jointopt.measure.base import narrowed
 from jointopt.measure.local import LocalLauncher
-from jointopt.measure.torchrun import TorchrunProgram, train_spec
+from jointopt.measure.torchrun import TorchrunProgram
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def test_a_search_that_lists_only_what_the_trainer_lacks_is_refused(job: Job) ->
 def test_a_plan_that_the_trainer_does_not_build_is_refused_by_name(job: Job, name: str, value: Any) -> None:
     parsed = parse_plan("dp=4 pp=2 mbs=1", job)
     record = plan_records(parsed.layouts, parsed.stage_clock_mhz, [0])[0]
-    assert train_spec(job, record, 1, 1).pp == 2
+    assert TorchrunProgram().spec(job, record).pp == 2
     with pytest.raises(LauncherError, match=f"with {name} {value}"):
-        train_spec(job, record | {name: value}, 1, 1)
+        TorchrunProgram().spec(job, record | {name: value})
 
 
 @pytest.mark.parametrize(("default_clocks", "clocks"), [(True, [1980.0]), (False, [1200.0, 1500.0])])

@@ -115,8 +115,8 @@ def test_a_run_that_hangs_is_ended_at_its_limit(make: Make, job: Job, cluster: C
 class Logged(CommandProgram):
     """A program whose log holds the seconds of its iterations, one a line."""
 
-    def iteration_s(self, job: Job, log: str) -> list[float]:
-        return [float(line.removeprefix("s ")) for line in log.splitlines() if line.startswith("s ")]
+    def progress(self, job: Job, log: str) -> tuple[list[float], dict[str, float]]:
+        return [float(line.removeprefix("s ")) for line in log.splitlines() if line.startswith("s ")], {}
 
 
 def test_a_run_that_is_behind_is_cancelled_and_stands_as_a_lower_bound(

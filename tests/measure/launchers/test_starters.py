@@ -180,10 +180,10 @@ def test_a_module_keeps_its_name_and_a_linked_script_is_resolved_for_other_nodes
     link.symlink_to(real)
     plan = PLAN | {"zero_stage": 2}
     module, script = FrameworkProgram("torchtitan"), FrameworkProgram("torchtitan", script=link)
-    for words in (module.words, module.local_words):
-        assert " -m torchtitan.train " in " ".join(words(job, plan, tmp_path))
+    for alone in (False, True):
+        assert " -m torchtitan.train " in " ".join(module.words(job, plan, tmp_path, alone))
     assert {str(real), str(link)}.intersection(script.words(job, plan, tmp_path)) == {str(real)}
-    assert {str(real), str(link)}.intersection(script.local_words(job, plan, tmp_path)) == {str(link)}
+    assert {str(real), str(link)}.intersection(script.words(job, plan, tmp_path, alone=True)) == {str(link)}
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])

@@ -12,7 +12,7 @@ import pytest
 
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
-from jointopt.measure.torchrun import TorchrunProgram, read_result, train_spec
+from jointopt.measure.torchrun import TorchrunProgram
 from jointopt.runs.rows import with_log
 
 MODEL = Model("tiny", 2, 64, 128, 4, 4, 256, 16, gated_mlp=True)
@@ -24,60 +24,56 @@ PLAN: dict[str, Any] = {
 
 def test_the_trainer_finds_its_task_and_leaves_its_result_in_the_folder_of_the_run(job: Job) -> None:
     program = TorchrunProgram()
-    for words in (program.words(job, PLAN, Path("run")), program.local_words(job, PLAN, Path("run"))):
+    for words in (program.words(job, PLAN, Path("run")), program.words(job, PLAN, Path("run"), alone=True)):
         assert words[-4:] == ["-m", "jointopt.measure.trainer", "run/spec.json", "run/result.json"]
     assert "--nproc-per-node=12" in words
 
 
 def test_the_task_of_the_trainer_is_the_model_the_plan_and_the_iterations(job: Job) -> None:
-    spec = train_spec(replace(job, model=MODEL), PLAN, 10, 3, 2.5)
+    spec = TorchrunProgram(10, 3).spec(replace(job, model=MODEL), PLAN, 2.5)
     assert (spec.hidden_size, spec.dp, spec.pp, spec.recompute, spec.sequence_parallel) == (64, 2, 3, "full", True)
     assert (spec.iterations, spec.warmup_iterations, spec.least_s, spec.cores) == (10, 3, 2.5, False)
     cpu = replace(job, cluster=replace(job.cluster, gpu=replace(job.cluster.gpu, id="cpu-core")))
-    assert train_spec(cpu, PLAN, 10, 3).cores
+    assert TorchrunProgram().spec(cpu, PLAN).cores
 
 
-def written(folder: Path, **others: Any) -> Path:
-    """A result file as the trainer writes it."""
+def row_of(job: Job, folder: Path, model: Model = MODEL, **others: Any) -> Any:
+    """The row of a result file as the trainer writes it."""
     found = {"iteration_s": [0.9, 1.0, 1.4], "loss": [5.0, 4.0, 3.0], "peak_memory_gib": 2.5, "measured_s": [0.0, 3.3]}
     (folder / "result.json").write_text(json.dumps(found | others))
-    return folder / "result.json"
+    return TorchrunProgram().results(replace(job, model=model), folder, "")
 
 
-def test_the_time_of_a_run_is_the_median_of_its_iterations_and_notes_give_the_spread(tmp_path: Path) -> None:
-    row = read_result(written(tmp_path), MODEL)
-    assert row is not None
+def test_the_time_of_a_run_is_the_median_of_its_iterations_and_notes_give_the_spread(job: Job, tmp_path: Path) -> None:
+    row = row_of(job, tmp_path)
     assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("ok", 1.0, 2.5)
     assert "3 iterations, spread 50.0%, loss 5 to 3" in row["notes"]
 
 
-def test_the_time_of_a_run_that_was_ended_early_is_the_least_of_its_iterations_and_no_failure_is_logged(tmp_path: Path):
-    row = read_result(written(tmp_path, behind_s=0.8), MODEL)
-    assert row is not None
+def test_the_time_of_a_run_that_was_ended_early_is_the_least_of_its_iterations_and_no_failure_is_logged(
+    job: Job, tmp_path: Path
+):
+    row = row_of(job, tmp_path, behind_s=0.8)
     assert (row["status"], row["iteration_time_s"], row["peak_memory_gib"]) == ("timeout", 0.9, 2.5)
     assert row["notes"] == "ended early: each of 3 iterations took 0.9 s or more, beyond 0.8"
     assert with_log(row, tmp_path, kept=False)["notes"] == row["notes"]
 
 
 @pytest.mark.parametrize(("loss", "finite"), [([5.0, 4.0], True), ([5.0, math.nan], False), ([math.inf, 4.0], False)])
-def test_a_loss_that_is_not_finite_is_noted(tmp_path: Path, loss: list[float], finite: bool) -> None:
-    row = read_result(written(tmp_path, loss=loss), MODEL)
-    assert row is not None
+def test_a_loss_that_is_not_finite_is_noted(job: Job, tmp_path: Path, loss: list[float], finite: bool) -> None:
+    row = row_of(job, tmp_path, loss=loss)
     assert ("the loss is not finite" in row["notes"]) != finite
 
 
 @pytest.mark.parametrize(("embedding", "missing"), [(0, False), (64, False), (32, True)])
-def test_a_narrower_embedding_is_named_as_left_out(tmp_path: Path, embedding: int, missing: bool) -> None:
-    row = read_result(written(tmp_path), replace(MODEL, embedding_size=embedding))
-    assert row is not None
+def test_a_narrower_embedding_is_named_as_left_out(job: Job, tmp_path: Path, embedding: int, missing: bool) -> None:
+    row = row_of(job, tmp_path, replace(MODEL, embedding_size=embedding))
     assert ("narrower embedding" in row["notes"]) == missing
 
 
-def test_a_model_that_is_built_otherwise_has_a_note_of_what_is_missing(tmp_path: Path) -> None:
+def test_a_model_that_is_built_otherwise_has_a_note_of_what_is_missing(job: Job, tmp_path: Path) -> None:
     gpt = replace(MODEL, tied_embeddings=True, position_embedding="learned", rmsnorm=False, linear_bias=True)
-    found = {"iteration_s": [1.0], "loss": [5.0], "peak_memory_gib": 1.0, "measured_s": [0.0, 1.0]}
-    (tmp_path / "result.json").write_text(json.dumps(found))
-    exact, other = (read_result(tmp_path / "result.json", model) for model in (MODEL, gpt))
+    exact, other = (row_of(job, tmp_path, model) for model in (MODEL, gpt))
     assert "not the exact model" not in exact["notes"]
     wanted = "not the exact model: trained without its tied embeddings, learned positions, LayerNorm, biases"
     assert other["notes"].endswith(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import logging
@@ -11,14 +12,15 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,12 +29,20 @@ import psutil
 from jointopt.core.errors import LauncherError
 from jointopt.core.secrets import redacted
 from jointopt.core.system import born, lives, state_home
-from jointopt.measure.hardware.guard.forks import delay_signals
 from jointopt.measure.hardware.guard.guardian import DEAF_TO
 
 _log = logging.getLogger(__name__)
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 _EXIT_S = 30.0  # that a guardian has for its own end, once its work is done
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
+_BEING_ENDED_S = 20.0  # that a guardian needs at most for what its dead tool has left
+_END_S = 5.0
+_PREFIX = "jointopt-"  # of scratch folders
+_NEW_S = 5.0  # a folder is made, and then locked
+_SCRATCH: set[str] = set()  # folders of this process, which a guardian removes after it
 
 
 class Guarded:
@@ -48,10 +58,10 @@ class Guarded:
     ) -> None:  # fmt: skip
         self.mark = uuid.uuid4().hex
         self.code: int | None = None
-        self._record = written(self.mark)
+        self._record = _new_record(self.mark)
         task = {
             "command": list(map(os.fspath, command)), "foreground": foreground, "linger_s": linger_s,
-            "cwd": None if cwd is None else str(cwd), "scratch": sorted(HELD), "restore": None,
+            "cwd": None if cwd is None else str(cwd), "scratch": sorted(_SCRATCH), "restore": None,
             "record": self._record and self._record.name,
         }  # fmt: skip
         environment = {**(os.environ if env is None else env), MARK: self.mark}
@@ -59,7 +69,10 @@ class Guarded:
             self._guardian = Guardian(task, self.mark, self._record, env=environment, **streams)
             answer = self._guardian.answer(None)
             if answer is None or "pid" not in answer:
-                raise _unstartable(command, answer)
+                reason = (answer or {}).get("reason", "its guardian was killed")
+                raise LauncherError(
+                    f"{str(command[0])!r} cannot be started: {reason}; is it installed, and on the PATH?"
+                )
         except BaseException:
             self._forget()
             raise
@@ -71,7 +84,7 @@ class Guarded:
             if left := answer.get("left"):
                 _log.warning("Processes of the run cannot be ended: %s.", ", ".join(map(str, left)))
             if not answer:  # the guardian was killed: what it had started ends with it, orphans here
-                for process in marked(self.mark):
+                for process in processes_of(self.mark):
                     with suppress(OSError):
                         os.kill(process.pid, signal.SIGKILL)
             self._guardian.close()
@@ -116,7 +129,7 @@ class Guardian:
         try:
             with delay_signals():
                 self._process = subprocess.Popen(
-                    command, pass_fds=handed, preexec_fn=_deaf, start_new_session=alone, **streams
+                    command, pass_fds=handed, preexec_fn=_ignore_signals, start_new_session=alone, **streams
                 )
         except BaseException as error:
             self._hang_up()
@@ -126,12 +139,14 @@ class Guardian:
         finally:
             os.close(read)
             os.close(write)
-        document = {**task, "mark": mark, "ignored": ignored, "tool": os.getpid()}
-        self._send(json.dumps(document))
+        self.order(json.dumps({**task, "mark": mark, "ignored": ignored, "tool": os.getpid()}))
 
     def order(self, text: str) -> None:
-        """Send one order; a guardian that is gone takes none."""
-        self._send(text)
+        """Send one line; a guardian that is gone takes none."""
+        left = text.encode() + b"\n"
+        with suppress(OSError):
+            while left:  # a signal may cut a write of more than the pipe holds
+                left = left[os.write(self._lifeline, left) :]
 
     def answer(self, timeout_s: float | None) -> dict[str, Any] | None:
         """The next answer; None where it lasts longer, {} where the guardian is gone."""
@@ -154,12 +169,6 @@ class Guardian:
             self._process.wait(_EXIT_S)
         self._hang_up()
 
-    def _send(self, text: str) -> None:
-        left = text.encode() + b"\n"
-        with suppress(OSError):
-            while left:  # a signal may cut a write of more than the pipe holds
-                left = left[os.write(self._lifeline, left) :]
-
     def _hang_up(self) -> None:
         for end in (self._lifeline, self._answers):
             if end >= 0:
@@ -171,45 +180,60 @@ class Guardian:
             self._hang_up()
 
 
-def _deaf() -> None:
+def _ignore_signals() -> None:
     """Between fork and exec: signals of the terminal are the program's, and a guardian hears of them from the tool."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _unstartable(command: Sequence[str], answer: Mapping[str, Any] | None) -> LauncherError:
-    reason = (answer or {}).get("reason", "its guardian was killed")
-    return LauncherError(f"{str(command[0])!r} cannot be started: {reason}; is it installed, and on the PATH?")
+# Signals around a fork: Python prints and forgets what is raised in the hooks that it runs there (logging has one).
+
+
+def handlers() -> dict[int, Any]:
+    """What handles the signals that end programs; those that are ignored, or that no Python handles, are left out."""
+    known = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """The list of signals that arrive while the body runs; those that are ignored stay so."""
+    arrived: list[int] = []
+    before = handlers()
+    try:
+        for number in before:
+            signal.signal(number, lambda number, frame: arrived.append(number))
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Signals that arrive while the body forks are handled once it is through, so that none is lost in a hook."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+        yield
+        return
+    arrived: list[int] = []
+    try:
+        with catch_signals() as arrived:
+            yield
+    finally:
+        for number in arrived:
+            signal.raise_signal(number)
+
+
+def end_with_parent() -> None:
+    """Let Linux send SIGTERM to this child when the tool dies; between fork and exec it imports and opens nothing."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 # Records of runs, each written before its run starts, and what is done about those that are not watched any more.
 
 
-MARK = "JOINTOPT_RUN"  # every process of a run inherits it, whatever session or parent it has
-_BEING_ENDED_S = 20.0  # that a guardian needs at most for what its dead tool has left
-_END_S = 5.0
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run as it was written down: its file, mark and command, whose it is, and when its guardian ended it."""
-
-    file: Path
-    mark: str
-    command: str
-    tool: int
-    born_s: float
-    boot: str
-    ended_s: float | None = None
-    left: Sequence[int] = ()
-
-    @property
-    def tool_lives(self) -> bool:
-        """Whether the tool that started the run is there still."""
-        return self.boot == boot_id() and lives(self.tool, self.born_s)
-
-
-def marked(mark: str) -> Iterable[psutil.Process]:
+def processes_of(mark: str) -> Iterable[psutil.Process]:
     """Processes that inherited the mark of a run."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -222,7 +246,7 @@ def tool_words() -> str:
     return " ".join(redacted([Path(sys.argv[0]).name, *sys.argv[1:]]))[:200]
 
 
-def written(mark: str) -> TextIO | None:
+def _new_record(mark: str) -> TextIO | None:
     """The record of a run that is about to start, open and locked; None where no file can be written."""
     content = {
         "mark": mark, "command": tool_words(), "tool": os.getpid(), "born_s": born(os.getpid()), "boot": boot_id(),
@@ -245,79 +269,64 @@ def settled() -> list[str]:
 
     A guardian that is about to end such a run is waited for, so that the GPUs are free for the next one.
     """
-    return [sentence for record in list(_records()) if (sentence := _settled(record))]
+    mine = re.compile(rf"{re.escape(socket.gethostname())}-[0-9a-f]{{32}}\.json")
+    files: list[Path] = []
+    with suppress(OSError):  # the folder may be shared with other machines
+        files = [file for file in sorted(state_folder("runs").glob("*.json")) if mine.fullmatch(file.name)]
+    sentences = []
+    for file in files:
+        record, until = _read(file), time.monotonic() + _BEING_ENDED_S
+        if record is None or (record["boot"] == boot_id() and lives(record["tool"], record["born_s"])):
+            continue  # known by its birth, since a file system may know no locks
+        while is_locked(file) and time.monotonic() <= until:
+            time.sleep(0.05)
+        record = None if time.monotonic() > until else _read(file)
+        if record is None:  # its guardian is at work still, or it ended in the usual way meanwhile
+            continue
+        found = list(processes_of(record["mark"])) if record["boot"] == boot_id() else []
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        alive = {process.pid for process in psutil.wait_procs(found, timeout=_END_S)[1]}
+        file.unlink(missing_ok=True)
+        left = []
+        for pid in sorted(alive | set(filter(psutil.pid_exists, record["left"]))):
+            left.append(str(pid))
+            with suppress(psutil.Error):
+                left[-1] += f" of {psutil.Process(pid).username()}"
+        ended_s = record["ended_s"]
+        when = "" if ended_s is None else time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(ended_s))
+        ending = f"was ended{when}: none of its processes is left."
+        if left:
+            ending = f"has left processes that cannot be ended: {', '.join(left)}."
+        sentences.append(f"A run of process {record['tool']} ({record['command']}), which was killed, {ending}")
+    return sentences
 
 
-def _settled(record: RunRecord) -> str:
-    """A sentence on what became of a run; blank where its tool lives."""
-    until = time.monotonic() + _BEING_ENDED_S
-    if record.tool_lives:  # also where the file system knows no locks
-        return ""
-    while _locked(record.file):
-        if time.monotonic() > until:
-            return ""
-        time.sleep(0.05)
-    again = _read(record.file)
-    if again is None:  # ended in the usual way meanwhile
-        return ""
-    left = _ended(again.mark) if again.boot == boot_id() else []
-    again.file.unlink(missing_ok=True)
-    left = sorted({*left, *(pid for pid in again.left if psutil.pid_exists(pid))})
-    whose = f"A run of process {again.tool} ({again.command}), which was killed,"
-    if left:
-        return f"{whose} has left processes that cannot be ended: {', '.join(map(_whose, left))}."
-    when = "" if again.ended_s is None else time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(again.ended_s))
-    return f"{whose} was ended{when}: none of its processes is left."
-
-
-def _ended(mark: str) -> list[int]:
-    """SIGKILL to every process of a mark; those that live on."""
-    found = list(marked(mark))
-    for process in found:
-        with suppress(psutil.Error):
-            process.kill()
-    return [process.pid for process in psutil.wait_procs(found, timeout=_END_S)[1]]
-
-
-def _whose(pid: int) -> str:
-    with suppress(psutil.Error):
-        return f"{pid} of {psutil.Process(pid).username()}"
-    return str(pid)
-
-
-def _records() -> Iterator[RunRecord]:
-    """The records of this machine, whose folder may be shared with others."""
-    with suppress(OSError):
-        mine = re.compile(rf"{re.escape(socket.gethostname())}-[0-9a-f]{{32}}\.json")
-        for file in sorted(state_folder("runs").glob("*.json")):
-            if mine.fullmatch(file.name) and (record := _read(file)) is not None:
-                yield record
-
-
-def _read(file: Path) -> RunRecord | None:
+def _read(file: Path) -> dict[str, Any] | None:
+    """A record, and what a guardian has added to it: when it ended the run, and the processes that it could not end."""
     try:
-        return RunRecord(file, **json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # one that is just being written, or removed
+        content = json.loads(file.read_text(encoding="utf-8"))
+        record = {name: content[name] for name in ("mark", "command", "tool", "born_s", "boot")}
+        return record | {"ended_s": content.get("ended_s"), "left": content.get("left", ())}
+    except (OSError, ValueError, TypeError, KeyError):  # one that is just being written, or removed
         return None
 
 
-def _locked(file: Path) -> bool:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+def is_locked(file: Path) -> bool:
+    """Whether some process holds the lock of a file, which is no link; not where there is no such file or lock."""
+    with suppress(OSError):
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
     return False
 
 
 # Folders for the files of one run, which go with it: also where the tool was killed.
-
-
-_PREFIX = "jointopt-"
-_NEW_S = 5.0  # a folder is made, and then locked
-HELD: set[str] = set()  # those of this process, which a guardian removes after it
 
 
 @contextmanager
@@ -325,38 +334,33 @@ def scratch_folder() -> Iterator[Path]:
     """A new folder for the block, locked (flock) so that `swept` of another process leaves it alone."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         handle = os.open(name, os.O_RDONLY)
-        HELD.add(name)
+        _SCRATCH.add(name)
         try:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield Path(name)
         finally:
             os.close(handle)
-            HELD.discard(name)
+            _SCRATCH.discard(name)
 
 
 def swept() -> int:
     """Remove the folders of killed processes of this user; how many there were."""
-    found = [folder for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*") if _is_abandoned(folder)]
-    for folder in found:
-        shutil.rmtree(folder, ignore_errors=True)
-    return len(found)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    with suppress(OSError):
-        facts = folder.lstat()
-        if not folder.is_dir() or folder.is_symlink() or facts.st_uid != os.geteuid():
-            return False
-        if time.time() - facts.st_mtime < _NEW_S:
-            return False
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(handle)
-        return True
-    return False
+    count = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            facts = folder.lstat()
+            is_mine = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+            if not is_mine or time.time() - facts.st_mtime < _NEW_S:
+                continue
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(handle)
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+    return count
 
 
 # Where this user's records of what runs are kept, for their owner's eyes alone.

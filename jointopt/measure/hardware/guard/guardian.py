@@ -33,7 +33,13 @@ def main(lifeline: int, answers: int) -> None:
     """Serve the task that the lifeline brings."""
     for end in (lifeline, answers, *map(int, sys.argv[3:])):
         os.set_inheritable(end, False)  # none of the program's
-    line, orders = _first_line(lifeline)
+    text = b""
+    while b"\n" not in text:
+        more = os.read(lifeline, 65_536)
+        if not more:  # the tool has died before
+            sys.exit(0)
+        text += more
+    line, _, orders = text.partition(b"\n")
     task = json.loads(line)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the run become children of this process
     run = _Run(task)
@@ -96,32 +102,36 @@ class _Run:
         poll.register(lifeline, select.POLLIN)
         with suppress(OSError):  # a kernel without pidfd: the looks alone find the program's end
             poll.register(os.pidfd_open(self._pid), select.POLLIN)
-        tool = _tool(self._task["tool"])
-        if tool is not None:  # a process that the tool has forked may hold the lifeline open
-            poll.register(tool, select.POLLIN)
-        while not self._obey_all(orders):
+        tool = None
+        with suppress(OSError):  # a process that the tool has forked may hold the lifeline open
+            if os.getppid() == self._task["tool"]:
+                tool = os.pidfd_open(self._task["tool"])
+                poll.register(tool, select.POLLIN)
+        while not self._obey(orders):
             if self._ended() or time.monotonic() >= self._kill_at:
                 return False
             ready = [fd for fd, _ in poll.poll(1000 * max(0.0, min(_LOOK_S, self._kill_at - time.monotonic())))]
             orders = os.read(lifeline, 65_536) if lifeline in ready else b""
             if tool in ready or (lifeline in ready and not orders):
                 self._signal(signal.SIGTERM)
-                self._wait(POLITE_S)
+                until = time.monotonic() + POLITE_S
+                while self._pid and not self._ended() and time.monotonic() < until:
+                    time.sleep(0.02)
                 return True
         return False
 
-    def _obey_all(self, orders: bytes) -> bool:
-        return max((self._obey(order) for order in orders.decode().splitlines()), default=False)
-
-    def _obey(self, order: str) -> bool:
-        """Obey one order; whether it ends the watch."""
-        what, _, value = order.partition(" ")
-        if what == "signal":
-            self._signal(int(value))
-        elif what == "end":
-            self._signal(signal.SIGTERM)
-            self._kill_at = time.monotonic() + float(value)
-        return what in ("kill", "done")
+    def _obey(self, orders: bytes) -> bool:
+        """Obey all orders; whether one of them ends the watch."""
+        is_over = False
+        for order in orders.decode().splitlines():
+            what, _, value = order.partition(" ")
+            if what == "signal":
+                self._signal(int(value))
+            elif what == "end":
+                self._signal(signal.SIGTERM)
+                self._kill_at = time.monotonic() + float(value)
+            is_over |= what in ("kill", "done")
+        return is_over
 
     def _signal(self, number: int) -> None:
         if self._pid and self.code is None:
@@ -129,18 +139,12 @@ class _Run:
                 os.kill(self._pid, number)
 
     def _ended(self) -> bool:
-        _reap(self)
-        return self._pid > 0 and self.code is not None
-
-    def note(self, pid: int, status: int) -> None:
-        """Take down how a child ended, if it is the program."""
-        if pid == self._pid:
-            self.code = os.waitstatus_to_exitcode(status)
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._pid and not self._ended() and time.monotonic() < until:
-            time.sleep(0.02)
+        """Take the exit status of every child that has ended, adopted ones among them; whether the program has."""
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == self._pid:
+                    self.code = os.waitstatus_to_exitcode(found[1])
+        return self.code is not None
 
     def clear(self, linger_s: float) -> list[int]:
         """End every process of the run, after ``linger_s`` that SIGTERM gives them; those that cannot be ended."""
@@ -149,36 +153,24 @@ class _Run:
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
         while _descendants() and time.monotonic() < until:
-            _reap(self)
+            self._ended()
             time.sleep(0.02)
-        left = _killed(self)
+        until = time.monotonic() + _UNKILLABLE_S
+        while True:
+            left = _descendants()
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self._ended()
+            if not left or time.monotonic() > until:
+                break
+            time.sleep(0.01)
         if self._scope is not None:
             with suppress(OSError):
                 (self._scope / "cgroup.kill").write_text("1")  # what was moved here by others, too
             with suppress(OSError):
                 self._scope.rmdir()
         return left
-
-
-def _killed(run: _Run) -> list[int]:
-    """SIGKILL to all descendants until none is left; those that do not die."""
-    until = time.monotonic() + _UNKILLABLE_S
-    while True:
-        left = _descendants()
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        _reap(run)
-        if not left or time.monotonic() > until:
-            return left
-        time.sleep(0.01)
-
-
-def _reap(run: _Run) -> None:
-    """Take the exit status of every child that has ended, adopted ones among them."""
-    with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            run.note(*found)
 
 
 def _descendants() -> list[int]:
@@ -220,31 +212,10 @@ def _tidy(task: dict[str, Any], left: list[int]) -> None:
     if task["record"]:
         with suppress(OSError, ValueError):
             file = Path(task["record"])
-            content = json.loads(file.read_text(encoding="utf-8"))
-            content |= {"ended_s": time.time(), "left": left}
+            content = json.loads(file.read_text(encoding="utf-8")) | {"ended_s": time.time(), "left": left}
             part = file.with_suffix(".part")
             part.write_text(json.dumps(content), encoding="utf-8")
             part.replace(file)
-
-
-def _tool(pid: int) -> int | None:
-    """A descriptor that can be read once the tool is dead; None where there is no such thing, or no tool any more."""
-    with suppress(OSError):
-        if os.getppid() == pid:
-            return os.pidfd_open(pid)
-    return None
-
-
-def _first_line(lifeline: int) -> tuple[bytes, bytes]:
-    """The first line of a pipe, and what has come after it; the end of the process where it ends before."""
-    text = b""
-    while b"\n" not in text:
-        more = os.read(lifeline, 65_536)
-        if not more:
-            sys.exit(0)
-        text += more
-    line, _, rest = text.partition(b"\n")
-    return line, rest
 
 
 def _answer(answers: int, **what: Any) -> None:

@@ -33,15 +33,6 @@ def report_stage(rank: int, stage: int) -> None:
         os.replace(part, file)
 
 
-def _rank() -> int:
-    """The global rank of this process."""
-    return int(os.environ.get("RANK") or sys.modules["torch"].distributed.get_rank())
-
-
-def _mesh_stage(module: Any, mesh: Any) -> int:
-    return int(mesh.get_coordinate()[mesh.mesh_dim_names.index("pp")])
-
-
 # module: what it calls when its ranks are laid out, and the stage of this one, from the module and that object
 _Stage = Callable[[Any, Any], int]
 _KNOWN: dict[str, tuple[str, _Stage]] = {
@@ -55,7 +46,9 @@ _KNOWN: dict[str, tuple[str, _Stage]] = {
         "ParallelContext._init_parallel_groups",
         lambda module, context: int(sys.modules["torch"].distributed.get_rank(context.pp_pg)),
     ),
-    "torch.distributed.device_mesh": ("DeviceMesh.__init__", _mesh_stage),
+    "torch.distributed.device_mesh": (
+        "DeviceMesh.__init__", lambda _, mesh: int(mesh.get_coordinate()[mesh.mesh_dim_names.index("pp")]),
+    ),
 }  # fmt: skip
 
 
@@ -70,7 +63,8 @@ def _watch(module: Any) -> None:
     def watched(*given: Any, **named: Any) -> Any:
         result = plain(*given, **named)
         with contextlib.suppress(Exception):  # a mesh without pp, a rank outside of the mesh, another version
-            report_stage(_rank(), stage(module, given[0] if given else None))
+            rank = int(os.environ.get("RANK") or sys.modules["torch"].distributed.get_rank())
+            report_stage(rank, stage(module, given[0] if given else None))
         return result
 
     setattr(owner, name, watched)
@@ -83,9 +77,8 @@ class _Finder(MetaPathFinder):
         """The module's own spec; None for all modules that are not known."""
         if name not in _KNOWN:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((found for found in specs if found is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
@@ -99,16 +92,12 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _run_next(here: str) -> None:
-    """Run the ``sitecustomize`` that this one hides, and take this folder off the path."""
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or os.curdir) != here]
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-
 if __name__ == "sitecustomize":
     if os.environ.get(FOLDER):
         sys.meta_path.insert(0, _Finder())
-    _run_next(os.path.dirname(os.path.abspath(__file__)))
+    # the `sitecustomize` that this one hides is run, with this folder off the path
+    _here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [_place for _place in sys.path if os.path.abspath(_place or os.curdir) != _here]
+    _spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if _spec is not None and _spec.loader is not None:
+        _spec.loader.exec_module(importlib.util.module_from_spec(_spec))

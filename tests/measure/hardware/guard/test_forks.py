@@ -13,7 +13,7 @@ from jointopt.measure.hardware.guard.guarded import Guarded
 from .conftest import Bench
 
 GUARDED = "from jointopt.measure.hardware.guard.guarded import Guarded; Guarded(['true']).wait(60)"
-DCGM = "from jointopt.measure.hardware.meter import SmActivity; it = SmActivity([0]); it.start(); it.stop()"
+DCGM = "from jointopt.measure.hardware.meter import SmActivity; SmActivity([0]).stop()"
 CODE = """
 import os, signal
 def hook():
