@@ -271,13 +271,13 @@ class SourceTexts:
         origin, framework = (["" if pd.isna(v) else str(v) for v in column.iloc[first]] for column in columns)
         return cls(list(zip(origin, framework, strict=True)), codes)
 
-    def keys(self, work: Workload) -> np.ndarray[Any, Any]:
-        """Key of `source_of` for every row of ``work``, (n,)."""
-        return np.array(self._keys(work))[self.of_row[work.rows]]
-
     def _keys(self, work: Workload) -> list[str]:
         """Key of `source_of` for runs of ``work`` with each of the texts."""
         return [str(source_of(work.job, *words)) for words in self.texts]
+
+    def keys(self, work: Workload) -> np.ndarray[Any, Any]:
+        """Key of `source_of` for every row of ``work``, (n,)."""
+        return np.array(self._keys(work))[self.of_row[work.rows]]
 
     def by_key(self, work: Workload) -> Iterator[tuple[str, Ints]]:
         """Each key of rows of ``work``, and the positions of its rows."""
@@ -300,21 +300,17 @@ def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: i
     texts = SourceTexts.of(table)
     of_source: dict[str, list[Part]] = {}
     for work in works:
-        for part in _parts(work, texts, most_rows):
-            of_source.setdefault(part.source, []).append(part)
+        for name, rows in texts.by_key(work):
+            if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
+                place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
+                place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
+                rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
+            for start in range(0, len(rows), most_rows):
+                at = rows[start : start + most_rows]
+                part = Part(work if len(at) == len(work.rows) else work.take(at), name)
+                of_source.setdefault(name, []).append(part)
     batches: list[list[Part]] = []
     for parts in of_source.values():
         filled = np.cumsum([len(part.work.rows) for part in parts]) // most_rows
         batches += [[p for p, at in zip(parts, filled, strict=True) if at == n] for n in np.unique(filled)]
     return batches
-
-
-def _parts(work: Workload, texts: SourceTexts, most_rows: int) -> Iterator[Part]:
-    for name, rows in texts.by_key(work):
-        if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
-            place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
-            place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
-            rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
-        for start in range(0, len(rows), most_rows):
-            at = rows[start : start + most_rows]
-            yield Part(work if len(at) == len(work.rows) else work.take(at), name)

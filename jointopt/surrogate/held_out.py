@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.intervals import are_twins
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.new_sources import (
     DRAWS,
@@ -27,6 +26,7 @@ from jointopt.surrogate.surrogate import Surrogate, Widths
 
 FOLDS = 5
 MOST_PAIRS = 400  # of one group, so that a large one does not take all the time
+SAME = 1e-6  # of features and sensitivities, as rounding has it
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def predict_pairs(
     """
     first, second = pairs(runs, test)
     if not twins:
-        differ = ~are_twins(runs.take(first), runs.take(second))
+        inputs = np.hstack([runs.sensitivity, runs.matrix(runs.names)])
+        differ = (np.abs(inputs[first] - inputs[second]) > SAME).any(axis=1)
         first, second = first[differ], second[differ]
     mean, width = np.empty(len(first)), np.empty(len(first))
     given = (runs.take(measured), residual[measured]) if len(measured) else None
@@ -239,20 +240,14 @@ def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrog
     held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
     pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
     found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
+    # What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
+    by_root = {kind: [h.by_root for s in scores if (h := s.pairs.get(kind))] for kind in ("source_out", "unseen")}
+    of_new, unknown = (conformal(each) if each else None for each in by_root.values())
     widths = replace(
         found.widths, new_cluster=bounds_of_clusters(new), new_software=bounds_of_software(new),
-        difference_new=_of_new_pairs(scores, "source_out"), difference_unknown=_of_new_pairs(scores, "unseen"),
+        difference_new=of_new, difference_unknown=unknown,
     )  # fmt: skip
     return replace(found, widths=widths)
-
-
-def _of_new_pairs(scores: list[Scores], kind: str) -> float | None:
-    """The factor on the roots of half-widths of differences of that kind; None where there are none.
-
-    What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
-    """
-    held = [h.by_root for s in scores if (h := s.pairs.get(kind))]
-    return conformal(held) if held else None
 
 
 def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
@@ -267,9 +262,13 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
         }  # fmt: skip
         row: dict[str, Any] = {"source": s.source, "physics": s.physics}
         row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
-        held |= {"differences": _by_root(s.pairs.get("source_out"), w.difference_new, w.fitted * w.difference)}
-        if (three := s.pairs.get("three")) and w.difference_after is not None:
-            held |= {"differences, +3 runs": (three.by_root, w.difference_after)}
+        pairs, three = s.pairs.get("source_out"), s.pairs.get("three")
+        if pairs is not None and w.difference_new is not None:
+            held["differences"] = pairs.by_root, w.difference_new
+        else:  # of an earlier card
+            held["differences"] = pairs, w.fitted * w.difference
+        if three and w.difference_after is not None:
+            held["differences, +3 runs"] = three.by_root, w.difference_after
         row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
         if s.new is not None and w.new_cluster is not None and w.new_software is not None:
             own, generic = s.new.covered(w.new_cluster, w.new_software)
@@ -278,11 +277,6 @@ def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFr
     table = pd.DataFrame(rows)
     mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
     return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
-
-
-def _by_root(held: HeldOut | None, factor: float | None, of_card: float) -> tuple[HeldOut | None, float]:
-    """Held-out differences and the factor on their half-widths; on the roots of these where the card has such."""
-    return (held, of_card) if held is None or factor is None else (held.by_root, factor)
 
 
 def _after(held: HeldOut | None, widths: Widths) -> tuple[HeldOut | None, float]:

@@ -17,7 +17,6 @@ from jointopt.surrogate.intervals import (
     Apart,
     against,
     apart,
-    are_twins,
     half_width_apart,
     half_width_of_new,
     of_limits,
@@ -26,7 +25,7 @@ from jointopt.surrogate.intervals import (
     share_of_unlike,
 )
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.kernel import Kernel, Runs, contrast_variances, default_kernel, terms, variances
+from jointopt.surrogate.kernel import Kernel, Runs, default_kernel, terms, variances
 from jointopt.surrogate.posterior import condition_alone
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.workflows.propose import propose
@@ -51,7 +50,7 @@ def test_the_variance_of_a_difference_is_that_of_both_less_twice_what_they_share
     first, second = THREE.take(np.array([0, 1, 2])), THREE.take(np.array([2, 0, 1]))
     shared = np.diagonal(terms(kernel(), first, second), axis1=1, axis2=2)
     expected = variances(kernel(), first) + variances(kernel(), second) - 2.0 * shared
-    assert contrast_variances(kernel(), first, second) == pytest.approx(expected)
+    assert variances(kernel(), first, second) == pytest.approx(expected)
 
 
 def test_one_factor_and_equal_sensitivities_cancel_and_noise_counts_twice() -> None:
@@ -163,8 +162,6 @@ def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
 
 
 def test_pairs_of_one_plan_do_not_calibrate_differences_of_two() -> None:
-    every, others = THREE.take(np.array([0, 1, 0])), THREE.take(np.array([1, 2, 2]))
-    assert are_twins(every, others).tolist() == [True, False, False]
     none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
     some = np.arange(3), NONE, True
     counts = [len(predict_pairs(none, THREE, np.zeros(3), *some, twins=twins).rows) for twins in (True, False)]  # type: ignore[union-attr]

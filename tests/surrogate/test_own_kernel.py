@@ -17,7 +17,6 @@ from jointopt.surrogate.kernel import (
     Runs,
     _penalised,
     _task,
-    contrast_variances,
     default_kernel,
     learn_alone,
     terms,
@@ -64,8 +63,8 @@ def test_variances_are_the_diagonal_and_differences_what_two_runs_do_not_share()
         np.testing.assert_allclose(np.diagonal(prior), variance)
     shared = np.diagonal(terms(KERNEL, a, b), axis1=1, axis2=2)
     expected = variances(KERNEL, a) + variances(KERNEL, b) - 2.0 * shared
-    np.testing.assert_allclose(contrast_variances(KERNEL, a, b), expected, atol=1e-12)
-    one = contrast_variances(KERNEL, a, b.take(np.zeros(1, np.int64)))
+    np.testing.assert_allclose(variances(KERNEL, a, b), expected, atol=1e-12)
+    one = variances(KERNEL, a, b.take(np.zeros(1, np.int64)))
     assert one[:, 0] == pytest.approx(expected[:, 0])
 
 

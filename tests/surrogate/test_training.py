@@ -22,11 +22,10 @@ from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
     TrainingSet,
-    _booster,
     _supporting,
     cross_validate,
     fit,
-    leave_group_out,
+    leave_groups_out,
     leave_source_out,
     measured,
     source_weights,
@@ -91,7 +90,7 @@ def test_trees_count_as_far_as_they_bring_sources_left_out_nearer_and_not_for_a_
     data: TrainingSet, monkeypatch: pytest.MonkeyPatch, answer: float, residual: float, strength: float
 ) -> None:
     trees = SimpleNamespace(predict=lambda features: np.full(len(features), answer))
-    monkeypatch.setattr(training, "_booster", lambda *_: trees)
+    monkeypatch.setattr(training, "shared_trees", lambda *_: trees)
     off = replace(data, known_residual=np.full(len(data.source), residual))
     rows = np.arange(len(data.source))
     assert training._best_strength(off, rows, tuple(data.known.runs.features), 0) == strength
@@ -127,7 +126,7 @@ def test_folds_hold_out_whole_groups_and_every_run_once(groups, seed):
 
 
 def test_the_factor_of_a_source_is_learned_from_its_other_groups(data):
-    held = leave_group_out(data, without(data, "a100"), "a100")
+    held = leave_groups_out(data, without(data, "a100"), data.of({"a100"}), data.known.runs.group)
     assert held is not None
     assert len(held.rows) == 20
     assert held.median_error < 0.05
@@ -210,7 +209,7 @@ def test_a_source_counts_with_the_root_of_its_size_and_a_run_for_one_in_the_mean
 def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None:
     rows = data.of({"a100", "h100"})
     shown = [np.where(np.arange(len(data.known_residual)) % 3, data.known_residual, sign * far) for far in (1.0, 3.0)]
-    of = [_booster(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
+    of = [training.shared_trees(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
     features = data.known.runs.take(rows).matrix(("log2_tp", "log2_pp"))
     np.testing.assert_array_equal(of[0].predict(features), of[1].predict(features))
 
