@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
 from jointopt.surrogate.kernel import Kernel, Runs, terms
@@ -65,11 +65,6 @@ class LearnedResponse:
     response: ClockResponse = field(default_factory=ClockResponse)
     before: float = 0.0
     after: float = 0.0
-
-    def to_text(self) -> str:
-        """The shares, and the error on what was left out without and with them."""
-        gain = f"{100.0 * self.before:.1f} -> {100.0 * self.after:.1f} %"
-        return f"{self.response.words} follow the clock (below the top clock {gain})"
 
 
 @dataclass(frozen=True)
@@ -234,27 +229,6 @@ class MeasuredClocks:
     low: float = 1.0
     high: float = 1.0
     off_below: float = 0.0
-
-    def beyond(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Floats:
-        """By how much the logarithm of a plan's lowest clock is below those measured, or of its highest above, (n,)."""
-        under = np.log(np.maximum(self.low * top_mhz / np.nanmin(stage_clock_mhz, axis=1), 1.0))
-        highest = _highest(stage_clock_mhz, top_mhz)
-        over = np.where(self.above(stage_clock_mhz, top_mhz), np.log(highest / (self.high * top_mhz)), 0.0)
-        return np.asarray(np.maximum(under, over))
-
-    def above(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Bools:
-        """Whether a clock of a plan (n, S) lies beyond `ABOVE` times the highest measured one, (n,)."""
-        return np.asarray(_highest(stage_clock_mhz, top_mhz) > ABOVE * self.high * top_mhz)
-
-    def contradicted(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Bools:
-        """Whether a plan has a clock at which runs of the cluster were far from what is predicted, (n,)."""
-        lowest = np.nanmin(stage_clock_mhz, axis=1)
-        return np.asarray((self.off_below > 0.0) & (lowest < BELOW * top_mhz))
-
-
-def _highest(stage_clock_mhz: Floats, top_mhz: float | Floats) -> Floats:
-    """Highest clock of each plan (n,), at most the GPU's."""
-    return np.asarray(np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz))
 
 
 TOP_ONLY = MeasuredClocks()

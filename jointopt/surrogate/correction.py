@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -225,7 +225,7 @@ class Correction:
         """Whether the predicted time of any plan changes."""
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
         trees = self.surrogate.trees
-        return known or self.surrogate.remembers(self.source) or (trees is not None and trees.strength > 0.0)
+        return known or len(self.surrogate.remembered(self.source)) > 0 or (trees is not None and trees.strength > 0.0)
 
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
@@ -266,7 +266,7 @@ class Correction:
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
         zero = np.zeros(len(runs))
-        return self._move(runs, zero, zero, np.ones(len(runs)), PowerScale()).doubts(job, columns)
+        return Move(self, runs, zero, zero, zero > 0.0, PowerScale()).doubts(job, columns)
 
     @functools.cached_property
     def _measured_jobs(self) -> tuple[Job, ...]:
@@ -293,47 +293,25 @@ class Correction:
             powers = [self.power(runs, values) for runs, values in zip(parts, watts, strict=True)]
         else:
             powers = self.power(whole, np.concatenate(of_physics, axis=1)).split(lengths)
-        return [self._move(*each) for each in zip(parts, *of_parts, powers, strict=True)]
-
-    def _move(self, runs: Runs, mean: Floats, half_width: Floats, inside: Floats, power: PowerScale) -> Move:
-        """The correction of plans of one job, of that mean and half-width (n,) of log(time / physics)."""
-        conditioned, _, evidence = self._settled
-        known, own = conditioned.known, self.own
-        targets = {} if own is None else {name: target.scale for name, target in own.heat.items()}
-        halves = {name: scale.half_width for name, scale in (targets | {"avg_power_w": power}).items()}
-        return Move(
-            mean, half_width, inside.astype(bool), conditioned.knows_kind(runs), evidence, power,
-            measured=self._measured_clocks,
-            half_widths={name: half for name, half in halves.items() if half is not None},
-            is_new=own is None and not len(known),
-            # where constants are moved, the runs contradict what was assumed of a new source
-            of_new=None if self.by.any() else conditioned.bounds_of_new(runs),
-            network_delay=delay_of(runs),
-            # of the run of the source that depends on the network between nodes most
-            network_seen=float(delay_of(known)[known.source == self.source].max(initial=0.0)),
-            measured_jobs=self._measured_jobs, peak_overshoot=self.peak_overshoot, time_span=self._time_span,
-        )  # fmt: skip
+        pieces = zip(parts, *of_parts, powers, strict=True)
+        return [Move(self, runs, mean, half, inside.astype(bool), power) for runs, mean, half, inside, power in pieces]
 
 
 @dataclass(frozen=True)
 class Move:
     """Correction of plans: mean and 90 % half-width of log(time / physics), and whether training supports them."""
 
+    by: Correction
+    runs: Runs  # the plans, of one job
     mean: Floats
     half_width: Floats
     inside: Bools
-    known: bool  # runs of the same source, dtype and kind of model are among those learned from
-    evidence: Evidence
     power: PowerScale
-    measured: MeasuredClocks  # clocks of runs of the source
-    half_widths: Mapping[str, float]  # 90 %, of logarithms, of mean power and heat by `heat_names`
-    is_new: bool  # no run of the source is known
-    of_new: tuple[Floats, Floats] | None  # as `Conditioned.bounds_of_new`
-    network_delay: Floats  # of plans and of the source's runs, as for `network_half_width`
-    network_seen: float
-    measured_jobs: tuple[Job, ...]  # as for `new_kinds`
-    peak_overshoot: float | None  # as of `Correction`
-    time_span: tuple[float, float] | None  # as `span_of_doubt` has it of the source's runs
+
+    @property
+    def evidence(self) -> Evidence:
+        """Of the source, by the physics that plans are priced on."""
+        return self.by._settled[2]
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -341,28 +319,38 @@ class Move:
         by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
+    def _network(self, job: Job) -> Floats:
+        """The doubt of an assumed network, less by the run of the source that depends on it most."""
+        known = self.by._settled[0].known
+        seen = float(delay_of(known)[known.source == self.by.source].max(initial=0.0))
+        return network_half_width(job, delay_of(self.runs), seen)
+
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports corrected plans, (n,) each, by the keys of `DOUBTS`."""
-        network = network_half_width(job, self.network_delay, self.network_seen)
-        found = open_doubts(job, columns, self.known, self.measured, network, new_kinds(job, self.measured_jobs))
-        unit = np.full(len(self.mean), self.time_span is not None)
+        known, new = self.by._settled[0].knows_kind(self.runs), new_kinds(job, self.by._measured_jobs)
+        found = open_doubts(job, columns, known, self.by._measured_clocks, self._network(job), new)
+        unit = np.full(len(self.mean), self.by._time_span is not None)
         return found | {"unit": unit, "peak": above_peak(job, columns)}
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        network = network_half_width(job, self.network_delay, self.network_seen)
-        out = add_intervals(job, columns, self.measured, network)
-        out = with_measured_intervals(job, out, self.half_widths)
-        out = bounds_within_limits(job, out, self.peak_overshoot)
-        found, of_new = self.doubts(job, columns), None
-        if self.of_new is not None:
-            of_new = with_new_interval(job, out, self.of_new, self.measured, network)
-        if not self.is_new or of_new is None:
-            inside = self.inside & supported(found, APART | {"unit", "peak"})
-            out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
+        conditioned, own, measured = self.by._settled[0], self.by.own, self.by._measured_clocks
+        network, of_new, is_new = self._network(job), None, own is None and not len(conditioned.known)
+        out = add_intervals(job, columns, measured, network)
+        scales = {} if own is None else {name: target.scale for name, target in own.heat.items()}
+        halves = {name: scale.half_width for name, scale in (scales | {"avg_power_w": self.power}).items()}
+        out = with_measured_intervals(job, out, {name: half for name, half in halves.items() if half is not None})
+        out = bounds_within_limits(job, out, self.by.peak_overshoot)
+        # where constants are moved, the runs contradict what was assumed of a new source
+        if not self.by.by.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
+            of_new = with_new_interval(job, out, bounds, measured, network)
+        found = self.doubts(job, columns)
+        if not is_new or of_new is None:
+            inside, known = self.inside & supported(found, APART | {"unit", "peak"}), conditioned.knows_kind(self.runs)
+            out = with_time_interval(job, out, self.half_width, inside, known, measured, network)
         if of_new is not None:
-            out = of_new if self.is_new else narrower(out, of_new)
-        return as_wide_as_doubt(out, self.mean, self.time_span) | {"in_domain": self.inside & supported(found)}
+            out = of_new if is_new else narrower(out, of_new)
+        return as_wide_as_doubt(out, self.mean, self.by._time_span) | {"in_domain": self.inside & supported(found)}
 
 
 def heat_lines(own: OwnRuns, physics: CostModel, source: str) -> dict[str, Floats]:

@@ -220,7 +220,8 @@ class MeasuredWatts:
         """
         wrong = np.abs(np.nan_to_num(self.off)) > np.log(POWER_REFUSED)
         for _, rows in self._parts(source):
-            if wrong[rows].mean() >= 0.5 or (self._doubted(rows) and self._mistake(rows)):
+            doubted = abs(np.median(self.off[rows])) > np.log(POWER_DOUBTED)
+            if wrong[rows].mean() >= 0.5 or (doubted and self._mistake(rows)):
                 wrong |= rows
         return np.asarray(wrong)
 
@@ -242,7 +243,7 @@ class MeasuredWatts:
         for name, known in self._parts(source):
             odd, end = known & refused, f"correct the column; until then {effect}."
             if not odd.any():
-                if not self._doubted(known):
+                if abs(np.median(self.off[known])) <= np.log(POWER_DOUBTED):
                     continue
                 odd, end = known, "it is used all the same."
             column, times = str(self.column[odd][0]), float(np.exp(np.median(self.off[odd])))
@@ -253,9 +254,6 @@ class MeasuredWatts:
                 f"{_EXPECTED[column]}: {end}"
             )
         return found
-
-    def _doubted(self, rows: Bools) -> bool:
-        return bool(abs(np.median(self.off[rows])) > np.log(POWER_DOUBTED))
 
     def _mistake(self, rows: Bools) -> str:
         """The usual mistake by which these rows of one column are off, in words; blank where none explains it."""

@@ -36,7 +36,6 @@ class Priced:
     runs: Runs
     physics: Columns  # predictions of the physics alone
     fitted: np.ndarray[Any, Any]  # whether the row's framework has a profile of its own
-    assumed: np.ndarray[Any, Any]
     memory_limit_gib: Floats
     works: tuple[Workload, ...]
     work: Ints
@@ -47,7 +46,7 @@ class Priced:
     def take(self, at: Ints) -> Priced:
         """The rows at positions ``at`` of these, in that order."""
         return replace(
-            self, rows=self.rows[at], runs=self.runs.take(at), fitted=self.fitted[at], assumed=self.assumed[at],
+            self, rows=self.rows[at], runs=self.runs.take(at), fitted=self.fitted[at],
             work=self.work[at], place=self.place[at],
             physics={name: values[at] for name, values in self.physics.items()},
             memory_limit_gib=self.memory_limit_gib[at],
@@ -100,7 +99,7 @@ class Priced:
 
 _NOTHING_PRICED = Priced(
     rows=np.empty(0, np.int64), runs=Runs(np.empty((0, len(CONSTANTS))), {}, np.empty(0, str), np.empty(0, str)),
-    physics={name: np.empty(0) for name in PREDICTIONS}, fitted=np.empty(0, bool), assumed=np.empty(0, object),
+    physics={name: np.empty(0) for name in PREDICTIONS}, fitted=np.empty(0, bool),
     memory_limit_gib=np.empty(0), works=(), work=np.empty(0, np.int64), place=np.empty(0, np.int64), reasons={},
 )  # fmt: skip
 
@@ -177,7 +176,6 @@ def price_workloads(
         rows=np.concatenate([w.rows for w in works]), runs=together(runs),
         physics={name: np.concatenate([values[name] for values in parts]) for name in parts[0]},
         fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
-        assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
         memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
         works=tuple(works), work=np.repeat(np.arange(len(works)), lengths),
         place=np.concatenate([np.arange(n) for n in lengths]), reasons=reasons,

@@ -20,7 +20,7 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import ATTENTIONS, Floats
 from jointopt.surrogate.clock_response import ClockResponse, LearnedResponse
 from jointopt.surrogate.features import HEAT_NAMES
-from jointopt.surrogate.kernel import FEATURES, Kernel, Runs
+from jointopt.surrogate.kernel import FEATURES, SHAPES, SHARES, Kernel, Runs
 from jointopt.surrogate.new_sources import WEIGHTS, NewGroups
 from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, OwnTarget
@@ -330,16 +330,20 @@ def _check_sizes(surrogate: Surrogate) -> None:
     count, constants = runs.sensitivity.shape
     of_runs = (surrogate.residual, runs.source, runs.group, *runs.features.values())
     sizes = {"runs": {count, *map(len, of_runs)}}
-    sizes |= {
-        "constants": {constants, len(surrogate.kernel.constants)},
-        "lengths": {len(FEATURES), len(surrogate.kernel.lengths)},
-    }
     if trees is not None:
         sizes["features"] = {len(surrogate.feature_names), len(trees.low)}
+    kernels = {own.source: own.kernel for own in surrogate.own if own.kernel is not None}
+    for source, kernel in ({"all": surrogate.kernel} | kernels).items():
+        varying = bool(kernel.varying)
+        sizes |= {
+            f"constants of {source}": {constants, len(kernel.constants)},
+            f"lengths of {source}": {
+                len(SHAPES) + len(SHARES) + constants if varying else len(FEATURES), len(kernel.lengths),
+            },
+            f"varying constants of {source}": {varying * constants, len(kernel.varying)},
+            f"lengths of varying constants of {source}": {varying * len(SHAPES), len(kernel.varying_lengths)},
+        }  # fmt: skip
     for own in surrogate.own:
-        kernel = own.kernel or surrogate.kernel
-        sizes[f"constants of {own.source}"] = {constants, len(kernel.constants)}
-        sizes |= {f"{name} of {own.source}": set(numbers) for name, numbers in kernel.sizes.items()}
         for of, mix in own.mixes.items():
             if mix.trees is not None:
                 sizes[f"features of {of} of {own.source}"] = {len(mix.names) + constants, len(mix.trees.low)}

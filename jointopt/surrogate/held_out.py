@@ -174,17 +174,24 @@ def conformal(held: list[HeldOut]) -> float:
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     """A `NewGroups` of few ``runs``, by answers of the whole process for those ``held`` out; and what counts of these.
 
-    All of the process where it is `no_worse` than the physics; else as far as it is sure of each plan, if the median
-    error is then no worse than that of the physics; else none of it. Fewer than `LEAST_GROUPS` choose nothing.
+    All of the process where its median error is at most that of the physics in `SURE` of draws of the groups; else as
+    far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of it.
+    Fewer than `LEAST_GROUPS` choose nothing.
     """
     some = runs.take(held.rows)
     group = size_groups(some)
-    count, wider = len(np.unique(group)), 1.0
+    each = [np.flatnonzero(group == one) for one in np.unique(group)]
+    count, wider = len(each), 1.0
     of_physics, of_part = (
         replace(held, mean=part * held.mean) for part in (0.0, sure_part(held.mean, held.half_width))
     )
+    # whole groups are drawn, as runs of one are off alike
+    rng, off = np.random.default_rng(0), np.abs(np.expm1([one.mean - one.truth for one in (held, of_physics)]))
+    drawn = (np.concatenate([each[i] for i in rng.integers(0, count, count)]) for _ in range(DRAWS))
+    medians = np.array([np.median(off[:, rows], axis=1) for rows in drawn])
+    no_worse = (medians[:, 0] <= medians[:, 1]).mean() >= SURE
     weight, as_sure, left = 1.0, False, held
-    if count >= LEAST_GROUPS and not no_worse(held, of_physics, group):
+    if count >= LEAST_GROUPS and not no_worse:
         as_sure = of_part.median_error <= of_physics.median_error
         weight, left = (1.0, of_part) if as_sure else (0.0, of_physics)
     if count >= LEAST_GROUPS:
@@ -193,18 +200,6 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     errors = {name: round(one.median_error, 6) for name, one in judged.items()}
     found = NewGroups(tuple(np.unique(some.source).tolist()), weight, wider, errors, count, as_sure)
     return found, replace(left, half_width=wider * held.half_width)
-
-
-def no_worse(held: HeldOut, other: HeldOut, group: Ints, seed: int = 0) -> bool:
-    """Whether the median error of runs ``held`` out is at most the ``other``'s in `SURE` of draws of their groups.
-
-    ``group`` (n,): numbers of the runs' groups, whole ones of which are drawn, as runs of one are off alike.
-    """
-    rng, rows = np.random.default_rng(seed), [np.flatnonzero(group == one) for one in np.unique(group)]
-    errors = np.abs(np.expm1(np.stack([one.mean - one.truth for one in (held, other)])))
-    drawn = (np.concatenate([rows[i] for i in rng.integers(0, len(rows), len(rows))]) for _ in range(DRAWS))
-    medians = np.array([np.median(errors[:, some], axis=1) for some in drawn])
-    return bool((medians[:, 0] <= medians[:, 1]).mean() >= SURE)
 
 
 # Errors of a surrogate on each source's runs that it has not seen, as a table, and the widths that follow.

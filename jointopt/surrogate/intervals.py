@@ -17,7 +17,7 @@ from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.surrogate.clock_response import TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.clock_response import ABOVE, BELOW, TOP_ONLY, MeasuredClocks
 from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, RISE
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.posterior import SCALES, SHARES, Posterior
@@ -72,7 +72,7 @@ CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are rem
 def doubts(
     job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0
 ) -> dict[str, Bools]:
-    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`.
+    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_doubt`.
 
     ``network`` (n,): what `network_half_width` gives for the plans. Clocks far below the maximum are no doubt on GPUs
     with a published clock response.
@@ -98,12 +98,7 @@ def doubts(
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
     found["host"] = may_wait_for_host(job, columns, errors["shortest_layer_s"])
     found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
-    clocks, top_mhz = columns["stage_clock_mhz"], _top_mhz(job, columns["stage_clock_mhz"])
-    unmeasured = clock_half_width(job, clocks, measured) > CLOCK_DOUBT
-    unmeasured |= measured.contradicted(clocks, top_mhz)
-    if gpu.clock_max_mhz and gpu.id not in errors["clock_response_gpus"]:
-        unmeasured |= measured.above(clocks, top_mhz)
-    return found | {"clock": unmeasured}
+    return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}
 
 
 def supported(found: Mapping[str, Bools], but: Collection[str] = ()) -> Bools:
@@ -141,22 +136,27 @@ def doubt_names(found: Mapping[str, Bools], in_domain: Bools) -> npt.NDArray[np.
     return np.array(words, object)[which]
 
 
-def clock_half_width(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> Floats:
-    """Doubt of time for clocks (n, S) alone, (n,), as a 90 % half-width of its logarithm.
+def clock_doubt(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> tuple[Floats, Bools]:
+    """Doubt of time for clocks (n, S) alone, (n,), and whether nothing that was measured teaches enough of these.
 
-    Nothing on a GPU with a measured clock response; elsewhere it grows with the logarithm of the lowest clock, and is
-    that of half the clock where the highest is not known. ``measured``: clocks of runs of the same cluster, above
-    which it grows too; where those at lower clocks are off, it is by as much as they are.
+    As a 90 % half-width of its logarithm: nothing on a GPU with a measured clock response; elsewhere it grows with the
+    logarithm of the lowest clock, and is that of half the clock where the highest is not known. ``measured``: clocks of
+    runs of the same cluster, above which it grows too; where those at lower clocks are off, it is by as much as they
+    are.
     """
-    gpu, top_mhz = job.cluster.gpu, _top_mhz(job, stage_clock_mhz)
-    off = np.where(measured.contradicted(stage_clock_mhz, top_mhz), np.log1p(measured.off_below), 0.0)
-    if gpu.id in physics_errors()["clock_response_gpus"]:
-        return np.asarray(off)
-    return np.asarray(np.maximum(off, CLOCK_SHARE * measured.beyond(stage_clock_mhz, top_mhz)))
-
-
-def _top_mhz(job: Job, stage_clock_mhz: Floats) -> float | Floats:
-    return job.cluster.gpu.clock_max_mhz or 2.0 * np.nanmin(stage_clock_mhz, axis=1)
+    gpu, lowest = job.cluster.gpu, np.nanmin(stage_clock_mhz, axis=1)
+    published = gpu.id in physics_errors()["clock_response_gpus"]
+    top_mhz = gpu.clock_max_mhz or 2.0 * lowest
+    highest = np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz)
+    contradicted = (measured.off_below > 0.0) & (lowest < BELOW * top_mhz)
+    above = highest > ABOVE * measured.high * top_mhz
+    half_width = np.where(contradicted, np.log1p(measured.off_below), 0.0)
+    if not published:
+        under = np.log(np.maximum(measured.low * top_mhz / lowest, 1.0))
+        over = np.where(above, np.log(highest / (measured.high * top_mhz)), 0.0)
+        half_width = np.maximum(half_width, CLOCK_SHARE * np.maximum(under, over))
+    unmeasured = (half_width > CLOCK_DOUBT) | contradicted
+    return half_width, unmeasured | above if gpu.clock_max_mhz and not published else unmeasured
 
 
 def add_intervals(
@@ -190,7 +190,7 @@ def open_doubts(
 
 def _apart(job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float) -> tuple[Floats, Floats]:
     """Widths of the doubts `APART`, below and above, (n,) each: a network may be slower than assumed."""
-    clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
+    clock, _ = clock_doubt(job, columns["stage_clock_mhz"], measured)
     return clock, np.hypot(clock, network)
 
 
@@ -240,7 +240,7 @@ def with_time_interval(
     time and power add in squares.
     """
     widest: Sequence[float | Floats] = physics_errors()["iteration_time_s"]["unknown"]
-    apart = (clock_half_width(job, columns["stage_clock_mhz"], measured),) * 2
+    apart = (clock_doubt(job, columns["stage_clock_mhz"], measured)[0],) * 2
     if not known:
         widest = _widest_time(job, doubts(job, columns, measured, network))
         apart = _apart(job, columns, measured, network)
@@ -413,7 +413,7 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
     logs = np.log(clocks)
     lowest_and_mean = np.stack([np.nanmin(logs, axis=1), np.nanmean(logs, axis=1)])
     clock = np.abs(lowest_and_mean - lowest_and_mean[:, first : first + 1]).max(axis=0)
-    unmeasured = clock_half_width(job, clocks, apart.measured)
+    unmeasured, _ = clock_doubt(job, clocks, apart.measured)
     of_layout = np.where(apart.other_layout, apart.half_width, 0.0)
     time = np.hypot(of_layout, np.hypot(CLOCK_TIME * clock, unmeasured - unmeasured[first]))
     measured_response = job.cluster.gpu.id in physics_errors()["clock_response_gpus"]
@@ -460,22 +460,16 @@ def half_width_apart(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
     return _half_width(posterior, left, apart(posterior.kernel, runs, against))
 
 
-def half_width_of_new(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
-    """`half_width_apart` (n,) where no run of the source is known."""
-    prior = apart(kernel, runs, against)
-    return _half_width(_of_new(kernel), prior, prior)
-
-
 def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Half-width (n,) over that of plans as unlike as recorded pairs mostly are, both by roots; 1 at most."""
     unlike = np.array([UNLIKE_PAIRS**2])
-    usual = _half_width(_of_new(kernel), unlike, unlike)
-    return np.minimum(np.sqrt(half_width_of_new(kernel, runs, against) / usual), 1.0)
+    new = posterior_of_new(kernel)
+    return np.minimum(np.sqrt(half_width_apart(new, runs, against) / _half_width(new, unlike, unlike)), 1.0)
 
 
 def apart(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Prior variance (n,) of the difference of residuals, noise not included: 0 of plans that differ in nothing."""
-    return _of_new(kernel).contrast_variance(runs, against)
+    return posterior_of_new(kernel).contrast_variance(runs, against)
 
 
 def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
@@ -484,6 +478,6 @@ def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
     return np.asarray(Z_90 * np.sqrt(left + counted))
 
 
-def _of_new(kernel: Kernel) -> Posterior:
+def posterior_of_new(kernel: Kernel) -> Posterior:
     """The posterior where no run of the source is known."""
     return Posterior(kernel, np.square(SCALES), SHARES)

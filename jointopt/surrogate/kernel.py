@@ -143,15 +143,10 @@ class Kernel:
         varying = tuple(VARYING * value for value in shared.constants)
         return cls(shared.constants, shared.source, shared.shape, lengths, USUAL_NOISE, varying, tuple(shapes))
 
-    @property
-    def values(self) -> tuple[float, ...]:
-        """All hyperparameters, one after the other."""
-        first = (*self.constants, self.source, self.shape, *self.lengths)
-        return (*first, *self.varying, *self.varying_lengths, self.noise)
-
     def pack(self) -> Floats:
-        """Logarithms of `values`."""
-        return np.log(self.values)
+        """Logarithms of all hyperparameters, one after the other."""
+        first = (*self.constants, self.source, self.shape, *self.lengths)
+        return np.log((*first, *self.varying, *self.varying_lengths, self.noise))
 
     def unpack(self, logs: Floats) -> Self:
         """The kernel of `pack`, of as many constants and lengths as this one."""
@@ -160,18 +155,6 @@ class Kernel:
         others = (self.lengths, self.varying, self.varying_lengths)
         lengths, varying, varying_lengths = (tuple(islice(left, len(one))) for one in others)
         return type(self)(constants, source, shape, lengths, next(left), varying, varying_lengths)
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Numbers of each tuple as they are, and as they should be."""
-        if not self.varying:
-            return {"lengths": (len(self.lengths), len(FEATURES))}
-        count = len(self.constants)
-        return {
-            "lengths": (len(self.lengths), len(SHAPES) + len(SHARES) + count),
-            "varying constants": (len(self.varying), count),
-            "lengths of varying constants": (len(self.varying_lengths), len(SHAPES)),
-        }
 
     def inputs(self, runs: Runs) -> Floats:
         """Inputs (n, k) of the smooth function: `FEATURES`, or those of one cluster's own runs.
@@ -374,7 +357,7 @@ def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Floats, turns: i
         _penalised, start, args=(parts, centre), jac=True, method="L-BFGS-B",
         bounds=[(value - 4.0, value + 4.0) for value in around], options={"maxiter": turns},
     )  # fmt: skip
-    count = len(centre.values)
+    count = len(centre.pack())
     noise = np.median(found.x[count:]) if parts else centre.pack()[-1]
     return centre.unpack(np.append(found.x[: count - 1], noise))
 
@@ -403,7 +386,7 @@ def _task(runs: Runs, residual: Floats, weight: float, kernel: Kernel) -> _Task:
 
 def _penalised(logs: Floats, parts: list[list[_Task]], centre: Kernel) -> tuple[float, Floats]:
     """Negative log of likelihood times a log-normal prior, and its gradient with respect to the logarithms."""
-    count = len(centre.values)
+    count = len(centre.pack())
     away = logs[:count] - centre.pack()
     noisy = (logs[count:] - np.log(USUAL_NOISE)) / NOISES
     total = 0.5 * float(np.square(away).sum() + np.square(noisy).sum())

@@ -161,7 +161,9 @@ class OwnRuns:
             if (name := HEAT_NAMES.get(of, of)) in self.errors:
                 parts = f"{name} process", name, f"{name} physics"
                 lines.append(f"{name}: {self._gain(target.mix, 'scaled physics {}', parts)}")
-        lines += [] if self.response is None else [self.response.to_text()]
+        if (learned := self.response) is not None:
+            gain = f"{100.0 * learned.before:.1f} -> {100.0 * learned.after:.1f} %"
+            lines.append(f"{learned.response.words} follow the clock (below the top clock {gain})")
         lines += [self.clock_remark] * bool(self.clock_remark)
         return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
 

@@ -14,7 +14,7 @@ from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.evidence import beyond, telling
-from jointopt.surrogate.intervals import ALIKE, apart, half_width_apart, half_width_of_new
+from jointopt.surrogate.intervals import ALIKE, apart, half_width_apart, posterior_of_new
 from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
 from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
@@ -145,10 +145,6 @@ class Surrogate:
         """How far the few runs of a source, else of its kin, count for groups without runs; None where none taught."""
         taught = [one for one in self.new_groups if one.teaches_of(source)]
         return next((one for one in taught if source in one.sources), taught[0] if taught else None)
-
-    def remembers(self, source: str) -> bool:
-        """Whether it remembers runs that are evidence of that source."""
-        return bool(len(self.remembered(source)))
 
     def own_of(self, source: str) -> OwnRuns | None:
         """Learned from many runs of that source; None where there were few."""
@@ -284,7 +280,7 @@ class Conditioned:
         if not known or (of_new := widths.of_difference(False, self.fitted)) is None:
             return np.asarray(found)
         kernel = self.posterior.kernel
-        most = of_new * np.sqrt(half_width_of_new(kernel, runs, against))
+        most = of_new * np.sqrt(half_width_apart(posterior_of_new(kernel), runs, against))
         # that some runs scatter is no evidence that plans which are alike differ more
         return np.minimum(found, most * (1.0 + apart(kernel, runs, against) / ALIKE**2))
 

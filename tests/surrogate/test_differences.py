@@ -18,9 +18,9 @@ from jointopt.surrogate.intervals import (
     against,
     apart,
     half_width_apart,
-    half_width_of_new,
     of_limits,
     physics_errors,
+    posterior_of_new,
     recorded,
     share_of_unlike,
 )
@@ -122,7 +122,7 @@ def test_of_a_new_source_a_profile_makes_differences_as_sure_as_those_of_sources
     scores = Scores("a", 0.1, None, off["source_out"], None, None, off["unseen"], None, pairs=off)
     found = with_calibrated_widths(none, [scores]).conditioned("b", fitted)
     one = THREE.take(np.array([0]))
-    own = half_width_of_new(found.posterior.kernel, THREE, one)
+    own = half_width_apart(posterior_of_new(found.posterior.kernel), THREE, one)
     assert found.difference(THREE, one)[1] == pytest.approx(factor * np.sqrt(own))
 
 
@@ -135,10 +135,11 @@ def test_plans_alike_are_as_sure_as_repeats_and_half_of_the_noise_counts_where_t
     new = kernel(noise=0.03, constants=(0.1, 0.1))
     # the mean square of the scales of noise, 0.8 and 4 by 0.6 and 0.4, is 6.784
     noise = 4 * 6.784 * 0.03**2
-    assert half_width_of_new(new, *alike(0.0)) == pytest.approx(Z_90 * 2 * 0.03)
+    assert half_width_apart(posterior_of_new(new), *alike(0.0)) == pytest.approx(Z_90 * 2 * 0.03)
     share = 0.15 / np.sqrt(apart(new, *alike(1.0)))[0]
     assert apart(new, *alike(share)) == pytest.approx(0.15**2)
-    assert half_width_of_new(new, *alike(share)) == pytest.approx(Z_90 * np.sqrt(0.15**2 + noise / 2), rel=1e-3)
+    found = half_width_apart(posterior_of_new(new), *alike(share))
+    assert found == pytest.approx(Z_90 * np.sqrt(0.15**2 + noise / 2), rel=1e-3)
 
 
 def test_what_the_physics_was_off_by_counts_in_full_of_plans_30_percent_apart_and_in_part_of_plans_alike() -> None:
@@ -157,7 +158,8 @@ def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
     scattered = THREE.take(np.array([0, 0, 0, 2, 2])), np.array([0.5, -0.5, 0.0, 0.4, -0.4])
     known = replace(none, widths=widths).conditioned("a", True, scattered)
     near, far = known.difference(*alike(0.01))[1][0], known.difference(*alike(1.0))[1][0]
-    assert near == pytest.approx(0.3 * np.sqrt(half_width_of_new(known.posterior.kernel, *alike(0.01)))[0], rel=1e-2)
+    of_new = half_width_apart(posterior_of_new(known.posterior.kernel), *alike(0.01))[0]
+    assert near == pytest.approx(0.3 * np.sqrt(of_new), rel=1e-2)
     assert far > 1.8 * near
 
 

@@ -20,7 +20,7 @@ from jointopt.surrogate.intervals import (
     RESULTS,
     add_intervals,
     bounds_within_limits,
-    clock_half_width,
+    clock_doubt,
     doubts,
     narrower,
     new_kinds,
@@ -224,7 +224,7 @@ def test_measured_power_has_an_interval_of_its_own() -> None:
 def h100(clock_mhz: float, measured: MeasuredClocks) -> tuple[float, bool]:
     """Doubt of a plan at one clock of 1,980 MHz without a published response, and whether it is remarked on."""
     one, clocks = job(gpu="h100-sxm5-80gb"), columns(clock_mhz)
-    half = clock_half_width(one, clocks["stage_clock_mhz"], measured)
+    half, _ = clock_doubt(one, clocks["stage_clock_mhz"], measured)
     return float(half[0]), bool(doubts(one, clocks, measured)["clock"][0])
 
 
