@@ -301,7 +301,7 @@ class Correction:
 class Move:
     """Correction of plans: mean and 90 % half-width of log(time / physics), and whether training supports them."""
 
-    by: Correction
+    correction: Correction
     runs: Runs  # the plans, of one job
     mean: Floats
     half_width: Floats
@@ -311,7 +311,7 @@ class Move:
     @property
     def evidence(self) -> Evidence:
         """Of the source, by the physics that plans are priced on."""
-        return self.by._settled[2]
+        return self.correction._settled[2]
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -321,36 +321,39 @@ class Move:
 
     def _network(self, job: Job) -> Floats:
         """The doubt of an assumed network, less by the run of the source that depends on it most."""
-        known = self.by._settled[0].known
-        seen = float(delay_of(known)[known.source == self.by.source].max(initial=0.0))
+        known = self.correction._settled[0].known
+        seen = float(delay_of(known)[known.source == self.correction.source].max(initial=0.0))
         return network_half_width(job, delay_of(self.runs), seen)
 
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports corrected plans, (n,) each, by the keys of `DOUBTS`."""
-        known, new = self.by._settled[0].knows_kind(self.runs), new_kinds(job, self.by._measured_jobs)
-        found = open_doubts(job, columns, known, self.by._measured_clocks, self._network(job), new)
-        unit = np.full(len(self.mean), self.by._time_span is not None)
+        known, new = self.correction._settled[0].knows_kind(self.runs), new_kinds(job, self.correction._measured_jobs)
+        found = open_doubts(job, columns, known, self.correction._measured_clocks, self._network(job), new)
+        unit = np.full(len(self.mean), self.correction._time_span is not None)
         return found | {"unit": unit, "peak": above_peak(job, columns)}
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        conditioned, own, measured = self.by._settled[0], self.by.own, self.by._measured_clocks
+        conditioned, own, measured = self.correction._settled[0], self.correction.own, self.correction._measured_clocks
         network, of_new, is_new = self._network(job), None, own is None and not len(conditioned.known)
         out = add_intervals(job, columns, measured, network)
         scales = {} if own is None else {name: target.scale for name, target in own.heat.items()}
         halves = {name: scale.half_width for name, scale in (scales | {"avg_power_w": self.power}).items()}
         out = with_measured_intervals(job, out, {name: half for name, half in halves.items() if half is not None})
-        out = bounds_within_limits(job, out, self.by.peak_overshoot)
+        out = bounds_within_limits(job, out, self.correction.peak_overshoot)
         # where constants are moved, the runs contradict what was assumed of a new source
-        if not self.by.by.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
+        if not self.correction.by.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
             of_new = with_new_interval(job, out, bounds, measured, network)
         found = self.doubts(job, columns)
         if not is_new or of_new is None:
-            inside, known = self.inside & supported(found, APART | {"unit", "peak"}), conditioned.knows_kind(self.runs)
+            inside = self.inside & supported(found, APART | {"unit", "peak"})
+            known = conditioned.knows_kind(self.runs)
             out = with_time_interval(job, out, self.half_width, inside, known, measured, network)
         if of_new is not None:
             out = of_new if is_new else narrower(out, of_new)
-        return as_wide_as_doubt(out, self.mean, self.by._time_span) | {"in_domain": self.inside & supported(found)}
+        return as_wide_as_doubt(out, self.mean, self.correction._time_span) | {
+            "in_domain": self.inside & supported(found)
+        }
 
 
 def heat_lines(own: OwnRuns, physics: CostModel, source: str) -> dict[str, Floats]:

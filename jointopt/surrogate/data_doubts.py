@@ -49,20 +49,16 @@ def set_apart(log_ratio: Floats, source: Sources) -> dict[str, Bools]:
 
     Arguments as of `off_scale`.
     """
-    found = {}
+    found, doubted = {}, np.log(DOUBTED)
     for name in np.unique(source[np.isfinite(log_ratio)]).tolist():
-        ratio = np.where(source == name, log_ratio, np.nan)
-        apart = _slower(ratio) | _slower(-ratio)
+        of_source, apart = np.where(source == name, log_ratio, np.nan), np.zeros(len(source), bool)
+        for ratio in (of_source, -of_source):  # above the first gap over those within `DOUBTED`
+            order = np.sort(ratio[np.isfinite(ratio)])
+            gaps = (np.diff(order) >= np.log(GAP)) & (order[1:] > doubted) & (np.abs(order[:-1]) <= doubted)
+            apart |= ratio >= (order[1:][gaps][0] if gaps.any() else np.inf)
         if apart.any():
             found[str(name)] = apart
     return found
-
-
-def _slower(ratio: Floats) -> Bools:
-    """Runs (n,) above the first gap over those within `DOUBTED`, of one source; NaN are none."""
-    order = np.sort(ratio[np.isfinite(ratio)])
-    gaps = (np.diff(order) >= np.log(GAP)) & (order[1:] > np.log(DOUBTED)) & (np.abs(order[:-1]) <= np.log(DOUBTED))
-    return np.asarray(ratio >= (order[1:][gaps][0] if gaps.any() else np.inf))
 
 
 def impossible(log_ratio: Floats, apart: Mapping[str, Bools]) -> Bools:

@@ -141,6 +141,7 @@ def mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: I
 FOLDS, LEAST_LEFT_OUT = 5, 3
 LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the last digit are no promise of others
 COVERAGE = 0.9
+_PLANS = {"layouts": CLOCK, "runs": ""}  # and the feature that does not count: repeats of a plan are one of these
 _LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 
 
@@ -156,14 +157,10 @@ def count_distinct(runs: Runs) -> int:
 
 def units_left_out(runs: Runs) -> tuple[npt.NDArray[np.str_], str]:
     """Models (n,) of the runs where there are three or more, else groups, layouts, or plans; and which."""
-    kinds = {"models": model_names(runs), "groups": runs.group, **_plans(runs)}
+    plans = {name: runs.distinct(but)[1].astype(str) for name, but in _PLANS.items()}
+    kinds = {"models": model_names(runs), "groups": runs.group, **plans}
     name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
     return kinds[name], name
-
-
-def _plans(runs: Runs) -> dict[str, npt.NDArray[np.str_]]:
-    """Layouts (n,) of the runs, and layouts at their clocks: repeats of a plan are one of these."""
-    return {name: runs.distinct(but)[1].astype(str) for name, but in (("layouts", CLOCK), ("runs", ""))}
 
 
 def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
@@ -178,7 +175,7 @@ def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
 
     Whole layouts together, of few layouts whole plans: what is known of a plan says little of how far others are off.
     """
-    layouts, plans = _plans(runs).values()
+    layouts, plans = (runs.distinct(but)[1].astype(str) for but in _PLANS.values())
     unique, of = np.unique(layouts if len(np.unique(layouts)) >= FOLDS else plans, return_inverse=True)
     return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], len(unique)
 

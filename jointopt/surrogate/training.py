@@ -27,6 +27,8 @@ from jointopt.surrogate.evidence import Use, as_it_is, beyond, far_bounds, far_l
 from jointopt.surrogate.features import HEAT_COLUMNS
 from jointopt.surrogate.held_out import (
     FOLDS,
+    LEFT_OUT,
+    OF_PAIRS,
     HeldOut,
     Scores,
     group_folds,
@@ -53,8 +55,6 @@ STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees do not count
 LEAST_ROWS, MOST_SUPPORT = 20, 500  # runs that are learned from at all, and that are kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
-PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False))
-FEW = (("few", True), ("unseen_few", False))
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
 BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
 
@@ -228,29 +228,29 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
         rows, others = data.of({name}), data.of(allowed - {name})
         surrogate = fit(data, others, learn_kernel(data, others, seed), seed, strength)
         leave = functools.partial(leave_source_out, data, surrogate, name, seed=seed)
-        of_pairs = functools.partial(leave, predicted=of_two_plans)
-        none, three, ten = (leave(count) for count in (0, 3, 10))
-        unseen, unseen_three = (leave(count, fitted=False) for count in (0, 3))
-        few = {kind: leave(3, fitted=fitted, group="source") for kind, fitted in FEW}
-        pairs = {kind: of_pairs(count, fitted=fitted) for kind, count, fitted in PAIRS}
-        pairs |= {kind: of_pairs(3, fitted=fitted, group="source") for kind, fitted in FEW}
-        new = None
+        held = {kind: leave(count, fitted=known, group=by) for kind, (count, known, by) in LEFT_OUT.items()}
+        held["group_out"] = leave_groups_out(data, surrogate, rows, data.known.runs.group)
+        pairs = {}
+        for kind in OF_PAIRS:
+            count, known, by = LEFT_OUT[kind]
+            pairs[kind] = leave(count, fitted=known, group=by, predicted=of_two_plans)
+        new, (none, unseen) = None, (held["source_out"], held["unseen"])
         if none is not None and unseen is not None:  # how it is predicted by what knew nothing of it
-            own, generic = (held.truth - held.mean for held in (none, unseen))
+            own, generic = (one.truth - one.mean for one in (none, unseen))
             new = NewSource.of(data.known.take(none.rows), own, data.unknown.take(unseen.rows), generic)
         runs = data.known.runs.take(rows)
         of_sources = [np.flatnonzero(runs.source == one).astype(np.int64) for one in np.unique(runs.source)]
-        are_few = max(count_distinct(runs.take(at)) for at in of_sources) < LEAST_RUNS
-        by_size = leave_size_out(data, surrogate, rows) if are_few else None
+        if max(count_distinct(runs.take(at)) for at in of_sources) < LEAST_RUNS:
+            held["by_size"] = leave_size_out(data, surrogate, rows)
         physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))
-        found = (leave_groups_out(data, surrogate, rows, data.known.runs.group), none, three, ten, unseen, unseen_three)
-        scores.append(Scores(name, physics, *found, few["few"], few["unseen_few"], pairs, new, by_size))
+        judged = ({kind: one for kind, one in each.items() if one is not None} for each in (held, pairs))
+        scores.append(Scores(name, physics, *judged, new))
     return scores
 
 
 def _of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
     """A `NewGroups` of each origin with few runs, by what surrogates without it answered for its groups left out."""
-    held = [s.by_size for s in scores if s.by_size is not None]
+    held = [s.held["by_size"] for s in scores if "by_size" in s.held]
     wide = [replace(h, half_width=widths.of_measured(h.known) * h.half_width) for h in held]
     return tuple(judge_new_groups(h, data.known.runs)[0] for h in wide)
 
@@ -291,7 +291,8 @@ def train(
             surrogate = with_calibrated_widths(surrogate, scores)
             groups = () if for_others else _of_few(data, scores, surrogate.widths)
             surrogate, judged = replace(surrogate, new_groups=groups), score_table(scores, surrogate.widths)
-            judged.attrs |= _attributes(data, [(s.source, s.group_out) for s in scores if s.group_out is not None], own)
+            held = [(s.source, s.held["group_out"]) for s in scores if "group_out" in s.held]
+            judged.attrs |= _attributes(data, held, own)
             surrogate = with_own(surrogate, own)
         if not for_others:
             surrogate, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)

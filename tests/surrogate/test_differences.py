@@ -119,7 +119,7 @@ def test_of_a_new_source_a_profile_makes_differences_as_sure_as_those_of_sources
     by = {"source_out": 1.5, "unseen": 3.0}
     off = {kind: HeldOut(of * roots, np.zeros(11), roots**2, np.arange(11)) for kind, of in by.items()}
     none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
-    scores = Scores("a", 0.1, None, off["source_out"], None, None, off["unseen"], None, pairs=off)
+    scores = Scores("a", 0.1, off, off)
     found = with_calibrated_widths(none, [scores]).conditioned("b", fitted)
     one = THREE.take(np.array([0]))
     own = half_width_apart(posterior_of_new(found.posterior.kernel), THREE, one)

@@ -16,7 +16,7 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate import training
 from jointopt.surrogate import training as own_training
-from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, group_folds, measured_split, score_table
+from jointopt.surrogate.held_out import LEFT_OUT, HeldOut, Scores, calibrated, group_folds, measured_split, score_table
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
@@ -146,9 +146,9 @@ def test_a_source_left_out_is_known_by_physics_until_runs_are_measured(data):
 def test_a_source_is_judged_after_no_run_three_and_ten_of_each_group_or_of_its_software(data):
     held = {one.source: one for one in cross_validate(data, {"a100", "h100", "titan"}, strength=0.0)}["a100"]
     assert held.physics == pytest.approx(1 - 1 / 1.3, abs=0.02)
-    known = [one and one.known for one in (held.source_out, held.three, held.ten, held.unseen, held.unseen_three)]
-    assert known == [0, 6, None, 0, 6]  # of two groups of ten runs
-    assert (held.few.known, held.unseen_few.known) == (3, 3)
+    known = {kind: one.known for kind, one in held.held.items() if kind in LEFT_OUT}
+    # of two groups of ten runs, of which "ten" leaves none to judge
+    assert known == {"source_out": 0, "three": 6, "unseen": 0, "unseen_three": 6, "few": 3, "unseen_few": 3}
 
 
 def test_the_static_share_of_a_measured_run_is_of_the_power_that_the_physics_predicts(data):
@@ -194,7 +194,7 @@ def test_training_beats_physics_on_what_it_has_not_seen(three_sources):
 
 
 def test_scores_without_what_could_not_be_judged_are_blank():
-    table = score_table([Scores("alone", 0.2, None, None, None, None, None, None)])
+    table = score_table([Scores("alone", 0.2)])
     assert table["source"].tolist() == ["alone", "mean"]
     assert table["physics"].tolist() == [0.2, 0.2]
     assert table["group out"].isna().all()
