@@ -108,8 +108,8 @@ class Correction:
         """The correction, what constants are moved by, and the evidence there."""
         evidence, own, stays = self._priced, self.surrogate.own_of(self.source), np.zeros(len(CONSTANTS))
         power = None if own is None else own.measured_power
-        of_limits = power is not None and any((part.limits_w != power.limit_w).any() for part in evidence.priced)
-        if self._response is not None or of_limits:
+        limited = power is not None and any((part.limits_w != power.limit_w).any() for part in evidence.priced)
+        if self._response is not None or limited:
             evidence = evidence.under(as_it_is if self._response is None else self._response.on, power) or evidence
         conditioned = self._conditioned(evidence)
         if not conditioned.movable or evidence.runs is None:

@@ -147,8 +147,8 @@ def calibrated(
     widths = replace(surrogate.widths, **factors)
     pairs = [(kind, held) for kind, each in (of_pairs or {}).items() for held in each]
     # of all kinds at once: sources left out are then covered by 91 % with a profile and without, else by 93 and 88 %
-    if apart := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
-        widths = replace(widths, difference=conformal(apart))
+    if together := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
+        widths = replace(widths, difference=conformal(together))
     if after := [held.by_root for _, held in pairs if held.known]:
         widths = replace(widths, difference_after=conformal(after))
     return replace(surrogate, widths=widths)

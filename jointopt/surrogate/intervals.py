@@ -174,8 +174,8 @@ def add_intervals(
         for end, near, far in zip(("low", "high"), errors[name]["known"], errors[name]["unknown"], strict=True):
             out[f"{name}_{end}"] = columns[name] * np.where(known, near, far)
     below, above = (np.full(len(at_top), abs(np.log(bound))) for bound in errors["iteration_time_s"]["known"])
-    apart = _apart(job, columns, measured, network)
-    out = _with_time(out, (below, above), at_top, _widest_time(job, found), apart)
+    added = _added_widths(job, columns, measured, network)
+    out = _with_time(out, (below, above), at_top, _widest_time(job, found), added)
     return bounds_within_limits(job, out) | {"in_domain": inside & ~found["network"]}
 
 
@@ -188,7 +188,9 @@ def open_doubts(
     return {name: doubt for name, doubt in found.items() if not known or name in _OF_JOB or name in new}
 
 
-def _apart(job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float) -> tuple[Floats, Floats]:
+def _added_widths(
+    job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float
+) -> tuple[Floats, Floats]:
     """Widths of the doubts `APART`, below and above, (n,) each: a network may be slower than assumed."""
     clock, _ = clock_doubt(job, columns["stage_clock_mhz"], measured)
     return clock, np.hypot(clock, network)
@@ -240,11 +242,11 @@ def with_time_interval(
     time and power add in squares.
     """
     widest: Sequence[float | Floats] = physics_errors()["iteration_time_s"]["unknown"]
-    apart = (clock_doubt(job, columns["stage_clock_mhz"], measured)[0],) * 2
+    added = (clock_doubt(job, columns["stage_clock_mhz"], measured)[0],) * 2
     if not known:
         widest = _widest_time(job, doubts(job, columns, measured, network))
-        apart = _apart(job, columns, measured, network)
-    return _with_time(columns, (half_width, half_width), inside, widest, apart)
+        added = _added_widths(job, columns, measured, network)
+    return _with_time(columns, (half_width, half_width), inside, widest, added)
 
 
 def with_new_interval(
@@ -264,8 +266,8 @@ def with_new_interval(
     # nothing that was learned from runs shows how much faster the best of unknown software is
     floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
     below, above = (np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True))
-    everywhere, apart = np.ones(len(beyond), bool), _apart(job, columns, measured, network)
-    return _with_time(columns, (below, above), everywhere, (1.0, 1.0), apart)
+    everywhere, added = np.ones(len(beyond), bool), _added_widths(job, columns, measured, network)
+    return _with_time(columns, (below, above), everywhere, (1.0, 1.0), added)
 
 
 def narrower(first: Columns, second: Columns) -> Columns:
@@ -279,15 +281,15 @@ def narrower(first: Columns, second: Columns) -> Columns:
 
 def _with_time(
     columns: Columns, half_widths: tuple[Floats, Floats], inside: Bools, widest: Sequence[float | Floats],
-    apart: Sequence[Floats | float] = (0.0, 0.0),
+    added: Sequence[Floats | float] = (0.0, 0.0),
 ) -> Columns:  # fmt: skip
     """Columns with intervals of time by half-widths below and above, and of energy, as both err independently.
 
-    Where plans are not ``inside`` (n,) they are at least as wide as the ``widest`` bounds; widths ``apart`` are added
+    Where plans are not ``inside`` (n,) they are at least as wide as the ``widest`` bounds; widths ``added`` are so
     in squares.
     """
     out = dict(columns)
-    sides = zip(("low", "high"), (-1.0, 1.0), half_widths, widest, apart, strict=True)
+    sides = zip(("low", "high"), (-1.0, 1.0), half_widths, widest, added, strict=True)
     for side, sign, own, bound, more in sides:
         half = np.hypot(np.where(inside, own, np.maximum(own, np.abs(np.log(bound)))), more)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
@@ -451,23 +453,23 @@ ALIKE = 0.15
 UNLIKE_PAIRS = 0.3
 
 
-def half_width_apart(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
+def difference_half_width(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
     """90 % half-width (n,) of the difference of residuals of ``runs`` and of ``against`` (as many or one).
 
     By what is known, and the noise of both as far as the two plans differ; at least that of repeats, `Kernel.noise`.
     """
     left = posterior.contrast_variance(runs, against)
-    return _half_width(posterior, left, apart(posterior.kernel, runs, against))
+    return _half_width(posterior, left, difference_variance(posterior.kernel, runs, against))
 
 
 def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Half-width (n,) over that of plans as unlike as recorded pairs mostly are, both by roots; 1 at most."""
     unlike = np.array([UNLIKE_PAIRS**2])
     new = posterior_of_new(kernel)
-    return np.minimum(np.sqrt(half_width_apart(new, runs, against) / _half_width(new, unlike, unlike)), 1.0)
+    return np.minimum(np.sqrt(difference_half_width(new, runs, against) / _half_width(new, unlike, unlike)), 1.0)
 
 
-def apart(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
+def difference_variance(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Prior variance (n,) of the difference of residuals, noise not included: 0 of plans that differ in nothing."""
     return posterior_of_new(kernel).contrast_variance(runs, against)
 

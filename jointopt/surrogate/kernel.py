@@ -180,20 +180,20 @@ class Kernel:
     def smooth(self, x: Floats, y: Floats) -> Floats:
         """Prior covariance (n, m) of the smooth function and of varying constants at `points`, of one source."""
         (a, shape_a, moved_a), (b, shape_b, moved_b) = self.parts(x), self.parts(y)
-        out = alike(a, b)
+        out = likeness(a, b)
         out *= self.shape**2
         if self.varying:
-            out += alike(shape_a, shape_b) * (moved_a @ moved_b.T)
+            out += likeness(shape_a, shape_b) * (moved_a @ moved_b.T)
         return out
 
     def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
         """`smooth` times ``weights`` (m,), (n,): of shapes, which many plans have in common, once for each."""
         (a, shape_a, moved_a), (b, shape_b, moved_b) = self.parts(x), self.parts(y)
-        smooth = self.shape**2 * alike_sums(a, b, weights)
+        smooth = self.shape**2 * likeness_sums(a, b, weights)
         if not self.varying:
             return smooth
         _, first, of = np.unique(projected(shape_a.T), return_index=True, return_inverse=True)
-        constants = alike_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
+        constants = likeness_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
         return np.asarray((constants * moved_a).sum(axis=1) + smooth)
 
     def parts(self, points: Floats) -> list[Floats]:
@@ -246,7 +246,7 @@ def scaled_terms(kernel: Kernel, a: Runs, b: Runs, scales: Floats) -> Callable[[
     return between
 
 
-def alike(x: Floats, y: Floats) -> Floats:
+def likeness(x: Floats, y: Floats) -> Floats:
     """exp(-d²/2) of the distances d (n, m) of two sets of points."""
     out = np.asarray(_with_halves(x)[0] @ _with_halves(y)[1].T)
     np.minimum(out, 0.0, out=out)
@@ -254,8 +254,8 @@ def alike(x: Floats, y: Floats) -> Floats:
     return out
 
 
-def alike_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """`alike` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
+def likeness_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """`likeness` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
     left, right = _with_halves(x)[0], np.ascontiguousarray(_with_halves(y)[1].T)
     size = max(CACHED_CELLS // max(len(y), 1), 1)
     some, out = np.empty((min(size, len(x)), len(y))), np.empty((len(x), *weights.shape[1:]))
@@ -275,7 +275,7 @@ def _with_halves(x: Floats) -> tuple[Floats, Floats]:
     return np.column_stack([x, half, one]), np.column_stack([x, one, half])
 
 
-def apart(x: Floats, y: Floats) -> Floats:
+def unlikeness(x: Floats, y: Floats) -> Floats:
     """1 - exp(-d²/2) of the distances d (n,) of points from as many others, or from one."""
     return np.asarray(-np.expm1(-0.5 * np.square(x - y).sum(axis=1)))
 
@@ -294,8 +294,8 @@ def variances(kernel: Kernel, runs: Runs, against: Runs | None = None) -> Floats
         other, other_shapes, other_moved = kernel.parts(kernel.points(against))
         slopes, of_source = runs.sensitivity - against.sensitivity, 0.0
         of_smooth = np.square(moved - other_moved).sum(axis=1)
-        of_smooth += 2.0 * (moved * other_moved).sum(axis=1) * apart(shapes, other_shapes)
-        of_smooth += 2.0 * kernel.shape**2 * apart(smooth, other)
+        of_smooth += 2.0 * (moved * other_moved).sum(axis=1) * unlikeness(shapes, other_shapes)
+        of_smooth += 2.0 * kernel.shape**2 * unlikeness(smooth, other)
     squares, network = np.square(slopes * kernel.constants), of_network(len(kernel.constants))
     of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
     return np.stack([np.full(len(runs), of_source), *of_constants, of_smooth])
@@ -410,10 +410,10 @@ def unlikelihood(kernel: Kernel, task: _Task) -> tuple[float, Floats]:
 
     x, j, kin = task.inputs, task.sensitivity, task.kin
     z, squares, varied = x[:, : len(kernel.varying_lengths)], np.square(kernel.constants), np.square(kernel.varying)
-    smooth = kernel.shape**2 * alike(x / kernel.lengths, x / kernel.lengths) * kin
+    smooth = kernel.shape**2 * likeness(x / kernel.lengths, x / kernel.lengths) * kin
     prior = ((j * squares) @ j.T + kernel.source**2) * kin + smooth
     if kernel.varying:
-        like = alike(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
+        like = likeness(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
         product = (j * varied) @ j.T * like
         prior += product
     factor = cho_factor(prior + kernel.noise**2 * np.eye(len(j)), lower=True)

@@ -14,7 +14,7 @@ from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.evidence import beyond, telling
-from jointopt.surrogate.intervals import ALIKE, apart, half_width_apart, posterior_of_new
+from jointopt.surrogate.intervals import ALIKE, difference_half_width, difference_variance, posterior_of_new
 from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
 from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
@@ -272,7 +272,7 @@ class Conditioned:
         if self.own is not None:
             own = Z_90 * self.posterior.contrast_deviation(runs, against)
             return np.asarray(self.widths(runs) * widths.difference * own)
-        own, by_root = half_width_apart(self.posterior, runs, against), widths.of_difference(known, self.fitted)
+        own, by_root = difference_half_width(self.posterior, runs, against), widths.of_difference(known, self.fitted)
         if by_root is None:
             return np.asarray(self.widths(runs) * widths.difference * own)
         # the process is too sure of plans that are alike, or like known ones, and too unsure of others
@@ -280,9 +280,9 @@ class Conditioned:
         if not known or (of_new := widths.of_difference(False, self.fitted)) is None:
             return np.asarray(found)
         kernel = self.posterior.kernel
-        most = of_new * np.sqrt(half_width_apart(posterior_of_new(kernel), runs, against))
+        most = of_new * np.sqrt(difference_half_width(posterior_of_new(kernel), runs, against))
         # that some runs scatter is no evidence that plans which are alike differ more
-        return np.minimum(found, most * (1.0 + apart(kernel, runs, against) / ALIKE**2))
+        return np.minimum(found, most * (1.0 + difference_variance(kernel, runs, against) / ALIKE**2))
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""
