@@ -118,6 +118,9 @@ def together(parts: Sequence[Runs]) -> Runs:
     )
 
 
+Points = tuple[Floats, Floats, Floats]  # of runs, as `Kernel.points` has them
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Standard deviations of each term, of logarithms of time, and lengths over which the smooth term varies.
@@ -166,39 +169,33 @@ class Kernel:
         shares = OCTAVE * np.log2(np.maximum(runs.matrix(SHARES), 0.0) + LEAST_SHARE)
         return np.hstack([runs.matrix(SHAPES), shares, runs.sensitivity])
 
-    def points(self, runs: Runs) -> Floats:
-        """`inputs` in units of the lengths over which the smooth function varies.
+    def points(self, runs: Runs) -> Points:
+        """`inputs` in units of the lengths over which the smooth function varies, (n, k).
 
-        Beside them, of one cluster's own runs, shapes in units of theirs and sensitivities in those of ``varying``.
+        Then, (n, 0) but of one cluster's own runs, shapes in units of theirs and sensitivities in those of ``varying``.
         """
         x = self.inputs(runs)
-        if not self.varying:
-            return np.asarray(x / self.lengths)
-        shapes = x[:, : len(SHAPES)] / self.varying_lengths
-        return np.hstack([x / self.lengths, shapes, runs.sensitivity * self.varying])
+        shapes = x[:, : len(self.varying_lengths)] / self.varying_lengths
+        return x / self.lengths, shapes, runs.sensitivity[:, : len(self.varying)] * self.varying
 
-    def smooth(self, x: Floats, y: Floats) -> Floats:
+    def smooth(self, x: Points, y: Points) -> Floats:
         """Prior covariance (n, m) of the smooth function and of varying constants at `points`, of one source."""
-        (a, shape_a, moved_a), (b, shape_b, moved_b) = self.parts(x), self.parts(y)
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = x, y
         out = likeness(a, b)
         out *= self.shape**2
         if self.varying:
             out += likeness(shape_a, shape_b) * (moved_a @ moved_b.T)
         return out
 
-    def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
+    def smooth_sums(self, x: Points, y: Points, weights: Floats) -> Floats:
         """`smooth` times ``weights`` (m,), (n,): of shapes, which many plans have in common, once for each."""
-        (a, shape_a, moved_a), (b, shape_b, moved_b) = self.parts(x), self.parts(y)
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = x, y
         smooth = self.shape**2 * likeness_sums(a, b, weights)
         if not self.varying:
             return smooth
         _, first, of = np.unique(projected(shape_a.T), return_index=True, return_inverse=True)
         constants = likeness_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
         return np.asarray((constants * moved_a).sum(axis=1) + smooth)
-
-    def parts(self, points: Floats) -> list[Floats]:
-        """Of `points` those of the smooth function, and of one cluster's own runs shapes and sensitivities."""
-        return np.split(points, np.cumsum([len(self.lengths), len(self.varying_lengths)]), axis=1)
 
 
 def default_kernel(constants: int) -> Kernel:
@@ -233,11 +230,11 @@ def scaled_terms(kernel: Kernel, a: Runs, b: Runs, scales: Floats) -> Callable[[
         return lambda rows: np.tensordot(scales, terms(kernel, a.take(rows), b), 1)
     (factors,) = scales
     squares = np.square(kernel.constants) * np.where(of_network(len(kernel.constants)), factors[1], factors[2])
-    moved, points, seen = a.sensitivity * squares, kernel.points(a), kernel.points(b)
+    moved, seen, (points, shapes, varied) = a.sensitivity * squares, kernel.points(b), kernel.points(a)
     of_source, (kin, at, to) = factors[0] * kernel.source**2, _kin_by_key(a.source, b.source)
 
     def between(rows: Ints) -> Floats:
-        out = kernel.smooth(points[rows], seen)
+        out = kernel.smooth((points[rows], shapes[rows], varied[rows]), seen)
         out *= factors[3]
         out += moved[rows] @ b.sensitivity.T
         out += of_source
@@ -286,12 +283,12 @@ def variances(kernel: Kernel, runs: Runs, against: Runs | None = None) -> Floats
     Of these, as many runs of one source or one for all, the one factor cancels, constants count by the difference of
     sensitivities, the smooth function by how alike the two plans are. Noise is not included.
     """
-    smooth, shapes, moved = kernel.parts(kernel.points(runs))
+    smooth, shapes, moved = kernel.points(runs)
     if against is None:
         slopes, of_source = runs.sensitivity, kernel.source**2
         of_smooth = kernel.shape**2 + np.square(moved).sum(axis=1)
     else:
-        other, other_shapes, other_moved = kernel.parts(kernel.points(against))
+        other, other_shapes, other_moved = kernel.points(against)
         slopes, of_source = runs.sensitivity - against.sensitivity, 0.0
         of_smooth = np.square(moved - other_moved).sum(axis=1)
         of_smooth += 2.0 * (moved * other_moved).sum(axis=1) * unlikeness(shapes, other_shapes)
