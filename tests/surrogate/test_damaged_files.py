@@ -149,7 +149,7 @@ def test_of_a_thousand_whose_hashes_are_right_none_crashes_and_those_that_are_re
         sentence = reason(folder, name)
         assert "\n" not in sentence
         refused[name] += bool(sentence)
-    assert min(refused[name] for name in TREES) > 60  # of 125
+    assert min(refused[name] for name in TREES) > 45  # of 125: other digits are read by nothing, or other numbers
 
 
 def test_a_surrogate_that_was_being_replaced_is_read_as_the_new_one(good: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import t
 
 from jointopt.surrogate.kernel import Runs, default_kernel
-from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, load_limit, source_weights
+from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, source_weights
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power import power_scale
 from jointopt.surrogate.surrogate import Surrogate, Widths
@@ -90,7 +90,6 @@ def test_a_plan_fits_with_the_normal_probability_of_its_room() -> None:
     known = (np.abs(GRID - 0.1) < 1e-9).astype(float)  # the source needs 10 % more than predicted
     found = fit_probability(np.array([-0.3, -0.1, 0.0]), known, MARGIN)
     assert found == pytest.approx([PHI(2.0), 0.5, PHI(-1.0)])
-    assert load_limit(known, MARGIN, 0.7) == pytest.approx(-0.1 - 0.1 * NormalDist().inv_cdf(0.7), abs=1e-4)
 
 
 @pytest.mark.parametrize(
