@@ -96,7 +96,9 @@ def doubts(
         "ambiguous": training.dtype_assumed,
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    found["host"] = may_wait_for_host(job, columns, errors["shortest_layer_s"])
+    # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once
+    known_host = training.framework.host_floor_s > 0.0 or training.cuda_graph or gpu.is_cpu
+    found["host"] = (layer_peak_s(job, columns) < errors["shortest_layer_s"]) & (not known_host)
     found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
     return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}
 
@@ -320,19 +322,6 @@ def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
     return low, high
 
 
-# Doubt of the time of plans with layers shorter than any recorded: launching their kernels may take longer.
-
-
-def may_wait_for_host(job: Job, columns: Columns, shortest_s: float) -> Bools:
-    """Whether layers of plans (n,) take less than ``shortest_s`` at the GPU's peak, and the host's share is not known.
-
-    A profile with a host floor states it, and captured graphs launch their kernels at once.
-    """
-    training = job.training
-    known = training.framework.host_floor_s > 0.0 or training.cuda_graph or job.cluster.gpu.is_cpu
-    return np.zeros(len(columns["pp"]), bool) if known else layer_peak_s(job, columns) < shortest_s
-
-
 def layer_peak_s(job: Job, columns: Columns) -> Floats:
     """Seconds of one layer's flops, forward and backward of a micro-batch, at the peak of its precision, (n,).
 
@@ -430,16 +419,11 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
         change = np.where(np.abs(change) < _ROUNDING, 0.0, change)
         ends = {"": 0.0, "_low": -half, "_high": half}
         out |= {f"{name}_vs_first_percent{end}": 100.0 * np.expm1(change + by) for end, by in ends.items()}
-        out[f"{better}_probability"] = _below_zero(change, half / Z_90)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sure = np.where(np.isnan(change), np.nan, (change < 0.0).astype(float))
+            below = 0.5 * _ERFC(change / (half / Z_90) / np.sqrt(2.0)).astype(float)
+            out[f"{better}_probability"] = np.where(half > 0.0, below, sure)
     return out
-
-
-def _below_zero(mean: Floats, deviation: Floats) -> Floats:
-    """Probability that a normal number is below zero; of one without deviation whether it is, NaN for a NaN."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sure = np.where(np.isnan(mean), np.nan, (mean < 0.0).astype(float))
-        below = 0.5 * _ERFC(mean / deviation / np.sqrt(2.0)).astype(float)
-        return np.asarray(np.where(deviation > 0.0, below, sure))
 
 
 # How far two plans of one job are apart by the process: errors of plans that are alike cancel.
