@@ -243,8 +243,8 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
         if max(count_distinct(runs.take(at)) for at in of_sources) < LEAST_RUNS:
             held["by_size"] = leave_size_out(data, surrogate, rows)
         physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))
-        judged = ({kind: one for kind, one in each.items() if one is not None} for each in (held, pairs))
-        scores.append(Scores(name, physics, *judged, new))
+        of_runs, of_differences = ({k: one for k, one in each.items() if one is not None} for each in (held, pairs))
+        scores.append(Scores(name, physics, of_runs, of_differences, new))
     return scores
 
 
