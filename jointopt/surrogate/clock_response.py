@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jointopt.core.schema import Bools, Floats, Ints
+from jointopt.core.schema import Floats, Ints
 from jointopt.jobs.job import Job
 from jointopt.physics.sensitivities import time_with_clock_shares_s, with_clock_shares
 from jointopt.surrogate.kernel import Kernel, Runs, terms
@@ -66,11 +66,6 @@ class LearnedResponse:
     before: float = 0.0
     after: float = 0.0
 
-    def to_text(self) -> str:
-        """The shares, and the error on what was left out without and with them."""
-        gain = f"{100.0 * self.before:.1f} -> {100.0 * self.after:.1f} %"
-        return f"{self.response.words} follow the clock (below the top clock {gain})"
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -92,10 +87,6 @@ class _Swept:
 
     plans: list[PricedPlans]
     order: Ints
-
-    @classmethod
-    def of(cls, priced: Priced) -> _Swept:
-        return cls(priced.plans_under(lambda job: job), priced.in_order)
 
     def log_time(self, response: ClockResponse) -> Floats:
         """Logarithm of the seconds of every run, (n,)."""
@@ -122,31 +113,43 @@ def learn_response(
     at any clock.
     """
     below = priced.runs.features[CLOCK] < BELOW
-    if not below.any():
+    count, why = int(below.sum()), ""
+    if not count:
         return Sweep()
-    why = _too_few(int(below.sum()), fold[below], kinds)
+    if count < LEAST_BELOW:
+        why = f"{count} run{'s' * (count != 1)} below the top clock are fewer than {LEAST_BELOW}"
+    elif len(np.unique(fold[below])) < 2:
+        why = f"runs below the top clock are of too few {kinds}"
     if why:
         return Sweep(holds=False, remark=f"{why}: no clock response learned, and their clocks count as not measured")
-    rows = _whole_works(priced, np.random.default_rng(seed))
+    # about `MOST_RUNS` rows: all of some jobs, since each takes as long to price as many of its rows
+    order = np.random.default_rng(seed).permutation(np.unique(priced.work))
+    ends = np.cumsum([int((priced.work == work).sum()) for work in order])
+    works = order[: int(np.searchsorted(ends, MOST_RUNS)) + 1]
+    rows = np.flatnonzero(np.isin(priced.work, works))[: 2 * MOST_RUNS].astype(np.int64)
     if below[rows].sum() < LEAST_BELOW:  # of a table of many thousands
         rows = np.union1d(rows, np.flatnonzero(below)[:MOST_RUNS]).astype(np.int64)
     some, y, fold, below = priced.take(rows), residual[rows], fold[rows], below[rows]
     y = np.clip(y, *(np.median(y) + np.array([-LARGEST, LARGEST])))
-    covariance, swept = _covariance(kernel, some.runs), _Swept.of(some)
-    slopes = swept.slopes(ClockResponse())
-    errors = [np.abs(np.expm1(_left_out(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes)]
-    before, after = (float(np.median(error[below])) for error in errors)
+    covariance = np.tensordot(np.square(MULTIPLES), terms(kernel, some.runs, some.runs), 1)
+    covariance += kernel.noise**2 * np.eye(len(y))
+    swept, still = _Swept(some.plans_under(lambda job: job), some.in_order), ClockResponse()
+    slopes = swept.slopes(still)
+    error, gained = (np.abs(np.expm1(_left_out(covariance, y, by, fold))) for by in (np.zeros_like(slopes), slopes))
+    before, after = (float(np.median(each[below])) for each in (error, gained))
     gains = after < (1.0 - LEAST_GAIN) * before
-    found = _shares(swept, y, _inverse(covariance))
-    if left := _left_below(covariance, y - swept.log_time(found) + swept.log_time(ClockResponse()), some.runs):
-        remark = (
-            f"runs below the top clock are {left:.0%} off in common as no kernel's time follows the clock: no clock "
-            "response learned, and they are left out"
-        )
-        return Sweep(holds=False, off_below=round(left, 4), remark=remark)
-    error = errors[1] if gains else errors[0]
-    if (off := float(np.median(error[below]))) > _most_below(error[~below]):
-        remark = f"runs below the top clock are {off:.0%} off: no clock response learned, and they are left out"
+    found = _shares(swept, y, np.linalg.inv(covariance))
+    off, how = _left_below(covariance, y - swept.log_time(found) + swept.log_time(still), some.runs), ""
+    if off:
+        how = " in common as no kernel's time follows the clock"
+    else:
+        error = gained if gains else error
+        median, at_top = float(np.median(error[below])), error[~below]
+        # any, where too few at the top show what is usual
+        most = MOST_BELOW * float(np.median(at_top)) + BESIDE if len(at_top) >= LEAST_TOP else np.inf
+        off = median if median > most else 0.0
+    if off:
+        remark = f"runs below the top clock are {off:.0%} off{how}: no clock response learned, and they are left out"
         return Sweep(holds=False, off_below=round(off, 4), remark=remark)
     return Sweep(LearnedResponse(found, before, after) if gains else None)
 
@@ -160,7 +163,7 @@ def _left_below(covariance: Floats, residual: Floats, runs: Runs) -> float:
     clock = runs.features[CLOCK]
     below, depth = clock < BELOW, np.log(clock.max() / clock)
     columns = np.stack([below, np.where(below, depth, 0.0)], axis=1)
-    weighted = columns.T @ _inverse(covariance)
+    weighted = columns.T @ np.linalg.inv(covariance)
     variance = np.linalg.inv(weighted @ columns + np.eye(2))
     found = variance @ (weighted @ residual)
     low, high = np.quantile(depth[below], (0.1, 0.9))
@@ -170,35 +173,6 @@ def _left_below(covariance: Floats, residual: Floats, runs: Runs) -> float:
         if off > max(MOST_LEFT, MOST_DEVIATIONS * float(np.sqrt(way @ variance @ way))):
             return float(np.expm1(off))
     return 0.0
-
-
-def _too_few(count: int, fold: Ints, kinds: str) -> str:
-    """Why runs below the top clock, in these folds, are too few to be judged on some without others; blank if not."""
-    if count < LEAST_BELOW:
-        return f"{count} run{'s' * (count != 1)} below the top clock are fewer than {LEAST_BELOW}"
-    return "" if len(np.unique(fold)) > 1 else f"runs below the top clock are of too few {kinds}"
-
-
-def _most_below(at_top: Floats) -> float:
-    """Largest median error below the top clock that runs may have; any, where too few at the top show what is usual."""
-    return MOST_BELOW * float(np.median(at_top)) + BESIDE if len(at_top) >= LEAST_TOP else np.inf
-
-
-def _whole_works(priced: Priced, rng: np.random.Generator) -> Ints:
-    """Positions of about `MOST_RUNS` rows: all of some jobs, since each takes as long to price as many of its rows."""
-    order = rng.permutation(np.unique(priced.work))
-    count = np.cumsum([int((priced.work == work).sum()) for work in order])
-    kept = order[: int(np.searchsorted(count, MOST_RUNS)) + 1]
-    return np.flatnonzero(np.isin(priced.work, kept))[: 2 * MOST_RUNS].astype(np.int64)
-
-
-def _covariance(kernel: Kernel, runs: Runs) -> Floats:
-    prior = np.tensordot(np.square(MULTIPLES), terms(kernel, runs, runs), 1)
-    return np.asarray(prior + kernel.noise**2 * np.eye(len(runs)))
-
-
-def _inverse(covariance: Floats) -> Floats:
-    return np.asarray(np.linalg.inv(covariance), np.float64)
 
 
 def _shares(swept: _Swept, residual: Floats, inverse: Floats) -> ClockResponse:
@@ -231,7 +205,7 @@ def _left_out(covariance: Floats, y: Floats, slopes: Floats, fold: Ints) -> Floa
     out = np.empty(len(y))
     for one in np.unique(fold):
         at, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
-        inverse = _inverse(covariance[np.ix_(rest, rest)])
+        inverse = np.asarray(np.linalg.inv(covariance[np.ix_(rest, rest)]), np.float64)
         shares = _likeliest(inverse, y[rest], slopes[rest])
         left = y - slopes @ shares
         out[at] = left[at] - covariance[np.ix_(at, rest)] @ (inverse @ left[rest])
@@ -255,27 +229,6 @@ class MeasuredClocks:
     low: float = 1.0
     high: float = 1.0
     off_below: float = 0.0
-
-    def beyond(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Floats:
-        """By how much the logarithm of a plan's lowest clock is below those measured, or of its highest above, (n,)."""
-        under = np.log(np.maximum(self.low * top_mhz / np.nanmin(stage_clock_mhz, axis=1), 1.0))
-        highest = _highest(stage_clock_mhz, top_mhz)
-        over = np.where(self.above(stage_clock_mhz, top_mhz), np.log(highest / (self.high * top_mhz)), 0.0)
-        return np.asarray(np.maximum(under, over))
-
-    def above(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Bools:
-        """Whether a clock of a plan (n, S) lies beyond `ABOVE` times the highest measured one, (n,)."""
-        return np.asarray(_highest(stage_clock_mhz, top_mhz) > ABOVE * self.high * top_mhz)
-
-    def contradicted(self, stage_clock_mhz: Floats, top_mhz: float | Floats) -> Bools:
-        """Whether a plan has a clock at which runs of the cluster were far from what is predicted, (n,)."""
-        lowest = np.nanmin(stage_clock_mhz, axis=1)
-        return np.asarray((self.off_below > 0.0) & (lowest < BELOW * top_mhz))
-
-
-def _highest(stage_clock_mhz: Floats, top_mhz: float | Floats) -> Floats:
-    """Highest clock of each plan (n,), at most the GPU's."""
-    return np.asarray(np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz))
 
 
 TOP_ONLY = MeasuredClocks()

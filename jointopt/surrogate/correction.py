@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from jointopt.surrogate.data_doubts import as_wide_as_doubt, span_of_doubt
 from jointopt.surrogate.evidence import Evidence, as_it_is, far_by
 from jointopt.surrogate.features import PEAK, RISE, delay_of, heat_of, network_half_width, runs_of
 from jointopt.surrogate.intervals import (
+    APART,
     RESULTS,
     above_peak,
     add_intervals,
@@ -30,14 +31,14 @@ from jointopt.surrogate.intervals import (
     new_kinds,
     open_doubts,
     physics_errors,
+    share_of_unlike,
     supported,
-    with_heat_intervals,
+    with_measured_intervals,
     with_new_interval,
-    with_power_interval,
     with_time_interval,
 )
 from jointopt.surrogate.kernel import Runs, together
-from jointopt.surrogate.own_mix import OwnTarget
+from jointopt.surrogate.own_mix import at_rest_w
 from jointopt.surrogate.power import PowerScale, at_limit
 
 if TYPE_CHECKING:
@@ -105,37 +106,27 @@ class Correction:
     @functools.cached_property
     def _settled(self) -> tuple[Conditioned, Floats, Evidence]:
         """The correction, what constants are moved by, and the evidence there."""
-        evidence, by = self._under_own_response(), np.zeros(len(CONSTANTS))
+        evidence, own, stays = self._priced, self.surrogate.own_of(self.source), np.zeros(len(CONSTANTS))
+        power = None if own is None else own.measured_power
+        limited = power is not None and any((part.limits_w != power.limit_w).any() for part in evidence.priced)
+        if self._response is not None or limited:
+            evidence = evidence.under(as_it_is if self._response is None else self._response.on, power) or evidence
         conditioned = self._conditioned(evidence)
         if not conditioned.movable or evidence.runs is None:
-            return conditioned, by, evidence
-        by = far_by(self._priced, conditioned.posterior.constants, self._log_evidence)
+            return conditioned, stays, evidence
+        constants = conditioned.posterior.constants
+        by = far_by(self._priced, constants, lambda some: self._conditioned(some).posterior.log_evidence_near)
         again = self._priced.moved(by) if by.any() else None
-        return (
-            (conditioned, np.zeros(len(by)), self._priced) if again is None else (self._conditioned(again), by, again)
-        )
+        return (conditioned, stays, self._priced) if again is None else (self._conditioned(again), by, again)
+
+    def _conditioned(self, evidence: Evidence) -> Conditioned:
+        return self.surrogate.conditioned(self.source, self.fitted, evidence.known, evidence.bounds)
 
     @functools.cached_property
     def _response(self) -> ClockResponse | None:
         """How the cluster's kernels follow the clock, by many runs of its own."""
         own = self.surrogate.own_of(self.source)
         return None if own is None or own.response is None else own.response.response
-
-    def _under_own_response(self) -> Evidence:
-        own = self.surrogate.own_of(self.source)
-        if own is None:
-            return self._priced
-        power = own.measured_power
-        of_limits = power is not None and any((part.limits_w != power.limit_w).any() for part in self._priced.priced)
-        if self._response is None and not of_limits:
-            return self._priced
-        return self._priced.under(as_it_is if self._response is None else self._response.on, power) or self._priced
-
-    def _conditioned(self, evidence: Evidence) -> Conditioned:
-        return self.surrogate.conditioned(self.source, self.fitted, evidence.known, evidence.bounds)
-
-    def _log_evidence(self, evidence: Evidence) -> float:
-        return self._conditioned(evidence).posterior.log_evidence_near
 
     @property
     def by(self) -> Floats:
@@ -177,30 +168,35 @@ class Correction:
 
         ``watts`` (clocks, n): of the physics at all `power_clocks`, under `power_limit_w`, where there are such.
         """
-        of_evidence = self._settled[2].power
+        scale, own = self._settled[2].power, self._own_power
         if watts is None or self.power_limit_w is None:
-            return of_evidence
-        scale = of_evidence if self._own_power is None else self._own_power.power_scale(runs, watts[:-1])
+            return scale
+        if own is not None:
+            scale = own.targets["power"].line(runs, watts[:-1], own.power_clocks, at_rest_w(own.source))
         return scale.within(self.power_limit_w, watts[-1])
 
-    def _powers(self, parts: Sequence[Runs], whole: Runs, watts: Sequence[Floats | None]) -> list[PowerScale]:
-        """`power` of each of ``parts``, from trees evaluated for the ``whole`` at once: few rows cost as much."""
-        of_physics = [values for values in watts if values is not None]
-        if len(of_physics) < len(parts):
-            return [self.power(runs, values) for runs, values in zip(parts, watts, strict=True)]
-        return self.power(whole, np.concatenate(of_physics, axis=1)).split([len(runs) for runs in parts])
-
     def heat(self, job: Job, layouts: Columns) -> Callable[[Ints], HeatScale]:
-        """Peak power and temperature of ``layouts`` of a job as moved, by the source's own runs."""
-        own = self.own
+        """Peak power and temperature of ``layouts`` (L,) of a job as moved, by the source's own runs.
+
+        Each layout is worked out once, when a plan of it needs that.
+        """
+        own, there = self.own, self.as_measured(job)
         if own is None or not own.heat:
             return by_mean_power
-        return LearnedHeat(self.as_measured(job), layouts, self.source, own.heat, own.power_clocks)
+        lines = {name: np.full((2, len(layouts["pp"])), np.nan) for name in own.heat}  # factor and offset
+        peak = own.heat.get(PEAK)
+        overshoot = np.inf if peak is None or peak.overshoot is None else peak.overshoot
 
-    @property
-    def _heat_half_widths(self) -> dict[str, float]:
-        targets = {} if self.own is None else self.own.heat
-        return {name: half for name, target in targets.items() if (half := target.scale.half_width) is not None}
+        def scales(index: Ints) -> HeatScale:
+            unknown = np.unique(index[np.isnan(next(iter(lines.values()))[0, index])])
+            if len(unknown):
+                some = {name: layouts[name][unknown] for name in LAYOUT_COLUMNS}
+                for name, line in heat_lines(own, CostModel(there, some), self.source).items():
+                    lines[name][:, unknown] = line
+            of_peak, of_rise = (lines[name][:, index] if name in lines else None for name in (PEAK, RISE))
+            return HeatScale(of_peak, of_rise, overshoot)
+
+        return scales
 
     @property
     def peak_overshoot(self) -> float | None:
@@ -228,8 +224,8 @@ class Correction:
     def moves_time(self) -> bool:
         """Whether the predicted time of any plan changes."""
         known = self.evidence.runs is not None or self.surrogate.own_of(self.source) is not None
-        known = known or self.surrogate.remembers(self.source)
-        return known or self.surrogate.moves_unseen_sources
+        trees = self.surrogate.trees
+        return known or len(self.surrogate.remembered(self.source)) > 0 or (trees is not None and trees.strength > 0.0)
 
     def log_factor(self, runs: Runs) -> Floats:
         """Mean of log(time / physics), (n,)."""
@@ -249,7 +245,7 @@ class Correction:
 
     @property
     def _measured_clocks(self) -> MeasuredClocks:
-        return TOP_ONLY if self.own is None else self.own.measured_clocks
+        return TOP_ONLY if self.own is None else MeasuredClocks(*self.own.clocks, self.own.off_below)
 
     def apart(self, job: Job, columns: Columns, runs: Runs, first: int) -> tuple[Floats, MeasuredClocks]:
         """(90 % half-width (n,), measured clocks) of `differences.Apart`, of plans against that in row ``first``.
@@ -260,32 +256,22 @@ class Correction:
         conditioned, clocks = self._settled[0], self._measured_clocks
         one = runs.take(np.full(1, first))
         half = conditioned.difference(runs, one)[1]
-        known = conditioned.knows_kind(runs)
-        supports = supported(job, columns, known, clocks, new=self._new(job))[1]  # whatever the network is
-        inside = conditioned.inside(runs) & supports
-        unknown = physics_errors()["difference"]["unknown"] * conditioned.share_of_unlike(runs, one)
+        new = new_kinds(job, self._measured_jobs)
+        found = open_doubts(job, columns, conditioned.knows_kind(runs), clocks, new=new)  # whatever the network is
+        inside = conditioned.inside(runs) & supported(found, APART)
+        unlike = share_of_unlike(conditioned.posterior.kernel, runs, one)
+        unknown = physics_errors()["difference"]["unknown"] * unlike
         return np.where(inside & inside[first], half, np.maximum(half, unknown)), clocks
 
     def doubts(self, job: Job, columns: Columns, runs: Runs) -> dict[str, Bools]:
         """Why nothing recorded or measured supports plans of a job, (n,) each, by the keys of `DOUBTS`."""
-        network = network_half_width(job, delay_of(runs), self._seen)
-        known = self._settled[0].knows_kind(runs)
-        found = open_doubts(job, columns, known, self._measured_clocks, network, self._new(job))
-        return found | {"unit": np.full(len(runs), self._time_span is not None), "peak": above_peak(job, columns)}
-
-    def _new(self, job: Job) -> frozenset[str]:
-        return new_kinds(job, self._measured_jobs)
+        zero = np.zeros(len(runs))
+        return Move(self, runs, zero, zero, zero > 0.0, PowerScale()).doubts(job, columns)
 
     @functools.cached_property
     def _measured_jobs(self) -> tuple[Job, ...]:
         """Jobs of the few runs that are known; none of those that a surrogate learned from, whose jobs it has not."""
         return () if self.own is not None else tuple(work.job for part in self.evidence.priced for work in part.works)
-
-    @property
-    def _seen(self) -> float:
-        """`network_delay` of the run of the source that depends on the network between nodes most."""
-        known = self._settled[0].known
-        return float(delay_of(known)[known.source == self.source].max(initial=0.0))
 
     @functools.cached_property
     def _time_span(self) -> tuple[float, float] | None:
@@ -296,41 +282,36 @@ class Correction:
         return span_of_doubt(evidence.residual[evidence.runs.source == self.source])
 
     def moves(self, parts: Sequence[Runs], watts: Sequence[Floats | None]) -> list[Move]:
-        """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s."""
-        conditioned, ends, whole = self._settled[0], np.cumsum([len(runs) for runs in parts])[:-1], together(parts)
-        of_parts = (np.split(values, ends) for values in conditioned.predict(whole))
-        pieces = zip(parts, self._powers(parts, whole, watts), *of_parts, strict=True)
-        stays = not self.by.any()  # else the runs contradict what was assumed
-        return [
-            Move(
-                mean, half, inside.astype(bool), conditioned.knows_kind(runs), self._settled[2],
-                power, self._measured_clocks, self._heat_half_widths, conditioned.new(runs),
-                conditioned.at_most(runs) if stays else None, delay_of(runs), self._seen,
-                self._measured_jobs, self.peak_overshoot, self._time_span,
-            )
-            for runs, power, mean, half, inside in pieces
-        ]  # fmt: skip
+        """The correction of the plans of each of ``parts``, which are of one job each; ``watts``: as `power`'s.
+
+        Trees are evaluated for all parts at once: few rows cost as much.
+        """
+        lengths, whole = [len(runs) for runs in parts], together(parts)
+        of_parts = (np.split(values, np.cumsum(lengths)[:-1]) for values in self._settled[0].predict(whole))
+        of_physics = [values for values in watts if values is not None]
+        if len(of_physics) < len(parts):
+            powers = [self.power(runs, values) for runs, values in zip(parts, watts, strict=True)]
+        else:
+            powers = self.power(whole, np.concatenate(of_physics, axis=1)).split(lengths)
+        pieces = zip(parts, *of_parts, powers, strict=True)
+        return [Move(self, runs, mean, half, inside.astype(bool), power) for runs, mean, half, inside, power in pieces]
 
 
 @dataclass(frozen=True)
 class Move:
     """Correction of plans: mean and 90 % half-width of log(time / physics), and whether training supports them."""
 
+    correction: Correction
+    runs: Runs  # the plans, of one job
     mean: Floats
     half_width: Floats
     inside: Bools
-    known: bool  # runs of the same source, dtype and kind of model are among those learned from
-    evidence: Evidence
     power: PowerScale
-    measured: MeasuredClocks = TOP_ONLY  # clocks of runs of the source
-    heat_half_width: Mapping[str, float] = field(default_factory=dict)  # 90 %, of logarithms, by `heat_names`
-    new: tuple[Floats, Floats] | None = None  # 90 % half-widths below and above, where no run of the source is known
-    at_most: tuple[Floats, Floats] | None = None  # the same, where runs are known and lie within these
-    network_delay: Floats | float = 0.0  # of plans and of the source's runs, as for `network_half_width`
-    network_seen: float = 0.0
-    measured_jobs: tuple[Job, ...] = ()  # as for `new_kinds`
-    peak_overshoot: float | None = None  # as of `Correction`
-    time_span: tuple[float, float] | None = None  # as `span_of_doubt` has it of the source's runs
+
+    @property
+    def evidence(self) -> Evidence:
+        """Of the source, by the physics that plans are priced on."""
+        return self.correction._settled[2]
 
     def scaled(self, columns: Columns) -> Columns:
         """Results of the physics alone, corrected."""
@@ -338,76 +319,51 @@ class Move:
         by = (factor, factor * power, power, self.evidence.memory_posterior().factor)
         return columns | {name: columns[name] * move for name, move in zip(RESULTS, by, strict=True)}
 
+    def _network(self, job: Job) -> Floats:
+        """The doubt of an assumed network, less by the run of the source that depends on it most."""
+        known = self.correction._settled[0].known
+        seen = float(delay_of(known)[known.source == self.correction.source].max(initial=0.0))
+        return network_half_width(job, delay_of(self.runs), seen)
+
     def doubts(self, job: Job, columns: Columns) -> dict[str, Bools]:
         """Why nothing recorded or measured supports corrected plans, (n,) each, by the keys of `DOUBTS`."""
-        kinds = new_kinds(job, self.measured_jobs)
-        found = open_doubts(job, columns, self.known, self.measured, self._network(job), kinds)
-        unit = np.full(len(self.mean), self.time_span is not None)
+        known, new = self.correction._settled[0].knows_kind(self.runs), new_kinds(job, self.correction._measured_jobs)
+        found = open_doubts(job, columns, known, self.correction._measured_clocks, self._network(job), new)
+        unit = np.full(len(self.mean), self.correction._time_span is not None)
         return found | {"unit": unit, "peak": above_peak(job, columns)}
-
-    def _network(self, job: Job) -> Floats:
-        return network_half_width(job, np.asarray(self.network_delay), self.network_seen)
 
     def bounded(self, job: Job, columns: Columns) -> Columns:
         """Corrected plans and results with ``_low`` and ``_high`` of every result (90 %) and ``in_domain``."""
-        network = self._network(job)
-        out = add_intervals(job, columns, self.measured, network)
-        out = with_heat_intervals(job, out, self.heat_half_width)
-        if self.power.half_width is not None:
-            out = with_power_interval(out, self.power.half_width)
-        out = bounds_within_limits(job, out, self.peak_overshoot)
-        kinds = new_kinds(job, self.measured_jobs)
-        supports, at_top = supported(job, columns, self.known, self.measured, network, kinds)
-        inside, new = self.inside & at_top, self.at_most if self.new is None else self.new
-        of_new = None if new is None else with_new_interval(job, out, new, self.measured, network)
-        if self.new is None or of_new is None:
-            out = with_time_interval(job, out, self.half_width, inside, self.known, self.measured, network)
+        conditioned, own, measured = self.correction._settled[0], self.correction.own, self.correction._measured_clocks
+        network, of_new, is_new = self._network(job), None, own is None and not len(conditioned.known)
+        out = add_intervals(job, columns, measured, network)
+        scales = {} if own is None else {name: target.scale for name, target in own.heat.items()}
+        halves = {name: scale.half_width for name, scale in (scales | {"avg_power_w": self.power}).items()}
+        out = with_measured_intervals(job, out, {name: half for name, half in halves.items() if half is not None})
+        out = bounds_within_limits(job, out, self.correction.peak_overshoot)
+        # where constants are moved, the runs contradict what was assumed of a new source
+        if not self.correction.by.any() and (bounds := conditioned.bounds_of_new(self.runs)) is not None:
+            of_new = with_new_interval(job, out, bounds, measured, network)
+        found = self.doubts(job, columns)
+        if not is_new or of_new is None:
+            inside = self.inside & supported(found, APART | {"unit", "peak"})
+            known = conditioned.knows_kind(self.runs)
+            out = with_time_interval(job, out, self.half_width, inside, known, measured, network)
         if of_new is not None:
-            out = of_new if self.new is not None else narrower(out, of_new)
-        out = as_wide_as_doubt(out, self.mean, self.time_span)
-        possible = (self.time_span is None) & ~above_peak(job, columns)
-        return out | {"in_domain": self.inside & supports & possible}
+            out = of_new if is_new else narrower(out, of_new)
+        return as_wide_as_doubt(out, self.mean, self.correction._time_span) | {
+            "in_domain": self.inside & supported(found)
+        }
 
 
-# Peak power and temperature of plans as learned from a cluster's own runs, worked out for the plans that need it.
-
-
-_KINDS = (PEAK, RISE)
-
-
-class LearnedHeat:
-    """`HeatScale` of layouts by their index; each layout is worked out once.
-
-    ``layouts`` (L,) of ``job``; ``source``: key of that whose runs taught ``targets``, read at shares of the top clock.
-    """
-
-    def __init__(
-        self, job: Job, layouts: Columns, source: str, targets: Mapping[str, OwnTarget], clocks: tuple[float, ...]
-    ) -> None:
-        self._job, self._layouts, self._source = job, layouts, source
-        self._targets, self._clocks = targets, clocks
-        self._lines = np.full((2 * len(_KINDS), len(layouts["pp"])), np.nan)  # factor and offset of every kind
-
-    def __call__(self, index: Ints) -> HeatScale:
-        """The scales of layouts ``index`` (n,)."""
-        unknown = np.unique(index[np.isnan(self._lines[0, index])])
-        if len(unknown):
-            self._lines[:, unknown] = self._worked_out(unknown)
-        peak, rise = self._lines[:2, index], self._lines[2:, index]
-        of_peak = self._targets.get(PEAK)
-        overshoot = np.inf if of_peak is None or of_peak.overshoot is None else of_peak.overshoot
-        return HeatScale(peak if of_peak else None, rise if RISE in self._targets else None, overshoot)
-
-    def _worked_out(self, index: Ints) -> Floats:
-        layouts = {name: self._layouts[name][index] for name in LAYOUT_COLUMNS}
-        physics, every = CostModel(self._job, layouts), np.arange(len(index))
-        depth = physics.layouts["pp"]
-        runs = runs_of(physics, uniform_stage_clocks(depth, physics.top_mhz), every, self._source)
-        clocks = [uniform_stage_clocks(depth, share * physics.top_mhz) for share in self._clocks]
-        values = [heat_of(physics, every, mhz) for mhz in clocks]
-        out = np.ones((2 * len(_KINDS), len(index)))
-        for at, name in enumerate(_KINDS):
-            if name in self._targets:
-                line = self._targets[name].line(runs, np.stack([one[name] for one in values]), self._clocks)
-                out[2 * at], out[2 * at + 1] = line.factor, line.offset_w
-        return out
+def heat_lines(own: OwnRuns, physics: CostModel, source: str) -> dict[str, Floats]:
+    """Factor and offset (2, L) of peak power and temperature of the physics' layouts, by many runs of a source."""
+    every, depth = np.arange(len(physics.layouts["pp"])), physics.layouts["pp"]
+    runs = runs_of(physics, uniform_stage_clocks(depth, physics.top_mhz), every, source)
+    clocks = [uniform_stage_clocks(depth, share * physics.top_mhz) for share in own.power_clocks]
+    values = [heat_of(physics, every, mhz) for mhz in clocks]
+    lines = {
+        name: target.line(runs, np.stack([one[name] for one in values]), own.power_clocks)
+        for name, target in own.heat.items()
+    }
+    return {name: np.stack(np.broadcast_arrays(line.factor, line.offset_w)) for name, line in lines.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from jointopt.core.errors import TableError
 from jointopt.core.facts import Source
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
+from jointopt.runs.row_names import row_names
+from jointopt.surrogate.features import HEAT_COLUMNS, PEAK, RISE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from jointopt.surrogate.dataset import Priced
 
 
+_log = logging.getLogger(__name__)
 Sources = np.ndarray[Any, Any]  # the key of the source of each run, (n,)
 DOUBTED, REFUSED = 5.0, 50.0  # measured over predicted time, or its inverse: of a source's median, of rows set apart
 # No runs of a source are set apart from its others by so much where all are in seconds: nanotron's 1,542 timed runs
@@ -45,20 +49,16 @@ def set_apart(log_ratio: Floats, source: Sources) -> dict[str, Bools]:
 
     Arguments as of `off_scale`.
     """
-    found = {}
+    found, doubted = {}, np.log(DOUBTED)
     for name in np.unique(source[np.isfinite(log_ratio)]).tolist():
-        ratio = np.where(source == name, log_ratio, np.nan)
-        apart = _slower(ratio) | _slower(-ratio)
+        of_source, apart = np.where(source == name, log_ratio, np.nan), np.zeros(len(source), bool)
+        for ratio in (of_source, -of_source):  # above the first gap over those within `DOUBTED`
+            order = np.sort(ratio[np.isfinite(ratio)])
+            gaps = (np.diff(order) >= np.log(GAP)) & (order[1:] > doubted) & (np.abs(order[:-1]) <= doubted)
+            apart |= ratio >= (order[1:][gaps][0] if gaps.any() else np.inf)
         if apart.any():
             found[str(name)] = apart
     return found
-
-
-def _slower(ratio: Floats) -> Bools:
-    """Runs (n,) above the first gap over those within `DOUBTED`, of one source; NaN are none."""
-    order = np.sort(ratio[np.isfinite(ratio)])
-    gaps = (np.diff(order) >= np.log(GAP)) & (order[1:] > np.log(DOUBTED)) & (np.abs(order[:-1]) <= np.log(DOUBTED))
-    return np.asarray(ratio >= (order[1:][gaps][0] if gaps.any() else np.inf))
 
 
 def impossible(log_ratio: Floats, apart: Mapping[str, Bools]) -> Bools:
@@ -74,22 +74,28 @@ def apart_lines(
     lines = []
     for name, odd in apart.items():
         others = np.isfinite(log_ratio) & (source == name) & ~odd
-        total, first = (odd | others).sum(), rows[odd].min() + 1
+        of_odd, of_others = (_times(float(np.exp(np.median(log_ratio[some])))) for some in (odd, others))
         end = " These times are not used." if impossible(log_ratio, {name: odd}).any() else ""
         lines.append(
-            f"{odd.sum():,} of {total:,} measured runs{named_source(name)} take {_median(log_ratio[odd])} {predicted} "
-            f"(the first is row {first}), the others {_median(log_ratio[others])}: {QUESTION}{end}"
+            f"{odd.sum():,} of {(odd | others).sum():,} measured runs{named_source(name)} take {of_odd} {predicted} "
+            f"(the first is row {rows[odd].min() + 1}), the others {of_others}: {QUESTION}{end}"
         )
     return lines
 
 
 def doubts(found: Mapping[str, float], predicted: str = _SAYS, but: Collection[str] = ()) -> list[str]:
     """One sentence for each source (or group) that is `off_scale`, ``but`` those whose likelier reason is known."""
-    return [
-        f"Measured runs{named_source(name)} take {_times(v)} {predicted}: {QUESTION}{_guess(v)}"
-        for name, v in found.items()
-        if name not in but
-    ]
+    lines = []
+    for name, times in found.items():
+        if name not in but:
+            units = {"milliseconds": 1e3, "microseconds": 1e6}
+            guess = "".join(
+                f" They look like {unit}: divide them by {factor:,.0f}."
+                for unit, factor in units.items()
+                if 1 / DOUBTED < times / factor < DOUBTED
+            )
+            lines.append(f"Measured runs{named_source(name)} take {_times(times)} {predicted}: {QUESTION}{guess}")
+    return lines
 
 
 def check_scale(log_ratio: Floats, source: Sources) -> None:
@@ -139,17 +145,6 @@ def named_source(name: str) -> str:
     return f" ({text})" if text else ""
 
 
-def _guess(times: float) -> str:
-    """The unit that measured times seem to be in, in a sentence; blank where none of these."""
-    units = {"milliseconds": 1e3, "microseconds": 1e6}
-    near = [name for name, factor in units.items() if 1 / DOUBTED < times / factor < DOUBTED]
-    return f" They look like {near[0]}: divide them by {units[near[0]]:,.0f}." if near else ""
-
-
-def _median(log_ratio: Floats) -> str:
-    return _times(float(np.exp(np.median(log_ratio))))
-
-
 def _times(value: float) -> str:
     return f"{value:,.3g} times" if value < 1000 else f"{value:,.0f} times"
 
@@ -166,6 +161,20 @@ _POWER, _ENERGY = "avg_power_w", "energy_j"
 _EXPECTED = {_POWER: "the mean power of one GPU in W", _ENERGY: "J of all GPUs of the job for one iteration"}
 _OTHERWISE = {_POWER: "of one GPU, in W", _ENERGY: "in J, of all GPUs and of one iteration"}
 _UNUSED = "this power is not learned from"
+# Usual mistakes of a column in words, and the factor that each puts on the power of runs, by GPUs of a job and a node.
+_MISTAKES: Mapping[str, Mapping[str, Callable[[Floats, Floats], Floats]]] = {
+    _ENERGY: {
+        "in kJ": lambda gpus, _: np.full(len(gpus), 1e-3), "in Wh": lambda gpus, _: np.full(len(gpus), 1 / 3600.0),
+        "of one GPU": lambda gpus, _: 1 / gpus, "of one node": lambda gpus, per_node: per_node / gpus,
+        "the energy of a GPU times the GPUs of the job once more": lambda gpus, _: gpus,
+    },
+    _POWER: {
+        "in kW": lambda gpus, _: np.full(len(gpus), 1e-3), "that of a whole node": lambda _, per_node: per_node,
+        "that of the whole job": lambda gpus, _: gpus,
+        "divided by the GPUs of a node once more": lambda _, per_node: 1.0 / per_node,
+        "divided by the GPUs of the job once more": lambda gpus, _: 1 / gpus,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -207,7 +216,8 @@ class MeasuredWatts:
         """
         wrong = np.abs(np.nan_to_num(self.off)) > np.log(POWER_REFUSED)
         for _, rows in self._parts(source):
-            if wrong[rows].mean() >= 0.5 or (self._doubted(rows) and self._mistake(rows)):
+            doubted = abs(np.median(self.off[rows])) > np.log(POWER_DOUBTED)
+            if wrong[rows].mean() >= 0.5 or (doubted and self._mistake(rows)):
                 wrong |= rows
         return np.asarray(wrong)
 
@@ -229,52 +239,32 @@ class MeasuredWatts:
         for name, known in self._parts(source):
             odd, end = known & refused, f"correct the column; until then {effect}."
             if not odd.any():
-                if not self._doubted(known):
+                if abs(np.median(self.off[known])) <= np.log(POWER_DOUBTED):
                     continue
                 odd, end = known, "it is used all the same."
-            found.append(self._line(name, odd, known, named(int(rows[odd].min()))) + end)
+            column, times = str(self.column[odd][0]), float(np.exp(np.median(self.off[odd])))
+            reason = self._mistake(odd & (np.abs(self.off) > np.log(_EXPLAINED))) or _OTHERWISE[column]
+            found.append(
+                f"{column} of {odd.sum():,} of {known.sum():,} measured runs{named_source(name)} is {times:,.3g} times "
+                f"what the physics allows ({named(int(rows[odd].min()))} is the first): is it {reason}? Expected "
+                f"{_EXPECTED[column]}: {end}"
+            )
         return found
 
-    def _line(self, source: str, odd: Bools, known: Bools, first: str) -> str:
-        column = str(self.column[odd][0])
-        times = float(np.exp(np.median(self.off[odd])))
-        reason = self._mistake(odd & (np.abs(self.off) > np.log(_EXPLAINED))) or _OTHERWISE[column]
-        return (
-            f"{column} of {odd.sum():,} of {known.sum():,} measured runs{named_source(source)} is {times:,.3g} times "
-            f"what the physics allows ({first} is the first): is it {reason}? Expected {_EXPECTED[column]}: "
-        )
-
-    def _doubted(self, rows: Bools) -> bool:
-        return bool(abs(np.median(self.off[rows])) > np.log(POWER_DOUBTED))
-
     def _mistake(self, rows: Bools) -> str:
-        """The usual mistake by which these rows are off, in words; blank where none explains it."""
+        """The usual mistake by which these rows of one column are off, in words; blank where none explains it."""
         if not rows.any():
             return ""
-        factors = _mistakes(self.column[rows][0], self.num_gpus[rows], self.gpus_per_node[rows])
+        gpus, per_node = self.num_gpus[rows], self.gpus_per_node[rows]
+        per_node = np.fmin(np.where(np.isfinite(per_node), per_node, 8.0), gpus)
+        near = np.log(_EXPLAINED)
         with np.errstate(divide="ignore", invalid="ignore"):
-            misses = {
-                words: float(np.median(np.abs(np.nan_to_num(self.off[rows] - np.log(factor), nan=np.inf))))
-                for words, factor in factors.items()
-                if abs(np.log(np.nanmedian(factor)) if np.isfinite(factor).any() else 0.0) > np.log(_EXPLAINED)
-            }
-        words, miss = min(misses.items(), key=lambda one: one[1])
-        return words if miss < np.log(_EXPLAINED) else ""
-
-
-def _mistakes(column: str, gpus: Floats, per_node: Floats) -> dict[str, Floats]:
-    """Usual mistakes of a column in words, and the factors (n,) that each puts on the power of runs."""
-    one = np.ones(len(gpus))
-    per_node = np.fmin(np.where(np.isfinite(per_node), per_node, 8.0), gpus)
-    if column == _ENERGY:
-        return {
-            "in kJ": 1e-3 * one, "in Wh": one / 3600.0, "of one GPU": one / gpus, "of one node": per_node / gpus,
-            "the energy of a GPU times the GPUs of the job once more": gpus,
-        }  # fmt: skip
-    return {
-        "in kW": 1e-3 * one, "that of a whole node": per_node, "that of the whole job": gpus,
-        "divided by the GPUs of a node once more": 1.0 / per_node, "divided by the GPUs of the job once more": 1 / gpus,
-    }  # fmt: skip
+            misses = {"": near}
+            for words, factor_of in _MISTAKES[str(self.column[rows][0])].items():
+                factor = np.log(factor_of(gpus, per_node))
+                if abs(np.nanmedian(factor) if np.isfinite(factor).any() else 0.0) > near:
+                    misses[words] = float(np.median(np.abs(np.nan_to_num(self.off[rows] - factor, nan=np.inf))))
+        return min(misses, key=lambda words: misses[words])
 
 
 def measured_watts(table: pd.DataFrame, priced: Priced) -> MeasuredWatts:
@@ -305,3 +295,57 @@ def static_power_w(gpu: object) -> float:
     """The power in W that a GPU of that name draws whatever runs; NaN where it is not known."""
     known = known_gpu(gpu)
     return known.power.static_w if known is not None and known.power else np.nan
+
+
+# Measured peak power and temperature, and which cells of them are of something else.
+
+
+AGREEMENT = 0.05  # by which a peak may be below the mean, as tables are checked
+BELIEVED = 5.0  # times the physics or its inverse: a measured value beyond is of something else
+_ADVICE = {
+    (PEAK, "low"): ("below the mean power of their run",
+                    "state the highest power of any GPU in W, not below avg_power_w, or leave the cell blank"),
+    (RISE, "low"): ("no warmer than the inlet air",
+                    "state the temperature of the hottest GPU at work in °C, or leave the cell blank"),
+    (PEAK, "far"): (f"more than {BELIEVED:g} times off the physics", "is it of one GPU, in W?"),
+    (RISE, "far"): (f"more than {BELIEVED:g} times as far above the inlet air as the physics says, or less than its "
+                    "inverse", "is it of the hottest GPU at work, in °C?"),
+}  # fmt: skip
+_UNPRICED = (
+    "of runs of which no time is learned", "correct what other sentences say of these runs, or leave the cell blank"
+)  # fmt: skip
+
+
+def heat_log_ratios(
+    table: pd.DataFrame, priced: Priced, named: Callable[[int], str] | None = None
+) -> dict[str, Floats]:
+    """log(measured / predicted) peak power and temperature over the air, (n,) each in the order of ``priced.rows``.
+
+    NaN where a run has none, did not end well, or has one that cannot be true, which is logged by its cause; ``table``
+    as `with_results` reads it, ``named``: what messages call a row. Nothing where ``priced`` has none of the physics.
+    """
+    if PEAK not in priced.physics:
+        return {}
+    named = named or row_names(table)
+    blank, rows = np.full(len(table), np.nan), priced.rows
+    lost, mean_w = table["status"].to_numpy(str)[rows] != "ok", np.asarray(table.get("avg_power_w", blank), float)
+    air_c = np.array([work.job.cluster.inlet_temperature_c for work in priced.works])[priced.work]
+    found = {}
+    for name, column in HEAT_COLUMNS.items():
+        cells = np.asarray(table.get(column, blank), float)
+        values = cells[rows] - air_c * (name == RISE)
+        off = np.log(np.where(values > 0.0, values, np.nan) / np.maximum(priced.physics[name], 1e-9))
+        low = cells[rows] < (1.0 - AGREEMENT) * mean_w[rows] if name == PEAK else values <= 0.0
+        far, unpriced = np.abs(off) >= np.log(BELIEVED), np.ones(len(table), bool)
+        unpriced[rows] = lost
+        causes = {"low": rows[low & ~lost], "far": rows[far & ~low & ~lost]}
+        for cause, unused in (causes | {"unpriced": np.flatnonzero(unpriced & np.isfinite(cells))}).items():
+            if len(unused):
+                why, advice = _ADVICE.get((name, cause), _UNPRICED)
+                _log.warning(
+                    "%s of %s cells of %s are not learned from, as they are %s (%s is the first): %s%s",
+                    f"{len(unused):,}", f"{np.isfinite(cells).sum():,}", column, why, named(int(unused.min())), advice,
+                    "" if advice.endswith("?") else ".",
+                )  # fmt: skip
+        found[name] = np.where(low | far | lost, np.nan, off)
+    return found

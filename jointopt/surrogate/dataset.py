@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from jointopt.core.errors import JointOptError, TableError
@@ -36,7 +37,6 @@ class Priced:
     runs: Runs
     physics: Columns  # predictions of the physics alone
     fitted: np.ndarray[Any, Any]  # whether the row's framework has a profile of its own
-    assumed: np.ndarray[Any, Any]
     memory_limit_gib: Floats
     works: tuple[Workload, ...]
     work: Ints
@@ -47,7 +47,7 @@ class Priced:
     def take(self, at: Ints) -> Priced:
         """The rows at positions ``at`` of these, in that order."""
         return replace(
-            self, rows=self.rows[at], runs=self.runs.take(at), fitted=self.fitted[at], assumed=self.assumed[at],
+            self, rows=self.rows[at], runs=self.runs.take(at), fitted=self.fitted[at],
             work=self.work[at], place=self.place[at],
             physics={name: values[at] for name, values in self.physics.items()},
             memory_limit_gib=self.memory_limit_gib[at],
@@ -100,7 +100,7 @@ class Priced:
 
 _NOTHING_PRICED = Priced(
     rows=np.empty(0, np.int64), runs=Runs(np.empty((0, len(CONSTANTS))), {}, np.empty(0, str), np.empty(0, str)),
-    physics={name: np.empty(0) for name in PREDICTIONS}, fitted=np.empty(0, bool), assumed=np.empty(0, object),
+    physics={name: np.empty(0) for name in PREDICTIONS}, fitted=np.empty(0, bool),
     memory_limit_gib=np.empty(0), works=(), work=np.empty(0, np.int64), place=np.empty(0, np.int64), reasons={},
 )  # fmt: skip
 
@@ -156,7 +156,7 @@ def price_workloads(
     table: pd.DataFrame, found: Sequence[Workload], cluster: Cluster | None = None, *, heat: bool = False
 ) -> Priced:
     """`price` of the rows of some workloads of ``table``; ``reasons`` says which of them cannot be priced."""
-    texts = SourceTexts.of(table)
+    keys_of = source_keys(table)
     reasons: dict[int, str] = {}
     works: list[Workload] = []
     parts: list[Columns] = []
@@ -169,7 +169,8 @@ def price_workloads(
             continue
         works.append(work)
         parts.append({name: values[plans.plan_of_row] for name, values in plans.values.items()})
-        runs.append(replace(plans.runs("").take(plans.plan_of_row), source=texts.keys(work)))
+        names, source = keys_of(work)
+        runs.append(replace(plans.runs("").take(plans.plan_of_row), source=names[source]))
     if not works:
         return replace(_NOTHING_PRICED, reasons=reasons)
     lengths = [len(w.rows) for w in works]
@@ -177,7 +178,6 @@ def price_workloads(
         rows=np.concatenate([w.rows for w in works]), runs=together(runs),
         physics={name: np.concatenate([values[name] for values in parts]) for name in parts[0]},
         fitted=np.repeat([w.job.training.framework.fitted for w in works], lengths),
-        assumed=np.concatenate([np.asarray(w.assumed, dtype=object) for w in works]),
         memory_limit_gib=np.repeat([memory_limit_gib(w.job) for w in works], lengths),
         works=tuple(works), work=np.repeat(np.arange(len(works)), lengths),
         place=np.concatenate([np.arange(n) for n in lengths]), reasons=reasons,
@@ -254,37 +254,23 @@ def source_of(job: Job, origin: str, framework_text: str) -> Source:
     return Source(origin, name, cluster.gpu.id, cluster.gpus_per_node)
 
 
-@dataclass(frozen=True)
-class SourceTexts:
-    """Origin and framework of rows in the words of a table: (origin, framework) by number, each row's number (n,)."""
+def source_keys(table: pd.DataFrame) -> Callable[[Workload], tuple[npt.NDArray[np.str_], Ints]]:
+    """A function that gives the keys of a workload's sources (`source_of`), and which of them each row of it has, (n,).
 
-    texts: list[tuple[str, str]]
-    of_row: Ints
+    By the columns ``source`` and ``framework`` of the table, where there are such.
+    """
+    blank = pd.Series("", table.index)
+    columns = [table.get(name, blank) for name in ("source", "framework")]
+    of_row = row_codes(columns)
+    first = first_rows(of_row)
+    origin, framework = (["" if pd.isna(v) else str(v) for v in column.iloc[first]] for column in columns)
+    texts = list(zip(origin, framework, strict=True))
 
-    @classmethod
-    def of(cls, table: pd.DataFrame) -> SourceTexts:
-        """The names in the columns ``source`` and ``framework``, where there are such."""
-        blank = pd.Series("", table.index)
-        columns = [table.get(name, blank) for name in ("source", "framework")]
-        codes = row_codes(columns)
-        first = first_rows(codes)
-        origin, framework = (["" if pd.isna(v) else str(v) for v in column.iloc[first]] for column in columns)
-        return cls(list(zip(origin, framework, strict=True)), codes)
+    def keys(work: Workload) -> tuple[npt.NDArray[np.str_], Ints]:
+        names, of_text = np.unique([str(source_of(work.job, *words)) for words in texts], return_inverse=True)
+        return names, of_text[of_row[work.rows]]
 
-    def keys(self, work: Workload) -> np.ndarray[Any, Any]:
-        """Key of `source_of` for every row of ``work``, (n,)."""
-        return np.array(self._keys(work))[self.of_row[work.rows]]
-
-    def _keys(self, work: Workload) -> list[str]:
-        """Key of `source_of` for runs of ``work`` with each of the texts."""
-        return [str(source_of(work.job, *words)) for words in self.texts]
-
-    def by_key(self, work: Workload) -> Iterator[tuple[str, Ints]]:
-        """Each key of rows of ``work``, and the positions of its rows."""
-        names, of_text = np.unique(self._keys(work), return_inverse=True)
-        of_row = of_text[self.of_row[work.rows]]
-        for number in np.flatnonzero(np.bincount(of_row)).tolist():
-            yield str(names[number]), np.flatnonzero(of_row == number)
+    return keys
 
 
 @dataclass(frozen=True)
@@ -297,24 +283,22 @@ class Part:
 
 def parts_by_source(table: pd.DataFrame, works: Sequence[Workload], most_rows: int) -> list[list[Part]]:
     """The rows of ``works`` as batches of one source and about ``most_rows`` each, rows of like layouts together."""
-    texts = SourceTexts.of(table)
+    keys_of = source_keys(table)
     of_source: dict[str, list[Part]] = {}
     for work in works:
-        for part in _parts(work, texts, most_rows):
-            of_source.setdefault(part.source, []).append(part)
+        names, source = keys_of(work)
+        for number in np.unique(source).tolist():
+            name, rows = str(names[number]), np.flatnonzero(source == number)
+            if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
+                place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
+                place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
+                rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
+            for start in range(0, len(rows), most_rows):
+                at = rows[start : start + most_rows]
+                part = Part(work if len(at) == len(work.rows) else work.take(at), name)
+                of_source.setdefault(name, []).append(part)
     batches: list[list[Part]] = []
     for parts in of_source.values():
         filled = np.cumsum([len(part.work.rows) for part in parts]) // most_rows
         batches += [[p for p, at in zip(parts, filled, strict=True) if at == n] for n in np.unique(filled)]
     return batches
-
-
-def _parts(work: Workload, texts: SourceTexts, most_rows: int) -> Iterator[Part]:
-    for name, rows in texts.by_key(work):
-        if len(rows) > most_rows:  # so that each layout is priced in one part, and few depths meet in one
-            place = np.argsort(np.argsort(work.layouts["pp"], kind="stable"))
-            place = place.astype(np.min_scalar_type(len(place)))  # two bytes are sorted without comparisons
-            rows = rows[np.argsort(place[work.layout[rows]], kind="stable")]
-        for start in range(0, len(rows), most_rows):
-            at = rows[start : start + most_rows]
-            yield Part(work if len(at) == len(work.rows) else work.take(at), name)

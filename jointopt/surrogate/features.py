@@ -8,7 +8,6 @@ import numpy as np
 
 from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.text import uniform_stage_clocks
 from jointopt.physics.cost_model import CostModel, by_physics_alone
@@ -26,30 +25,28 @@ from jointopt.physics.sensitivities import (
 from jointopt.surrogate.kernel import DELAY, Runs
 
 
-def described(physics: CostModel, stage_clock_mhz: Floats, layout: Ints) -> tuple[Columns, Floats]:
-    """(features by name (n,), sensitivities (n, `CONSTANTS`)) of plans of the ``layout`` (n,) of ``physics``.
+def runs_of(physics: CostModel, stage_clock_mhz: Floats, layout: Ints, source: str) -> Runs:
+    """Plans of ``layout`` (n,) of the physics at clocks (n, S) as runs of a source, whose key is `Source`'s.
 
     Shares and sensitivities are those of the layout at the GPU's top clock, the only one that runs of many layouts were
     recorded at: so what is learned moves a layout by one factor at every clock, and time still falls with the clock as
     the physics predicts (with those of the plan's own clock it rose by up to 0.6 % from one clock to the next).
     """
-    every = np.arange(len(physics.layouts["pp"]))
+    job, every, count = physics.job, np.arange(len(physics.layouts["pp"])), len(layout)
     top = np.full((len(every), 1), physics.top_mhz)
-    moved = sensitivities(physics, every, top)
+    slopes = sensitivities(physics, every, top)[layout]
     layouts = {name: values[layout] for name, values in physics.layouts.items()}
-    features = shape_columns(physics.job, layouts, stage_clock_mhz)
+    features = shape_columns(job, layouts, stage_clock_mhz)
     features |= {name: values[layout] for name, values in share_columns(physics, every, top).items()}
     features[DELAY] = network_delay(physics, layout)
-    features |= {f"log2_{name}": np.full(len(layout), np.log2(v)) for name, v in _speeds(physics.job.cluster).items()}
-    return features, moved[layout]
-
-
-def _speeds(cluster: Cluster) -> dict[str, float]:
-    """Rated peak flops and memory speed, in which GPUs differ: a machine whose memory was measured is no other GPU."""
-    gpu = cluster.gpu
-    if cluster.machine is not None:
+    gpu = job.cluster.gpu
+    if job.cluster.machine is not None:  # whose memory was measured: it is no other GPU
         gpu = known_gpu(gpu.id) or gpu
-    return {"peak": gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0)), "memory": gpu.memory_gbytes_per_s}
+    peak = gpu.peak_tflops.get("bf16", gpu.peak_tflops.get("fp16", 1.0))
+    rated = {"peak": peak, "memory": gpu.memory_gbytes_per_s}
+    features |= {f"log2_{name}": np.full(count, np.log2(value)) for name, value in rated.items()}
+    group = f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
+    return Runs(slopes, features, np.full(count, source), np.full(count, group))
 
 
 def watts_at(physics: CostModel, layout: Ints, shares: tuple[float, ...]) -> Floats:
@@ -68,24 +65,12 @@ def heat_of(physics: CostModel, layout: Ints, stage_clock_mhz: Floats) -> Column
     return {PEAK: found["peak_power_w"], RISE: found["temperature_c"] - physics.job.cluster.inlet_temperature_c}
 
 
-def runs_of(physics: CostModel, clocks: Floats, layout: Ints, source: str) -> Runs:
-    """Plans of ``layout`` (n,) of the physics at clocks (n, S) as runs of a source, whose key is `Source`'s."""
-    features, slopes = described(physics, clocks, layout)
-    count = len(layout)
-    return Runs(slopes, features, np.full(count, source), np.full(count, group_key(physics.job)))
-
-
 def clocks_reached(physics: CostModel, stage_clock_mhz: Floats) -> Floats:
     """Of clocks (n, S) of all layouts of the physics those that they reach within their power limits, in MHz."""
     out = np.full_like(stage_clock_mhz, np.nan)
     for g, at, rows, depth in physics.parts(np.arange(len(out))):
         out[at, :depth] = physics.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
     return out
-
-
-def group_key(job: Job) -> str:
-    """Model, batch, GPUs and sequence length, which runs of one group share."""
-    return f"{job.model.name}|{job.training.global_batch_size}|{job.cluster.num_gpus}|{job.training.seq_length}"
 
 
 # Doubt of the time of plans where the network between nodes is assumed.

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from jointopt.core.schema import Floats, Ints
-from jointopt.surrogate.intervals import are_twins
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.new_sources import (
     DRAWS,
@@ -27,6 +26,7 @@ from jointopt.surrogate.surrogate import Surrogate, Widths
 
 FOLDS = 5
 MOST_PAIRS = 400  # of one group, so that a large one does not take all the time
+SAME = 1e-6  # of features and sensitivities, as rounding has it
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def predict_pairs(
     """
     first, second = pairs(runs, test)
     if not twins:
-        differ = ~are_twins(runs.take(first), runs.take(second))
+        inputs = np.hstack([runs.sensitivity, runs.matrix(runs.names)])
+        differ = (np.abs(inputs[first] - inputs[second]) > SAME).any(axis=1)
         first, second = first[differ], second[differ]
     mean, width = np.empty(len(first)), np.empty(len(first))
     given = (runs.take(measured), residual[measured]) if len(measured) else None
@@ -146,8 +147,8 @@ def calibrated(
     widths = replace(surrogate.widths, **factors)
     pairs = [(kind, held) for kind, each in (of_pairs or {}).items() for held in each]
     # of all kinds at once: sources left out are then covered by 91 % with a profile and without, else by 93 and 88 %
-    if apart := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
-        widths = replace(widths, difference=conformal(apart))
+    if together := [replace(held, half_width=held.half_width * getattr(widths, kind)) for kind, held in pairs]:
+        widths = replace(widths, difference=conformal(together))
     if after := [held.by_root for _, held in pairs if held.known]:
         widths = replace(widths, difference_after=conformal(after))
     return replace(surrogate, widths=widths)
@@ -173,17 +174,24 @@ def conformal(held: list[HeldOut]) -> float:
 def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     """A `NewGroups` of few ``runs``, by answers of the whole process for those ``held`` out; and what counts of these.
 
-    All of the process where it is `no_worse` than the physics; else as far as it is sure of each plan, if the median
-    error is then no worse than that of the physics; else none of it. Fewer than `LEAST_GROUPS` choose nothing.
+    All of the process where its median error is at most that of the physics in `SURE` of draws of the groups; else as
+    far as it is sure of each plan, if the median error is then no worse than that of the physics; else none of it.
+    Fewer than `LEAST_GROUPS` choose nothing.
     """
     some = runs.take(held.rows)
     group = size_groups(some)
-    count, wider = len(np.unique(group)), 1.0
+    each = [np.flatnonzero(group == one) for one in np.unique(group)]
+    count, wider = len(each), 1.0
     of_physics, of_part = (
         replace(held, mean=part * held.mean) for part in (0.0, sure_part(held.mean, held.half_width))
     )
+    # whole groups are drawn, as runs of one are off alike
+    rng, off = np.random.default_rng(0), np.abs(np.expm1([one.mean - one.truth for one in (held, of_physics)]))
+    drawn = (np.concatenate([each[i] for i in rng.integers(0, count, count)]) for _ in range(DRAWS))
+    medians = np.array([np.median(off[:, rows], axis=1) for rows in drawn])
+    no_worse = (medians[:, 0] <= medians[:, 1]).mean() >= SURE
     weight, as_sure, left = 1.0, False, held
-    if count >= LEAST_GROUPS and not no_worse(held, of_physics, group):
+    if count >= LEAST_GROUPS and not no_worse:
         as_sure = of_part.median_error <= of_physics.median_error
         weight, left = (1.0, of_part) if as_sure else (0.0, of_physics)
     if count >= LEAST_GROUPS:
@@ -194,97 +202,82 @@ def judge_new_groups(held: HeldOut, runs: Runs) -> tuple[NewGroups, HeldOut]:
     return found, replace(left, half_width=wider * held.half_width)
 
 
-def no_worse(held: HeldOut, other: HeldOut, group: Ints, seed: int = 0) -> bool:
-    """Whether the median error of runs ``held`` out is at most the ``other``'s in `SURE` of draws of their groups.
-
-    ``group`` (n,): numbers of the runs' groups, whole ones of which are drawn, as runs of one are off alike.
-    """
-    rng, rows = np.random.default_rng(seed), [np.flatnonzero(group == one) for one in np.unique(group)]
-    errors = np.abs(np.expm1(np.stack([one.mean - one.truth for one in (held, other)])))
-    drawn = (np.concatenate([rows[i] for i in rng.integers(0, len(rows), len(rows))]) for _ in range(DRAWS))
-    medians = np.array([np.median(errors[:, some], axis=1) for some in drawn])
-    return bool((medians[:, 0] <= medians[:, 1]).mean() >= SURE)
-
-
 # Errors of a surrogate on each source's runs that it has not seen, as a table, and the widths that follow.
+
+
+# What was left out: runs known of each of the source's groups, or (of "few") of each cluster and software, and whether
+# its framework has a profile. Beside these "group_out": all groups but the one judged; "by_size": the same of few runs.
+LEFT_OUT: Mapping[str, tuple[int, bool, str]] = {
+    "source_out": (0, True, "group"), "three": (3, True, "group"), "ten": (10, True, "group"),
+    "unseen": (0, False, "group"), "unseen_three": (3, False, "group"),
+    "few": (3, True, "source"), "unseen_few": (3, False, "source"),
+}  # fmt: skip
+OF_PAIRS = ("source_out", "three", "unseen", "few", "unseen_few")
+# By how much was known: many runs of the source, a few, a profile of its framework, neither. Profiles were fitted to
+# recorded sources, so that a cluster of one's own lies between these under their profile and under none.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "measured": ("group_out",), "few": ("few", "unseen_few"), "fitted": ("source_out", "unseen"),
+    "unknown": ("unseen",),
+}  # fmt: skip
+COLUMNS: Mapping[str, str] = {
+    "group out": "group_out", "source out": "source_out", "+3 runs": "three", "+10 runs": "ten",
+    "framework unknown": "unseen", "framework unknown, +3 runs": "unseen_three",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Held-out errors of one source, and the held-out predictions behind them."""
+    """Error of the physics alone on one source, and held-out predictions of its runs by what was left out.
+
+    ``pairs``: of differences. ``new``: what it was off by where nothing of it was known.
+    """
 
     source: str
     physics: float
-    group_out: HeldOut | None
-    source_out: HeldOut | None
-    three: HeldOut | None
-    ten: HeldOut | None
-    unseen: HeldOut | None  # as source_out and three, under a framework without a profile
-    unseen_three: HeldOut | None
-    few: HeldOut | None = None  # three runs of each cluster and software, with a profile of it and without
-    unseen_few: HeldOut | None = None
-    pairs: Mapping[str, HeldOut | None] = field(default_factory=dict)  # of differences: source_out, three, and unseen
-    new: NewSource | None = None  # what it was off by where nothing of it was known
-    by_size: HeldOut | None = None  # as group_out, by `leave_size_out`: where all that is known of it are few runs
+    held: Mapping[str, HeldOut] = field(default_factory=dict)
+    pairs: Mapping[str, HeldOut] = field(default_factory=dict)
+    new: NewSource | None = None
 
 
 def with_calibrated_widths(surrogate: Surrogate, scores: list[Scores]) -> Surrogate:
     """The surrogate, whose widths are 1, with those that the held-out predictions need."""
-    # By how much was known: runs of the source, a profile of its framework, neither. Profiles were fitted to recorded
-    # sources, so that a cluster of one's own lies between these under their profile and under none.
-    kinds = {
-        "measured": ("group_out",), "few": ("few", "unseen_few"),
-        "fitted": ("source_out", "unseen"), "unknown": ("unseen",),
-    }  # fmt: skip
-    held = {k: [h for s in scores for name in names if (h := getattr(s, name))] for k, names in kinds.items()}
-    pairs = {k: [h for s in scores for name in names if (h := s.pairs.get(name))] for k, names in kinds.items()}
+    held, pairs = (
+        {kind: [each[name] for each in every for name in names if name in each] for kind, names in KINDS.items()}
+        for every in ([s.held for s in scores], [s.pairs for s in scores])
+    )
     found, new = calibrated(surrogate, held, pairs), [s.new for s in scores if s.new is not None]
+    # What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
+    by_root = ([s.pairs[kind].by_root for s in scores if kind in s.pairs] for kind in ("source_out", "unseen"))
+    of_new, unknown = (conformal(each) if each else None for each in by_root)
     widths = replace(
         found.widths, new_cluster=bounds_of_clusters(new), new_software=bounds_of_software(new),
-        difference_new=_of_new_pairs(scores, "source_out"), difference_unknown=_of_new_pairs(scores, "unseen"),
+        difference_new=of_new, difference_unknown=unknown,
     )  # fmt: skip
     return replace(found, widths=widths)
-
-
-def _of_new_pairs(scores: list[Scores], kind: str) -> float | None:
-    """The factor on the roots of half-widths of differences of that kind; None where there are none.
-
-    What plans of one job differ by hardly depends on whose runs a profile was fitted to, since one factor cancels.
-    """
-    held = [h.by_root for s in scores if (h := s.pairs.get(kind))]
-    return conformal(held) if held else None
 
 
 def score_table(scores: list[Scores], widths: Widths | None = None) -> pd.DataFrame:
     """Median errors and coverage per source, one row each, and their means; intervals have the factors ``widths``."""
     w = widths or Widths()
+    factors = {"group_out": w.measured, "source_out": w.fitted, "unseen": w.unknown}
     rows = []
     for s in scores:
-        held = {
-            "group out": (s.group_out, w.measured), "source out": (s.source_out, w.fitted),
-            "+3 runs": _after(s.three, w), "+10 runs": _after(s.ten, w), "framework unknown": (s.unseen, w.unknown),
-            "framework unknown, +3 runs": _after(s.unseen_three, w),
-        }  # fmt: skip
-        row: dict[str, Any] = {"source": s.source, "physics": s.physics}
-        row |= {name: h.median_error if h else np.nan for name, (h, _) in held.items()}
-        held |= {"differences": _by_root(s.pairs.get("source_out"), w.difference_new, w.fitted * w.difference)}
-        if (three := s.pairs.get("three")) and w.difference_after is not None:
-            held |= {"differences, +3 runs": (three.by_root, w.difference_after)}
-        row |= {f"{name} covered": h.covered(by) if h else np.nan for name, (h, by) in held.items()}
+        errors, covered = dict.fromkeys(COLUMNS, np.nan), dict.fromkeys(COLUMNS, np.nan) | {"differences": np.nan}
+        for name, kind in COLUMNS.items():
+            if (held := s.held.get(kind)) is not None:
+                errors[name] = held.median_error
+                covered[name] = held.covered(factors.get(kind) or w.of_measured(held.known))
+        if "source_out" in s.pairs:
+            pairs, factor = s.pairs["source_out"], w.fitted * w.difference
+            if w.difference_new is not None:  # an earlier card has no factor on roots
+                pairs, factor = pairs.by_root, w.difference_new
+            covered["differences"] = pairs.covered(factor)
+        if "three" in s.pairs and w.difference_after is not None:
+            covered["differences, +3 runs"] = s.pairs["three"].by_root.covered(w.difference_after)
         if s.new is not None and w.new_cluster is not None and w.new_software is not None:
-            own, generic = s.new.covered(w.new_cluster, w.new_software)
-            row |= {"source out covered": own, "framework unknown covered": generic}
-        rows.append(row)
+            covered["source out"], covered["framework unknown"] = s.new.covered(w.new_cluster, w.new_software)
+        row = {"source": s.source, "physics": s.physics} | errors
+        rows.append(row | {f"{name} covered": share for name, share in covered.items()})
     table = pd.DataFrame(rows)
     mean = {"source": "mean", **table.drop(columns="source").mean().to_dict()}
     return pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
-
-
-def _by_root(held: HeldOut | None, factor: float | None, of_card: float) -> tuple[HeldOut | None, float]:
-    """Held-out differences and the factor on their half-widths; on the roots of these where the card has such."""
-    return (held, of_card) if held is None or factor is None else (held.by_root, factor)
-
-
-def _after(held: HeldOut | None, widths: Widths) -> tuple[HeldOut | None, float]:
-    """Held-out predictions after some runs of the source, and the factor on their half-widths."""
-    return held, widths.of_measured(held.known) if held else 1.0

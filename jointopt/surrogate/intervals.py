@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,8 @@ from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.cluster import FAR_LINK
 from jointopt.jobs.job import Job
 from jointopt.physics.throughput import model_flops_per_token, peak_tflops
-from jointopt.surrogate.clock_response import TOP_ONLY, MeasuredClocks
-from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, PEAK, RISE
+from jointopt.surrogate.clock_response import ABOVE, BELOW, TOP_ONLY, MeasuredClocks
+from jointopt.surrogate.features import HEAT_COLUMNS, NETWORK_DOUBT, RISE
 from jointopt.surrogate.kernel import Kernel, Runs
 from jointopt.surrogate.posterior import SCALES, SHARES, Posterior
 
@@ -72,46 +72,40 @@ CLOCK_DOUBT = 0.05  # of a logarithm of time, from which a plan's clocks are rem
 def doubts(
     job: Job, columns: Columns, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0
 ) -> dict[str, Bools]:
-    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_half_width`.
+    """Why recorded runs do not support plans, (n,) each, by the keys of `DOUBTS`; the last as in `clock_doubt`.
 
-    ``network`` (n,): what `network_half_width` gives for the plans.
+    ``network`` (n,): what `network_half_width` gives for the plans. Clocks far below the maximum are no doubt on GPUs
+    with a published clock response.
     """
-    errors, training = physics_errors(), job.training
+    errors, training, model, gpu = physics_errors(), job.training, job.model, job.cluster.gpu
     layout = np.zeros(len(columns["pp"]), bool)
     for name in errors["ranges"].keys() & columns.keys() & set(LAYOUT_COLUMNS):
         low, high = errors["ranges"][name]
         layout |= (columns[name] < low) | (columns[name] > high)
+    kind = kind_of(job)
+    size = {"num_gpus": job.cluster.num_gpus, "seq_length": training.seq_length, "hidden_size": model.hidden_size}
+    spanned = (errors["ranges"][name][0] <= value <= errors["ranges"][name][1] for name, value in size.items())
     of_all = {
-        "framework": not training.framework.fitted, "gpu": job.cluster.gpu.id not in errors["seen_gpus"],
-        "model": job.model.is_moe, "precision": training.precision not in errors["precisions"],
-        "adapters": training.frozen, "block": bool(job.model.block), "size": not _spanned(job, errors),
+        "framework": not training.framework.fitted, "gpu": gpu.id not in errors["seen_gpus"],
+        "model": model.is_moe, "precision": training.precision not in errors["precisions"],
+        "adapters": training.frozen, "block": bool(model.block), "size": not all(spanned),
         "link": job.cluster.has_far_link,
-        **_of_kernels(job, errors),
+        "attention": model.has_attention and kind["attention"] not in errors["attentions"],
+        "form": model.has_attention and not kind["form"] <= {*errors["attention_forms"]},
+        "recipe": kind["recipe"] is not None and kind["recipe"] not in errors["fp8_recipes"],
+        "ambiguous": training.dtype_assumed,
     }  # fmt: skip
     found = {name: np.full(len(layout), value) for name, value in of_all.items()}
-    found["host"] = may_wait_for_host(job, columns, errors["shortest_layer_s"])
+    # a profile with a host floor states what launching kernels takes, and captured graphs launch theirs at once
+    known_host = training.framework.host_floor_s > 0.0 or training.cuda_graph or gpu.is_cpu
+    found["host"] = (layer_peak_s(job, columns) < errors["shortest_layer_s"]) & (not known_host)
     found |= {"layout": layout, "network": np.full(len(layout), network) > NETWORK_DOUBT}
-    return found | {"clock": _unmeasured(job, columns["stage_clock_mhz"], measured)}
+    return found | {"clock": clock_doubt(job, columns["stage_clock_mhz"], measured)[1]}
 
 
-def in_domain(job: Job, columns: Columns, network: Floats | float = 0.0) -> Bools:
-    """Whether recorded runs support a plan (n,): a fitted framework profile; GPU, model and layout among the runs.
-
-    Its precision and attention too; ``network`` as for `doubts`. Clocks far below the maximum count only on GPUs with a
-    published clock response.
-    """
-    return np.asarray(~np.logical_or.reduce(list(doubts(job, columns, network=network).values())))
-
-
-def _of_kernels(job: Job, errors: dict[str, Any]) -> dict[str, bool]:
-    """Doubts about the kernels of attention and of low precision."""
-    kind = kind_of(job)
-    return {
-        "attention": job.model.has_attention and kind["attention"] not in errors["attentions"],
-        "form": job.model.has_attention and not kind["form"] <= {*errors["attention_forms"]},
-        "recipe": kind["recipe"] is not None and kind["recipe"] not in errors["fp8_recipes"],
-        "ambiguous": job.training.dtype_assumed,
-    }
+def supported(found: Mapping[str, Bools], but: Collection[str] = ()) -> Bools:
+    """Whether no doubt of those ``found`` but of these names is of plans, (n,)."""
+    return np.asarray(~np.logical_or.reduce([doubt for name, doubt in found.items() if name not in but]))
 
 
 def kind_of(job: Job) -> dict[str, Any]:
@@ -144,42 +138,27 @@ def doubt_names(found: Mapping[str, Bools], in_domain: Bools) -> npt.NDArray[np.
     return np.array(words, object)[which]
 
 
-def clock_half_width(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> Floats:
-    """Doubt of time for clocks (n, S) alone, (n,), as a 90 % half-width of its logarithm.
+def clock_doubt(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks = TOP_ONLY) -> tuple[Floats, Bools]:
+    """Doubt of time for clocks (n, S) alone, (n,), and whether nothing that was measured teaches enough of these.
 
-    Nothing on a GPU with a measured clock response; elsewhere it grows with the logarithm of the lowest clock, and is
-    that of half the clock where the highest is not known. ``measured``: clocks of runs of the same cluster, above
-    which it grows too; where those at lower clocks are off, it is by as much as they are.
+    As a 90 % half-width of its logarithm: nothing on a GPU with a measured clock response; elsewhere it grows with the
+    logarithm of the lowest clock, and is that of half the clock where the highest is not known. ``measured``: clocks of
+    runs of the same cluster, above which it grows too; where those at lower clocks are off, it is by as much as they
+    are.
     """
-    gpu, top_mhz = job.cluster.gpu, _top_mhz(job, stage_clock_mhz)
-    off = np.where(measured.contradicted(stage_clock_mhz, top_mhz), np.log1p(measured.off_below), 0.0)
-    if gpu.id in physics_errors()["clock_response_gpus"]:
-        return np.asarray(off)
-    return np.asarray(np.maximum(off, CLOCK_SHARE * measured.beyond(stage_clock_mhz, top_mhz)))
-
-
-def _top_mhz(job: Job, stage_clock_mhz: Floats) -> float | Floats:
-    return job.cluster.gpu.clock_max_mhz or 2.0 * np.nanmin(stage_clock_mhz, axis=1)
-
-
-def _unmeasured(job: Job, stage_clock_mhz: Floats, measured: MeasuredClocks) -> Bools:
-    """Whether the clocks of plans (n, S) are ones of which nothing that was measured teaches enough, (n,)."""
-    gpu, top_mhz = job.cluster.gpu, _top_mhz(job, stage_clock_mhz)
-    found = clock_half_width(job, stage_clock_mhz, measured) > CLOCK_DOUBT
-    found |= measured.contradicted(stage_clock_mhz, top_mhz)
-    if gpu.clock_max_mhz and gpu.id not in physics_errors()["clock_response_gpus"]:
-        found |= measured.above(stage_clock_mhz, top_mhz)
-    return np.asarray(found)
-
-
-def _spanned(job: Job, errors: dict[str, Any]) -> bool:
-    """Whether recorded runs span the job's size."""
-    sizes = (
-        ("num_gpus", job.cluster.num_gpus),
-        ("seq_length", job.training.seq_length),
-        ("hidden_size", job.model.hidden_size),
-    )
-    return all(errors["ranges"][name][0] <= size <= errors["ranges"][name][1] for name, size in sizes)
+    gpu, lowest = job.cluster.gpu, np.nanmin(stage_clock_mhz, axis=1)
+    published = gpu.id in physics_errors()["clock_response_gpus"]
+    top_mhz = gpu.clock_max_mhz or 2.0 * lowest
+    highest = np.minimum(np.nanmax(stage_clock_mhz, axis=1), top_mhz)
+    contradicted = (measured.off_below > 0.0) & (lowest < BELOW * top_mhz)
+    above = highest > ABOVE * measured.high * top_mhz
+    half_width = np.where(contradicted, np.log1p(measured.off_below), 0.0)
+    if not published:
+        under = np.log(np.maximum(measured.low * top_mhz / lowest, 1.0))
+        over = np.where(above, np.log(highest / (measured.high * top_mhz)), 0.0)
+        half_width = np.maximum(half_width, CLOCK_SHARE * np.maximum(under, over))
+    unmeasured = (half_width > CLOCK_DOUBT) | contradicted
+    return half_width, unmeasured | above if gpu.clock_max_mhz and not published else unmeasured
 
 
 def add_intervals(
@@ -188,66 +167,34 @@ def add_intervals(
     """The columns plus ``_low`` and ``_high`` of every result (90 %) and ``in_domain``; ``network`` as for `doubts`."""
     errors = physics_errors()
     found = doubts(job, columns, measured, network)
-    at_top, apart = _but_apart(found), _apart(job, columns, measured, network)
+    at_top = supported(found, APART)
     inside = at_top & ~found["clock"]  # of memory and power, which do not follow a network
-    power_known = job.cluster.gpu.id in errors["clock_response_gpus"]
-    bounds = {"peak_memory_gib": _bounds(errors["peak_memory_gib"], inside)}
-    low, high = _widest_time(job, found)
-    known_low, known_high = errors["iteration_time_s"]["known"]
-    bounds["iteration_time_s"] = tuple(
-        np.exp(sign * np.hypot(np.log(np.where(at_top, known, wide)), more))
-        for sign, known, wide, more in ((-1, known_low, low, apart[0]), (1, known_high, high, apart[1]))
-    )
-    bounds["avg_power_w"] = _bounds(errors["avg_power_w"], inside & power_known)
-    # time and power err independently: their logarithms add in squares
-    bounds["energy_j"] = tuple(
-        np.exp(sign * np.hypot(np.log(t), np.log(p)))
-        for sign, t, p in zip((-1, 1), bounds["iteration_time_s"], bounds["avg_power_w"], strict=True)
-    )
-    out = dict(columns)
-    for name in RESULTS:
-        low, high = bounds[name]
-        out |= {f"{name}_low": columns[name] * low, f"{name}_high": columns[name] * high}
-    supports = inside & ~found["network"]
-    return bounds_within_limits(job, out) | {"in_domain": supports}
-
-
-def supported(
-    job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0,
-    new: frozenset[str] = frozenset(),
-) -> tuple[Bools, Bools]:  # fmt: skip
-    """Whether recorded runs support plans, and whether they do but for what has a width of its own (`APART`), (n,).
-
-    By their `open_doubts`.
-    """
-    found = open_doubts(job, columns, known, measured, network, new)
-    return ~np.logical_or.reduce(list(found.values())), _but_apart(found)
+    power_known = inside & (job.cluster.gpu.id in errors["clock_response_gpus"])
+    # in the order in which tables have them
+    out = {**columns, **{f"{name}_{end}": columns[name] for name in RESULTS for end in ("low", "high")}}
+    for name, known in (("peak_memory_gib", inside), ("avg_power_w", power_known)):
+        for end, near, far in zip(("low", "high"), errors[name]["known"], errors[name]["unknown"], strict=True):
+            out[f"{name}_{end}"] = columns[name] * np.where(known, near, far)
+    below, above = (np.full(len(at_top), abs(np.log(bound))) for bound in errors["iteration_time_s"]["known"])
+    added = _added_widths(job, columns, measured, network)
+    out = _with_time(out, (below, above), at_top, _widest_time(job, found), added)
+    return bounds_within_limits(job, out) | {"in_domain": inside & ~found["network"]}
 
 
 def open_doubts(
     job: Job, columns: Columns, known: bool, measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0,
     new: frozenset[str] = frozenset(),
 ) -> dict[str, Bools]:  # fmt: skip
-    """Of `doubts` those that ``known`` runs of the same cluster and precision leave open (`left_open`), (n,) each."""
-    return left_open(doubts(job, columns, measured, network), known, new)
-
-
-def left_open(found: Mapping[str, Bools], known: bool, new: frozenset[str] = frozenset()) -> dict[str, Bools]:
-    """Of `doubts` those that remain where ``known`` runs of the same cluster and precision are learned from.
-
-    ``new``: as of `new_kinds`.
-    """
+    """Of `doubts` (n,) those that ``known`` runs of the same cluster and precision leave open; ``new``: `new_kinds`."""
+    found = doubts(job, columns, measured, network)
     return {name: doubt for name, doubt in found.items() if not known or name in _OF_JOB or name in new}
 
 
-def _but_apart(found: Mapping[str, Bools]) -> Bools:
-    beside = [doubt for name, doubt in found.items() if name not in APART]
-    return np.asarray(~np.logical_or.reduce([np.zeros_like(found["clock"]), *beside]))
-
-
-def _apart(job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float) -> tuple[Floats, Floats]:
+def _added_widths(
+    job: Job, columns: Columns, measured: MeasuredClocks, network: Floats | float
+) -> tuple[Floats, Floats]:
     """Widths of the doubts `APART`, below and above, (n,) each: a network may be slower than assumed."""
-    clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
+    clock, _ = clock_doubt(job, columns["stage_clock_mhz"], measured)
     return clock, np.hypot(clock, network)
 
 
@@ -271,36 +218,23 @@ def bounds_within_limits(job: Job, columns: Columns, overshoot: float | None = N
     return columns | held
 
 
-def with_power_interval(columns: Columns, half_width: float) -> Columns:
-    """``columns`` of `add_intervals` with the interval of power replaced by one of measured power, in logarithms."""
-    power = columns["avg_power_w"]
-    return columns | {"avg_power_w_low": power * np.exp(-half_width), "avg_power_w_high": power * np.exp(half_width)}
+def with_measured_intervals(job: Job, columns: Columns, half_width: Mapping[str, float]) -> Columns:
+    """``columns`` with 90 % intervals of mean and peak power and temperature, of those that are there and were learned.
 
-
-def with_heat_intervals(job: Job, columns: Columns, half_width: Mapping[str, float]) -> Columns:
-    """``columns`` with 90 % intervals of peak power and temperature, where these are there and were learned.
-
-    ``half_width``: of the logarithm of peak power, and of the temperature's rise over the inlet air, by their names.
+    ``half_width``: of the logarithm of power, and of the temperature's rise over the inlet air, by their names.
     """
-    out, zero = dict(columns), {PEAK: 0.0, RISE: job.cluster.inlet_temperature_c}
+    out = dict(columns)
     for name, half in half_width.items():
-        if (column := HEAT_COLUMNS[name]) in columns:
-            above = columns[column] - zero[name]
-            out |= {
-                f"{column}_low": zero[name] + above * np.exp(-half),
-                f"{column}_high": zero[name] + above * np.exp(half),
-            }
+        if (column := HEAT_COLUMNS.get(name, name)) in columns:
+            zero = job.cluster.inlet_temperature_c if name == RISE else 0.0
+            above = columns[column] - zero
+            out |= {f"{column}_low": zero + above * np.exp(-half), f"{column}_high": zero + above * np.exp(half)}
     return out
 
 
 def with_time_interval(
-    job: Job,
-    columns: Columns,
-    half_width: Floats,
-    inside: Bools,
-    known: bool = False,
-    measured: MeasuredClocks = TOP_ONLY,
-    network: Floats | float = 0.0,
+    job: Job, columns: Columns, half_width: Floats, inside: Bools, known: bool = False,
+    measured: MeasuredClocks = TOP_ONLY, network: Floats | float = 0.0,
 ) -> Columns:  # fmt: skip
     """``columns`` of `add_intervals` with the interval of time replaced by a learned one, and that of energy with it.
 
@@ -309,36 +243,33 @@ def with_time_interval(
     show what a core can do. Clocks without a measured response add to it. Power keeps its own interval: logarithms of
     time and power add in squares.
     """
-    if known:
-        clock = clock_half_width(job, columns["stage_clock_mhz"], measured)
-        return _with_time(columns, half_width, inside, physics_errors()["iteration_time_s"]["unknown"], (clock, clock))
-    found = doubts(job, columns, measured, network)
-    return _with_time(columns, half_width, inside, _widest_time(job, found), _apart(job, columns, measured, network))
+    widest: Sequence[float | Floats] = physics_errors()["iteration_time_s"]["unknown"]
+    added = (clock_doubt(job, columns["stage_clock_mhz"], measured)[0],) * 2
+    if not known:
+        widest = _widest_time(job, doubts(job, columns, measured, network))
+        added = _added_widths(job, columns, measured, network)
+    return _with_time(columns, (half_width, half_width), inside, widest, added)
 
 
 def with_new_interval(
-    job: Job,
-    columns: Columns,
-    half_widths: tuple[Floats, Floats],
-    measured: MeasuredClocks = TOP_ONLY,
+    job: Job, columns: Columns, half_widths: tuple[Floats, Floats], measured: MeasuredClocks = TOP_ONLY,
     network: Floats | float = 0.0,
-) -> Columns:
+) -> Columns:  # fmt: skip
     """As `with_time_interval`, where no run of the source is known; half-widths (n,) below and above the prediction.
 
     They are of recorded sources, each taken for new, on GPUs and at sizes that others did not have. So only GPUs, sizes
     and degrees that no recorded run has widen them, and experts and the like; so does ``network``, as for `doubts`.
     """
     found = doubts(job, columns, measured, network)
-    unlike = {name: doubt for name, doubt in found.items() if name not in OF_PLACE}
-    software, apart = unlike.pop("framework"), _apart(job, columns, measured, network)
-    software &= job.cluster.gpu.architecture != "CPU"
-    beyond = np.logical_or.reduce(list(unlike.values()))
-    place = np.logical_or.reduce([found[name] for name in OF_PLACE - APART])
+    software = found["framework"] & (job.cluster.gpu.architecture != "CPU")
+    beyond = ~supported(found, OF_PLACE | {"framework"})
+    place = ~supported(found, found.keys() - (OF_PLACE - APART))
     low, high = _widest_time(job, found)
     # nothing that was learned from runs shows how much faster the best of unknown software is
     floors = np.where(beyond | place | software, low, 1.0), np.where(beyond | (place & ~software), high, 1.0)
-    least = [np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True)]
-    return _with_time(columns, (least[0], least[1]), np.ones(len(beyond), bool), (1.0, 1.0), apart)
+    below, above = (np.maximum(half, np.abs(np.log(floor))) for half, floor in zip(half_widths, floors, strict=True))
+    everywhere, added = np.ones(len(beyond), bool), _added_widths(job, columns, measured, network)
+    return _with_time(columns, (below, above), everywhere, (1.0, 1.0), added)
 
 
 def narrower(first: Columns, second: Columns) -> Columns:
@@ -351,17 +282,18 @@ def narrower(first: Columns, second: Columns) -> Columns:
 
 
 def _with_time(
-    columns: Columns,
-    half_width: Floats | tuple[Floats, Floats],
-    inside: Bools,
-    widest: Sequence[float | Floats],
-    apart: tuple[Floats | float, Floats | float] = (0.0, 0.0),
-) -> Columns:
+    columns: Columns, half_widths: tuple[Floats, Floats], inside: Bools, widest: Sequence[float | Floats],
+    added: Sequence[Floats | float] = (0.0, 0.0),
+) -> Columns:  # fmt: skip
+    """Columns with intervals of time by half-widths below and above, and of energy, as both err independently.
+
+    Where plans are not ``inside`` (n,) they are at least as wide as the ``widest`` bounds; widths ``added`` are so
+    in squares.
+    """
     out = dict(columns)
-    wide = {side: np.abs(np.log(bound)) for side, bound in zip(("low", "high"), widest, strict=True)}
-    both = half_width if isinstance(half_width, tuple) else (half_width, half_width)
-    for side, sign, own, more in (("low", -1.0, both[0], apart[0]), ("high", 1.0, both[1], apart[1])):
-        half = np.hypot(np.where(inside, own, np.maximum(own, wide[side])), more)
+    sides = zip(("low", "high"), (-1.0, 1.0), half_widths, widest, added, strict=True)
+    for side, sign, own, bound, more in sides:
+        half = np.hypot(np.where(inside, own, np.maximum(own, np.abs(np.log(bound)))), more)
         power = np.log(columns[f"avg_power_w_{side}"] / columns["avg_power_w"])
         out[f"iteration_time_s_{side}"] = columns["iteration_time_s"] * np.exp(sign * half)
         out[f"energy_j_{side}"] = columns["energy_j"] * np.exp(sign * np.hypot(power, half))
@@ -371,9 +303,9 @@ def _with_time(
 def outside_of_domain(columns: Columns) -> Columns:
     """``columns`` of `add_intervals` where nothing supports any plan: times at least as uncertain as the unknown's."""
     ends = [np.abs(np.log(columns[f"iteration_time_s_{e}"] / columns["iteration_time_s"])) for e in ("low", "high")]
-    nowhere = np.zeros(len(ends[0]), bool)
+    nowhere, half_width = np.zeros(len(ends[0]), bool), np.maximum(*ends)
     unknown = physics_errors()["iteration_time_s"]["unknown"]
-    return _with_time(columns, np.maximum(*ends), nowhere, unknown) | {"in_domain": nowhere}
+    return _with_time(columns, (half_width, half_width), nowhere, unknown) | {"in_domain": nowhere}
 
 
 def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
@@ -385,27 +317,9 @@ def _widest_time(job: Job, found: Mapping[str, Bools]) -> tuple[Floats, Floats]:
     near, far = errors["near"], errors["unknown"]
     if job.cluster.gpu.architecture == "CPU":
         near = far = errors["cores"]
-    unlike = np.logical_or.reduce([doubt for name, doubt in found.items() if name not in OF_PLACE])
+    unlike = ~supported(found, OF_PLACE)
     low, high = (np.where(unlike, of_far, of_near) for of_far, of_near in zip(far, near, strict=True))
     return low, high
-
-
-def _bounds(error: dict[str, list[float]], known: Bools) -> tuple[Any, Any]:
-    (low, high), (wide_low, wide_high) = error["known"], error["unknown"]
-    return np.where(known, low, wide_low), np.where(known, high, wide_high)
-
-
-# Doubt of the time of plans with layers shorter than any recorded: launching their kernels may take longer.
-
-
-def may_wait_for_host(job: Job, columns: Columns, shortest_s: float) -> Bools:
-    """Whether layers of plans (n,) take less than ``shortest_s`` at the GPU's peak, and the host's share is not known.
-
-    A profile with a host floor states it, and captured graphs launch their kernels at once.
-    """
-    training = job.training
-    known = training.framework.host_floor_s > 0.0 or training.cuda_graph or job.cluster.gpu.is_cpu
-    return np.zeros(len(columns["pp"]), bool) if known else layer_peak_s(job, columns) < shortest_s
 
 
 def layer_peak_s(job: Job, columns: Columns) -> Floats:
@@ -466,7 +380,7 @@ def recorded(job: Job, columns: Columns, first: int, known: bool = False) -> Flo
 
     ``known`` runs of the same cluster support any plan.
     """
-    at_top, errors = supported(job, columns, known)[1], physics_errors()["difference"]
+    at_top, errors = supported(open_doubts(job, columns, known), APART), physics_errors()["difference"]
     return np.asarray(np.where(at_top & at_top[first], errors["known"], errors["unknown"]))
 
 
@@ -487,8 +401,10 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
     faster or leaner: 0 for the plan itself.
     """
     clocks = columns["stage_clock_mhz"]
-    clock = np.abs(_log_clocks(clocks) - _log_clocks(clocks[first : first + 1])).max(axis=0)
-    unmeasured = clock_half_width(job, clocks, apart.measured)
+    logs = np.log(clocks)
+    lowest_and_mean = np.stack([np.nanmin(logs, axis=1), np.nanmean(logs, axis=1)])
+    clock = np.abs(lowest_and_mean - lowest_and_mean[:, first : first + 1]).max(axis=0)
+    unmeasured, _ = clock_doubt(job, clocks, apart.measured)
     of_layout = np.where(apart.other_layout, apart.half_width, 0.0)
     time = np.hypot(of_layout, np.hypot(CLOCK_TIME * clock, unmeasured - unmeasured[first]))
     measured_response = job.cluster.gpu.id in physics_errors()["clock_response_gpus"]
@@ -503,22 +419,11 @@ def against(job: Job, columns: Columns, first: int, apart: Apart) -> Columns:
         change = np.where(np.abs(change) < _ROUNDING, 0.0, change)
         ends = {"": 0.0, "_low": -half, "_high": half}
         out |= {f"{name}_vs_first_percent{end}": 100.0 * np.expm1(change + by) for end, by in ends.items()}
-        out[f"{better}_probability"] = _below_zero(change, half / Z_90)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sure = np.where(np.isnan(change), np.nan, (change < 0.0).astype(float))
+            below = 0.5 * _ERFC(change / (half / Z_90) / np.sqrt(2.0)).astype(float)
+            out[f"{better}_probability"] = np.where(half > 0.0, below, sure)
     return out
-
-
-def _log_clocks(stage_clock_mhz: Floats) -> Floats:
-    """Logarithms of the lowest and of the mean clock of plans (n, S), (2, n)."""
-    logs = np.log(stage_clock_mhz)
-    return np.stack([np.nanmin(logs, axis=1), np.nanmean(logs, axis=1)])
-
-
-def _below_zero(mean: Floats, deviation: Floats) -> Floats:
-    """Probability that a normal number is below zero; of one without deviation whether it is, NaN for a NaN."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sure = np.where(np.isnan(mean), np.nan, (mean < 0.0).astype(float))
-        below = 0.5 * _ERFC(mean / deviation / np.sqrt(2.0)).astype(float)
-        return np.asarray(np.where(deviation > 0.0, below, sure))
 
 
 # How far two plans of one job are apart by the process: errors of plans that are alike cancel.
@@ -528,51 +433,29 @@ def _below_zero(mean: Floats, deviation: Floats) -> Floats:
 # for noise is mostly what it cannot tell of a plan, and a plan that moves a layer shares it. Recorded pairs of 0.05 to
 # 0.25 do as well; with all of the noise plans alike are as wide as others (docs/surrogate-experiments.md).
 ALIKE = 0.15
-UNLIKE_PAIRS = (
-    0.3  # the same deviation of half of recorded pairs: what all of them differ by counts in full from here on
-)
-_SAME = 1e-6  # of features and sensitivities, as rounding has it
+# The same deviation of half of recorded pairs: what all of them differ by counts in full from here on.
+UNLIKE_PAIRS = 0.3
 
 
-def half_width_apart(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
+def difference_half_width(posterior: Posterior, runs: Runs, against: Runs) -> Floats:
     """90 % half-width (n,) of the difference of residuals of ``runs`` and of ``against`` (as many or one).
 
     By what is known, and the noise of both as far as the two plans differ; at least that of repeats, `Kernel.noise`.
     """
     left = posterior.contrast_variance(runs, against)
-    return _half_width(posterior, left, apart(posterior.kernel, runs, against))
-
-
-def half_width_of_new(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
-    """`half_width_apart` (n,) where no run of the source is known."""
-    prior = apart(kernel, runs, against)
-    return _half_width(_of_new(kernel), prior, prior)
+    return _half_width(posterior, left, difference_variance(posterior.kernel, runs, against))
 
 
 def share_of_unlike(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Half-width (n,) over that of plans as unlike as recorded pairs mostly are, both by roots; 1 at most."""
     unlike = np.array([UNLIKE_PAIRS**2])
-    usual = _half_width(_of_new(kernel), unlike, unlike)
-    return np.minimum(np.sqrt(half_width_of_new(kernel, runs, against) / usual), 1.0)
+    new = posterior_of_new(kernel)
+    return np.minimum(np.sqrt(difference_half_width(new, runs, against) / _half_width(new, unlike, unlike)), 1.0)
 
 
-def most_beyond_new(prior: Floats) -> Floats:
-    """By how much runs of the source may make differences wider than `half_width_of_new` has them, (n,).
-
-    Of plans alike by nothing: that some runs scatter is no evidence that a layer more or less does. ``prior``: `apart`.
-    """
-    return np.asarray(1.0 + prior / ALIKE**2)
-
-
-def apart(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
+def difference_variance(kernel: Kernel, runs: Runs, against: Runs) -> Floats:
     """Prior variance (n,) of the difference of residuals, noise not included: 0 of plans that differ in nothing."""
-    return _of_new(kernel).contrast_variance(runs, against)
-
-
-def are_twins(runs: Runs, against: Runs) -> Bools:
-    """Whether runs (n,) are of the plan of those that they are compared with."""
-    first, second = (np.hstack([each.sensitivity, each.matrix(runs.names)]) for each in (runs, against))
-    return np.asarray((np.abs(first - second) <= _SAME).all(axis=1))
+    return posterior_of_new(kernel).contrast_variance(runs, against)
 
 
 def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
@@ -581,6 +464,6 @@ def _half_width(posterior: Posterior, left: Floats, prior: Floats) -> Floats:
     return np.asarray(Z_90 * np.sqrt(left + counted))
 
 
-def _of_new(kernel: Kernel) -> Posterior:
+def posterior_of_new(kernel: Kernel) -> Posterior:
     """The posterior where no run of the source is known."""
     return Posterior(kernel, np.square(SCALES), SHARES)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -47,6 +48,7 @@ SAME_SOFTWARE, SAME_GPU = 0.7, 0.5
 TASK_RUNS = 12  # runs in a sample that hyperparameters are learned from: about as many as a posterior will have
 TASKS = 8  # samples of one source
 TURNS, OWN_TURNS, NEAR_TURNS = 60, 40, 12  # of learning: by all sources, by one cluster's runs, from close by
+NEAR_MIDDLE = np.array([-0.5, 0.5])  # residuals that hyperparameters are learned from, around their median
 CACHED_CELLS = 250_000  # runs x measured runs of which 2 MB stay in the cache: three times as fast
 
 
@@ -82,25 +84,17 @@ class Runs:
         zero = np.zeros(len(self))
         return np.column_stack([self.features.get(name, zero) for name in names])
 
+    def keys(self, but: str = "") -> npt.NDArray[np.complex128]:
+        """`projected` (n,) of all but the feature ``but``."""
+        return projected([*(self.features[name] for name in self.names if name != but), *self.sensitivity.T])
+
     def distinct(self, but: str = "") -> tuple[Ints, Ints]:
         """Positions of runs of which no two agree in all but the feature ``but``, and which of them each run is."""
-        return distinct(self._columns(but))
-
-    def keys(self, but: str) -> npt.NDArray[np.complex128]:
-        """`projected` (n,) of all but the feature ``but``."""
-        return projected(self._columns(but))
-
-    def _columns(self, but: str) -> list[Floats]:
-        return [*(self.features[name] for name in self.names if name != but), *self.sensitivity.T]
+        _, first, of = np.unique(self.keys(but), return_index=True, return_inverse=True)
+        return first, of
 
 
-def distinct(columns: Sequence[Floats]) -> tuple[Ints, Ints]:
-    """Positions of rows of ``columns`` (n,) each of which no two agree in all, and which of them each row is, (n,)."""
-    _, first, of = np.unique(projected(columns), return_index=True, return_inverse=True)
-    return first, of
-
-
-def projected(columns: Sequence[Floats]) -> npt.NDArray[np.complex128]:
+def projected(columns: Sequence[Floats] | Floats) -> npt.NDArray[np.complex128]:
     """Two random projections (n,) of rows of ``columns`` (n,) each, as one number: those of any two equal rows agree.
 
     To sort all columns takes seconds.
@@ -122,6 +116,9 @@ def together(parts: Sequence[Runs]) -> Runs:
         np.concatenate([runs.source for runs in parts]),
         np.concatenate([runs.group for runs in parts]),
     )
+
+
+Points = tuple[Floats, Floats, Floats]  # of runs, as `Kernel.points` has them
 
 
 @dataclass(frozen=True)
@@ -149,34 +146,18 @@ class Kernel:
         varying = tuple(VARYING * value for value in shared.constants)
         return cls(shared.constants, shared.source, shared.shape, lengths, USUAL_NOISE, varying, tuple(shapes))
 
+    def pack(self) -> Floats:
+        """Logarithms of all hyperparameters, one after the other."""
+        first = (*self.constants, self.source, self.shape, *self.lengths)
+        return np.log((*first, *self.varying, *self.varying_lengths, self.noise))
+
     def unpack(self, logs: Floats) -> Self:
         """The kernel of `pack`, of as many constants and lengths as this one."""
-        values = np.exp(logs).tolist()
-        ends = np.cumsum([len(self.constants), 1, 1, len(self.lengths), len(self.varying), len(self.varying_lengths)])
-        constants, source, shape, lengths, varying, varying_lengths, noise = (
-            tuple(values[start:end]) for start, end in zip([0, *ends], [*ends, None], strict=True)
-        )
-        return type(self)(constants, source[0], shape[0], lengths, noise[0], varying, varying_lengths)
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """All hyperparameters, one after the other."""
-        first = (*self.constants, self.source, self.shape, *self.lengths)
-        return (*first, *self.varying, *self.varying_lengths, self.noise)
-
-    def pack(self) -> Floats:
-        """Logarithms of `values`."""
-        return np.log(self.values)
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Numbers of each tuple as they are, and as they should be."""
-        if not self.varying:
-            return {"lengths": (len(self.lengths), len(FEATURES))}
-        count = len(self.constants)
-        found = {"lengths": (len(self.lengths), len(SHAPES) + len(SHARES) + count)}
-        found["varying constants"] = len(self.varying), count
-        return found | {"lengths of varying constants": (len(self.varying_lengths), len(SHAPES))}
+        left = iter(np.exp(logs).tolist())
+        constants, (source, shape) = (tuple(islice(left, count)) for count in (len(self.constants), 2))
+        others = (self.lengths, self.varying, self.varying_lengths)
+        lengths, varying, varying_lengths = (tuple(islice(left, len(one))) for one in others)
+        return type(self)(constants, source, shape, lengths, next(left), varying, varying_lengths)
 
     def inputs(self, runs: Runs) -> Floats:
         """Inputs (n, k) of the smooth function: `FEATURES`, or those of one cluster's own runs.
@@ -188,49 +169,33 @@ class Kernel:
         shares = OCTAVE * np.log2(np.maximum(runs.matrix(SHARES), 0.0) + LEAST_SHARE)
         return np.hstack([runs.matrix(SHAPES), shares, runs.sensitivity])
 
-    def points(self, runs: Runs) -> Floats:
-        """`inputs` in units of the lengths over which the smooth function varies.
+    def points(self, runs: Runs) -> Points:
+        """`inputs` in units of the lengths over which the smooth function varies, (n, k).
 
-        Beside them, of one cluster's own runs, shapes in units of theirs and sensitivities in those of ``varying``.
+        Then, (n, 0) but of one cluster's own runs, shapes in units of theirs and sensitivities in those of ``varying``.
         """
         x = self.inputs(runs)
-        if not self.varying:
-            return np.asarray(x / self.lengths)
-        shapes = x[:, : len(SHAPES)] / self.varying_lengths
-        return np.hstack([x / self.lengths, shapes, runs.sensitivity * self.varying])
+        shapes = x[:, : len(self.varying_lengths)] / self.varying_lengths
+        return x / self.lengths, shapes, runs.sensitivity[:, : len(self.varying)] * self.varying
 
-    def smooth(self, x: Floats, y: Floats) -> Floats:
+    def smooth(self, x: Points, y: Points) -> Floats:
         """Prior covariance (n, m) of the smooth function and of varying constants at `points`, of one source."""
-        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
-        out = alike(a, b)
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = x, y
+        out = likeness(a, b)
         out *= self.shape**2
         if self.varying:
-            out += alike(shape_a, shape_b) * (moved_a @ moved_b.T)
+            out += likeness(shape_a, shape_b) * (moved_a @ moved_b.T)
         return out
 
-    def smooth_sums(self, x: Floats, y: Floats, weights: Floats) -> Floats:
+    def smooth_sums(self, x: Points, y: Points, weights: Floats) -> Floats:
         """`smooth` times ``weights`` (m,), (n,): of shapes, which many plans have in common, once for each."""
-        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
-        smooth = self.shape**2 * alike_sums(a, b, weights)
+        (a, shape_a, moved_a), (b, shape_b, moved_b) = x, y
+        smooth = self.shape**2 * likeness_sums(a, b, weights)
         if not self.varying:
             return smooth
-        first, of = distinct([*shape_a.T])
-        constants = alike_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
+        _, first, of = np.unique(projected(shape_a.T), return_index=True, return_inverse=True)
+        constants = likeness_sums(shape_a[first], shape_b, moved_b * weights[:, None])[of]
         return np.asarray((constants * moved_a).sum(axis=1) + smooth)
-
-    def smooth_variance(self, x: Floats) -> Floats:
-        """Prior variance (n,) of the same."""
-        return np.asarray(self.shape**2 + np.square(self._parts(x)[2]).sum(axis=1))
-
-    def smooth_apart(self, x: Floats, y: Floats) -> Floats:
-        """Prior variance (n,) of its difference between `points` and as many others, or one."""
-        (a, shape_a, moved_a), (b, shape_b, moved_b) = self._parts(x), self._parts(y)
-        moved = np.square(moved_a - moved_b).sum(axis=1)
-        moved += 2.0 * (moved_a * moved_b).sum(axis=1) * apart(shape_a, shape_b)
-        return np.asarray(moved + 2.0 * self.shape**2 * apart(a, b))
-
-    def _parts(self, points: Floats) -> list[Floats]:
-        return np.split(points, np.cumsum([len(self.lengths), len(self.varying_lengths)]), axis=1)
 
 
 def default_kernel(constants: int) -> Kernel:
@@ -259,23 +224,26 @@ def terms(kernel: Kernel, a: Runs, b: Runs) -> Floats:
     ])  # fmt: skip
 
 
-def scaled_terms(kernel: Kernel, a: Runs, b: Runs, factors: Floats) -> Callable[[Ints], Floats]:
-    """The sum (rows, m) of `terms` times ``factors`` (4,) for rows of ``a``, without the terms one by one."""
+def scaled_terms(kernel: Kernel, a: Runs, b: Runs, scales: Floats) -> Callable[[Ints], Floats]:
+    """The sum (scales, rows, m) of `terms` times ``scales`` (scales, 4) for rows of ``a``; of one without each term."""
+    if len(scales) > 1:
+        return lambda rows: np.tensordot(scales, terms(kernel, a.take(rows), b), 1)
+    (factors,) = scales
     squares = np.square(kernel.constants) * np.where(of_network(len(kernel.constants)), factors[1], factors[2])
-    moved, points, seen = a.sensitivity * squares, kernel.points(a), kernel.points(b)
+    moved, seen, (points, shapes, varied) = a.sensitivity * squares, kernel.points(b), kernel.points(a)
     of_source, (kin, at, to) = factors[0] * kernel.source**2, _kin_by_key(a.source, b.source)
 
     def between(rows: Ints) -> Floats:
-        out = kernel.smooth(points[rows], seen)
+        out = kernel.smooth((points[rows], shapes[rows], varied[rows]), seen)
         out *= factors[3]
         out += moved[rows] @ b.sensitivity.T
         out += of_source
-        return out if (kin == 1.0).all() else np.asarray(out * kin[np.ix_(at[rows], to)])
+        return out[None] if (kin == 1.0).all() else np.asarray(out * kin[np.ix_(at[rows], to)])[None]
 
     return between
 
 
-def alike(x: Floats, y: Floats) -> Floats:
+def likeness(x: Floats, y: Floats) -> Floats:
     """exp(-d²/2) of the distances d (n, m) of two sets of points."""
     out = np.asarray(_with_halves(x)[0] @ _with_halves(y)[1].T)
     np.minimum(out, 0.0, out=out)
@@ -283,8 +251,8 @@ def alike(x: Floats, y: Floats) -> Floats:
     return out
 
 
-def alike_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """`alike` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
+def likeness_sums(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """`likeness` (n, m) times ``weights`` (m, ...), (n, ...): some rows of it at a time, which stay in the cache."""
     left, right = _with_halves(x)[0], np.ascontiguousarray(_with_halves(y)[1].T)
     size = max(CACHED_CELLS // max(len(y), 1), 1)
     some, out = np.empty((min(size, len(x)), len(y))), np.empty((len(x), *weights.shape[1:]))
@@ -304,28 +272,30 @@ def _with_halves(x: Floats) -> tuple[Floats, Floats]:
     return np.column_stack([x, half, one]), np.column_stack([x, one, half])
 
 
-def apart(x: Floats, y: Floats) -> Floats:
+def unlikeness(x: Floats, y: Floats) -> Floats:
     """1 - exp(-d²/2) of the distances d (n,) of points from as many others, or from one."""
     return np.asarray(-np.expm1(-0.5 * np.square(x - y).sum(axis=1)))
 
 
-def variances(kernel: Kernel, runs: Runs) -> Floats:
-    """Prior variance (4, n) of each residual by the same terms."""
-    squares, network = np.square(runs.sensitivity * kernel.constants), of_network(len(kernel.constants))
-    same = np.ones(len(runs))
-    of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
-    return np.stack([kernel.source**2 * same, *of_constants, kernel.smooth_variance(kernel.points(runs))])
+def variances(kernel: Kernel, runs: Runs, against: Runs | None = None) -> Floats:
+    """Prior variance (4, n) of each residual by the same terms, or of its difference from that of ``against``.
 
-
-def contrast_variances(kernel: Kernel, a: Runs, b: Runs) -> Floats:
-    """Prior variance (4, n) of the difference of two residuals of one source by the same terms, noise not included.
-
-    The one factor cancels, constants count by the difference of sensitivities, the smooth function by how alike the
-    two plans are. ``b`` holds as many runs as ``a``, or one for all of them.
+    Of these, as many runs of one source or one for all, the one factor cancels, constants count by the difference of
+    sensitivities, the smooth function by how alike the two plans are. Noise is not included.
     """
-    squares, network = np.square((a.sensitivity - b.sensitivity) * kernel.constants), of_network(len(kernel.constants))
+    smooth, shapes, moved = kernel.points(runs)
+    if against is None:
+        slopes, of_source = runs.sensitivity, kernel.source**2
+        of_smooth = kernel.shape**2 + np.square(moved).sum(axis=1)
+    else:
+        other, other_shapes, other_moved = kernel.points(against)
+        slopes, of_source = runs.sensitivity - against.sensitivity, 0.0
+        of_smooth = np.square(moved - other_moved).sum(axis=1)
+        of_smooth += 2.0 * (moved * other_moved).sum(axis=1) * unlikeness(shapes, other_shapes)
+        of_smooth += 2.0 * kernel.shape**2 * unlikeness(smooth, other)
+    squares, network = np.square(slopes * kernel.constants), of_network(len(kernel.constants))
     of_constants = squares[:, network].sum(axis=1), squares[:, ~network].sum(axis=1)
-    return np.stack([np.zeros(len(a)), *of_constants, kernel.smooth_apart(kernel.points(a), kernel.points(b))])
+    return np.stack([np.full(len(runs), of_source), *of_constants, of_smooth])
 
 
 def kinship(a: npt.NDArray[np.str_], b: npt.NDArray[np.str_]) -> Floats:
@@ -368,16 +338,11 @@ def learn_alone(runs: Runs, residual: Floats, shared: Kernel, seed: int = 0, sta
     ``start``: hyperparameters close to those found, to be quicker.
     """
     rows = np.random.default_rng(seed).choice(len(residual), min(OWN_RUNS, len(residual)), replace=False)
-    some, y = runs.take(rows.astype(np.int64)), _near_middle(residual)[rows]
+    some, y = runs.take(rows.astype(np.int64)), np.clip(residual, *(np.median(residual) + NEAR_MIDDLE))[rows]
     centre = Kernel.own(shared)
     first, turns = (centre, OWN_TURNS) if start is None else (start, NEAR_TURNS)
     logs = np.append(first.pack()[:-1], np.log([USUAL_NOISE, first.noise]))
     return _likeliest([[_task(some, y, 1.0, centre)]], centre, logs, turns)
-
-
-def _near_middle(residual: Floats) -> Floats:
-    middle = np.median(residual)
-    return np.clip(residual, middle - 0.5, middle + 0.5)
 
 
 def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Floats, turns: int) -> Kernel:
@@ -389,7 +354,7 @@ def _likeliest(parts: list[list[_Task]], centre: Kernel, start: Floats, turns: i
         _penalised, start, args=(parts, centre), jac=True, method="L-BFGS-B",
         bounds=[(value - 4.0, value + 4.0) for value in around], options={"maxiter": turns},
     )  # fmt: skip
-    count = len(centre.values)
+    count = len(centre.pack())
     noise = np.median(found.x[count:]) if parts else centre.pack()[-1]
     return centre.unpack(np.append(found.x[: count - 1], noise))
 
@@ -407,7 +372,7 @@ def _tasks(runs: Runs, residual: Floats, rng: np.random.Generator, kernel: Kerne
     """Samples of a source that count for one together, as many as it takes to see its runs twice."""
     size = min(TASK_RUNS, len(residual))
     count = min(TASKS, -(-2 * len(residual) // size))
-    y = _near_middle(residual)
+    y = np.clip(residual, *(np.median(residual) + NEAR_MIDDLE))
     drawn = (rng.choice(len(y), size, replace=False).astype(np.int64) for _ in range(count))
     return [_task(runs.take(rows), y[rows], 1.0 / count, kernel) for rows in drawn]
 
@@ -418,7 +383,7 @@ def _task(runs: Runs, residual: Floats, weight: float, kernel: Kernel) -> _Task:
 
 def _penalised(logs: Floats, parts: list[list[_Task]], centre: Kernel) -> tuple[float, Floats]:
     """Negative log of likelihood times a log-normal prior, and its gradient with respect to the logarithms."""
-    count = len(centre.values)
+    count = len(centre.pack())
     away = logs[:count] - centre.pack()
     noisy = (logs[count:] - np.log(USUAL_NOISE)) / NOISES
     total = 0.5 * float(np.square(away).sum() + np.square(noisy).sum())
@@ -442,10 +407,10 @@ def unlikelihood(kernel: Kernel, task: _Task) -> tuple[float, Floats]:
 
     x, j, kin = task.inputs, task.sensitivity, task.kin
     z, squares, varied = x[:, : len(kernel.varying_lengths)], np.square(kernel.constants), np.square(kernel.varying)
-    smooth = kernel.shape**2 * alike(x / kernel.lengths, x / kernel.lengths) * kin
+    smooth = kernel.shape**2 * likeness(x / kernel.lengths, x / kernel.lengths) * kin
     prior = ((j * squares) @ j.T + kernel.source**2) * kin + smooth
     if kernel.varying:
-        like = alike(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
+        like = likeness(z / kernel.varying_lengths, z / kernel.varying_lengths) * kin
         product = (j * varied) @ j.T * like
         prior += product
     factor = cho_factor(prior + kernel.noise**2 * np.eye(len(j)), lower=True)

@@ -100,12 +100,6 @@ def _fit_table(weights: tuple[float, ...], plan_sd: float) -> tuple[float, float
     return float(room[0] + GRID[-1]), step, table
 
 
-def load_limit(weights: Floats, margin: MemoryMargin, probability: float) -> float:
-    """The log of the load up to which plans of a source fit with at least that probability."""
-    loads = np.linspace(-2.0, 2.0, 4001)
-    return float(np.interp(-probability, -fit_probability(loads, weights, margin), loads))
-
-
 def fit_draws(log_load: Floats, weights: Floats, margin: MemoryMargin, count: int, rng: np.random.Generator) -> Bools:
     """Fit or not of each plan in ``count`` draws (n, count); the source's offset is common to all plans of a draw."""
     offset = rng.choice(GRID, count, p=weights)
@@ -186,7 +180,8 @@ class MemoryPosterior:
 
     def largest_load(self, probability: float = FEASIBLE) -> float:
         """Predicted memory (by the physics alone) over the limit at which a plan fits with that probability."""
-        return float(np.exp(load_limit(self._weights, self.margin, probability)))
+        loads = np.linspace(-2.0, 2.0, 4001)
+        return float(np.exp(np.interp(-probability, -self.fit_probability(loads), loads)))
 
     def fits(self, log_load: Floats) -> Bools:
         """Whether plans fit (n,); ``log_load``: log(memory by the physics alone / what a GPU may use)."""

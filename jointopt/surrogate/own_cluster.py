@@ -6,7 +6,7 @@ there: stacking by cross-fitted predictions (Wolpert 1992, Stacked generalizatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,28 +15,28 @@ from jointopt.core.facts import Source
 from jointopt.core.schema import MOST_GPU_POWER_W, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
-from jointopt.surrogate.clock_response import CLOCK, LearnedResponse, MeasuredClocks
+from jointopt.surrogate.clock_response import CLOCK, LearnedResponse
 from jointopt.surrogate.features import HEAT_NAMES, PEAK
 from jointopt.surrogate.kernel import Kernel, Runs, learn_alone
 from jointopt.surrogate.own_mix import (
+    LEAST_APART,
     LEAST_GAIN,
-    Blend,
-    CrossedTrees,
+    LINE_CLOCKS,
     Mix,
     OwnTarget,
-    at_rest_w,
+    best_mix,
     crossed,
+    crossed_trees,
     folds_by_layout,
     folds_by_model,
     held_half_width,
-    learn_mix,
     limit_cut,
-    line_clocks,
     median_error,
     mixed_again,
     model_names,
     sure_part,
     units_left_out,
+    with_trees,
 )
 from jointopt.surrogate.posterior import Posterior, condition, condition_alone
 from jointopt.surrogate.power import MeasuredPower, PowerScale, power_scale
@@ -80,9 +80,7 @@ class OwnRuns:
     as_sure: bool = False
     of_new: float = 1.0
     of_known: float = 1.0
-    group_errors: Mapping[str, Mapping[str, float]] = field(
-        default_factory=dict
-    )  # as ``errors``, but of time; by group
+    group_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # as ``errors``, but of time
 
     @property
     def in_part(self) -> bool:
@@ -97,11 +95,6 @@ class OwnRuns:
         return sold_w if self.power_limit_w is None else self.power_limit_w
 
     @property
-    def measured_clocks(self) -> MeasuredClocks:
-        """Clocks at which the runs are evidence of time."""
-        return MeasuredClocks(*self.clocks, self.off_below)
-
-    @property
     def measured_power(self) -> MeasuredPower | None:
         """Power by factors alone, by which runs under other limits are priced; None where it was not learned."""
         return MeasuredPower(self.power, self.measured_limit_w) if self.knows_power else None
@@ -114,27 +107,24 @@ class OwnRuns:
 
     def mean(self, process: Posterior, runs: Runs, known: Runs) -> Floats:
         """log(measured / physics) (n,) of ``runs`` by the process after those ``known``, and by trees."""
-        if self.as_sure and self._new(runs, known).any():
-            return self.time(self.counted(*process.predict(runs), runs, known), runs)
-        mean = process.mean(runs)  # deviations of many plans take time
-        return self.time(self.counted(mean, np.zeros(len(mean)), runs, known), runs)
+        if self.as_sure and _of_new_models(runs, known).any():
+            mean, deviation = process.predict(runs)
+        else:  # deviations of many plans take time
+            mean, deviation = process.mean(runs), np.zeros(len(runs))
+        return self.time(self.counted(mean, deviation, runs, known), runs)
 
     def counted(self, mean: Floats, deviation: Floats, runs: Runs, known: Runs) -> Floats:
         """As much of the mean (n,) of a process of that standard deviation (n,) as counts, without trees."""
         if not self.in_part:
             return mean
         of_new = self.of_new * (sure_part(mean, Z_90 * deviation) if self.as_sure else 1.0)
-        return np.asarray(np.where(self._new(runs, known), of_new, self.of_known) * mean)
-
-    @staticmethod
-    def _new(runs: Runs, known: Runs) -> Bools:
-        return ~np.isin(model_names(runs), model_names(known))
+        return np.asarray(np.where(_of_new_models(runs, known), of_new, self.of_known) * mean)
 
     def widths(self, runs: Runs, known: Runs) -> Floats:
         """Conformal factors (n,) on the process's half-widths: those of models of which runs are ``known``, or not."""
         if self.width_of_known is None:
             return np.full(len(runs), self.width)
-        return np.where(self._new(runs, known), self.width, self.width_of_known)
+        return np.where(_of_new_models(runs, known), self.width, self.width_of_known)
 
     @property
     def knows_power(self) -> bool:
@@ -148,8 +138,9 @@ class OwnRuns:
 
     @property
     def power_clocks(self) -> tuple[float, ...]:
-        """Shares of the top clock at which the learned power is read: over all that were measured."""
-        return line_clocks(self.clocks)
+        """Shares of the top clock at which the learned power is read: over all that were measured, the lowest first."""
+        low, high = self.clocks
+        return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
 
     @property
     def targets(self) -> Mapping[str, OwnTarget]:
@@ -160,32 +151,38 @@ class OwnRuns:
         """log(measured / predicted) average power (n,) of ``runs``, which the physics has at ``watts`` (n,)."""
         return self.targets["power"].log_ratio(runs, watts)
 
-    def power_scale(self, runs: Runs, watts: Floats) -> PowerScale:
-        """`OwnTarget.line` of power for the layout of each of ``runs`` (n,), from ``watts`` at `power_clocks`."""
-        return self.targets["power"].line(runs, watts, self.power_clocks, at_rest_w(self.source))
-
     def to_text(self) -> str:
         """A line per quantity: the weight of each part, and median errors on what was left out without and with it."""
-        e, on = self.errors, f" on held-out {self.held_out}"
         more = ", of other models as far as it is sure" * (self.as_sure and self.of_new > 0.0)
         more += f", {self.of_known:g} of models with runs" * (self.of_known != self.of_new)
         kernel = f"process {{}} ({'own' if self.kernel else 'shared'} kernel{more})"
-        lines = [f"time: {_gain(self.time, kernel, e['process'], e['time'], on, e['physics'], self.of_new)}"]
+        lines = [f"time: {self._gain(self.time, kernel, ('process', 'time', 'physics'), self.of_new)}"]
         for of, target in self.targets.items():
-            if (name := HEAT_NAMES.get(of, of)) in e:
-                found = e[f"{name} process"], e[name], on, e[f"{name} physics"]
-                lines.append(f"{name}: {_gain(target.mix, 'scaled physics {}', *found)}")
-        lines += [] if self.response is None else [self.response.to_text()]
+            if (name := HEAT_NAMES.get(of, of)) in self.errors:
+                parts = f"{name} process", name, f"{name} physics"
+                lines.append(f"{name}: {self._gain(target.mix, 'scaled physics {}', parts)}")
+        if (learned := self.response) is not None:
+            gain = f"{100.0 * learned.before:.1f} -> {100.0 * learned.after:.1f} %"
+            lines.append(f"{learned.response.words} follow the clock (below the top clock {gain})")
         lines += [self.clock_remark] * bool(self.clock_remark)
         return "\n  ".join([f"{Source.parse(self.source).to_text()}:", *lines])
 
+    def _gain(self, mix: Mix, others: str, parts: Sequence[str], counts: float = 1.0) -> str:
+        """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside, and counts.
 
-def _gain(mix: Mix, others: str, before: float, after: float, on: str, physics: float, counts: float = 1.0) -> str:
-    """``process 0.4, trees 0.6: 5.1 -> 2.9 % on held-out models``; ``others``: what ``mix`` is beside, and counts."""
-    share = f"{counts * (1.0 if mix.beyond else 1.0 - mix.weight):g}"
-    trees = f"trees {mix.weight:g}" + " on its rest" * mix.beyond
-    errors = f"{100.0 * before:.1f} -> {100.0 * after:.1f} %"
-    return f"{others.format(share)}, {trees}: {errors}{on} (physics {100.0 * physics:.1f} %)"
+        ``parts``: names of the errors without trees, with them, and of the physics alone.
+        """
+        before, after, physics = (f"{100.0 * self.errors[part]:.1f}" for part in parts)
+        share = f"{counts * (1.0 if mix.beyond else 1.0 - mix.weight):g}"
+        trees = f"trees {mix.weight:g}" + " on its rest" * mix.beyond
+        return (
+            f"{others.format(share)}, {trees}: {before} -> {after} % on held-out {self.held_out} (physics {physics} %)"
+        )
+
+
+def _of_new_models(runs: Runs, known: Runs) -> Bools:
+    """Whether no run of the model of each of ``runs`` is among those ``known``, (n,)."""
+    return ~np.isin(model_names(runs), model_names(known))
 
 
 @dataclass(frozen=True)
@@ -199,10 +196,6 @@ class Measured:
     static_w: float
     heat: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)  # as residual, and by the physics
     limits_w: Floats | None = None  # power limits of the GPUs, None: unknown
-
-    def with_power(self) -> Measured:
-        """The runs whose power was measured."""
-        return self.take(np.flatnonzero(np.isfinite(self.log_power) & np.isfinite(self.static_share)).astype(np.int64))
 
     def take(self, rows: Ints) -> Measured:
         """The runs at those positions."""
@@ -219,23 +212,20 @@ def learn_own(source: str, measured: Measured, shared: Kernel, seed: int = 0) ->
     """
     runs, residual = measured.runs, measured.residual
     fold, held_out = folds_by_model(runs, seed)
-    found, process, deviation, errors = _best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
+    found, process, deviation, errors = best_process(OwnRuns(source, held_out=held_out), measured, shared, fold, seed)
     singly, layouts = folds_by_layout(runs, seed)
     near, near_deviation = crossed_process(found, shared, measured, singly, seed)
     found = replace(found, of_known=_helps(near, residual, singly))
     near = found.of_known * near
     names = tuple(name for name in runs.names if name != CLOCK)
-    trees = CrossedTrees(runs, residual, near, fold, names, seed)
-    found, blend = _best_blend(found, trees, process, deviation)
-    mix, mixed, errors["time"] = trees.mix(blend), blend.answer, blend.error
+    trees = [crossed_trees(runs, residual, near, fold, names, beyond, seed) for beyond in (False, True)]
+    found, mixed, errors["time"] = best_part(found, trees, names, process, deviation, residual, fold)
+    found = replace(found, time=with_trees(found.time, runs, residual, near, seed))
     low, high = np.quantile(runs.features[CLOCK], (0.02, 0.98)).tolist()
     width = held_half_width((mixed - residual) / (Z_90 * deviation), len(np.unique(units_left_out(runs)[0])))
-    of_known = (mixed_again(mix, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
-    found = replace(found, time=mix, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, layouts))
-    if len((of_power := measured.with_power()).residual) >= LEAST_RUNS:
-        found, more = _with_power(found, of_power, seed)
-        errors |= more
-    found, more = _with_heat(found, measured, seed)
+    of_known = (mixed_again(found.time, runs, residual, near, singly, seed) - residual) / (Z_90 * near_deviation)
+    found = replace(found, width=width, clocks=(low, high), width_of_known=held_half_width(of_known, layouts))
+    found, more = learn_targets(found, measured, seed)
     errors = {name: round(value, 4) for name, value in (errors | more).items()}
     importance = {of: sizes for of, mix in found.mixes.items() if (sizes := mix.importance(runs))}
     return replace(found, errors=errors, importance=importance), mixed, Z_90 * found.width * deviation
@@ -247,10 +237,9 @@ def judge_shared(source: str, measured: Measured, shared: Kernel, seed: int = 0)
     own = OwnRuns(source, held_out=held_out)
     process, deviation = crossed_process(own, shared, measured, fold, seed)
     counts = _helps(process, measured.residual, fold)
-    of_process, answer = process - measured.residual, counts * process
-    off = {"physics": -measured.residual, "process": of_process, "time": answer - measured.residual}
-    errors = {name: round(median_error(log, fold), 4) for name, log in off.items()}
-    return replace(own, errors=errors, of_new=counts, of_known=counts), answer, Z_90 * deviation
+    answers = {"physics": 0.0 * process, "process": process, "time": counts * process}
+    errors = {name: round(median_error(of - measured.residual, fold), 4) for name, of in answers.items()}
+    return replace(own, errors=errors, of_new=counts, of_known=counts), answers["time"], Z_90 * deviation
 
 
 def _helps(process: Floats, residual: Floats, fold: Ints) -> float:
@@ -258,7 +247,7 @@ def _helps(process: Floats, residual: Floats, fold: Ints) -> float:
     return float(median_error(process - residual, fold) < median_error(-residual, fold))
 
 
-def _best_process(
+def best_process(
     own: OwnRuns, measured: Measured, shared: Kernel, fold: Ints, seed: int
 ) -> tuple[OwnRuns, Floats, Floats, dict[str, float]]:
     """``own`` with the kernel that does better, cross-fitted mean and standard deviation (n,), and errors."""
@@ -272,22 +261,26 @@ def _best_process(
     return own, process, deviation, errors
 
 
-def _best_blend(own: OwnRuns, trees: CrossedTrees, process: Floats, deviation: Floats) -> tuple[OwnRuns, Blend]:
+def best_part(
+    own: OwnRuns, trees: Sequence[Floats], names: tuple[str, ...], process: Floats, deviation: Floats,
+    residual: Floats, fold: Ints,
+) -> tuple[OwnRuns, Floats, float]:  # fmt: skip
     """``own`` with as much of the process as does best on what was left out, all, a part or none, and trees beside it.
 
-    What is learned of few models holds in part for the next, as far as the process is sure: of nanotron's runs whose
-    software is in no odd state, predicted from its other models, 4.1 % instead of 5.9
-    (docs/appendix/surrogate-experiments.md).
+    With the answers (n,) and their error, as `best_mix` has them. What is learned of few models holds in part for the
+    next, as far as the process is sure: of nanotron's runs whose software is in no odd state, predicted from its other
+    models, 4.1 % instead of 5.9 (docs/appendix/surrogate-experiments.md).
     """
-    best, found = trees.best(process), own
+    mix, answer, best = best_mix(process, trees, residual, fold, names)
+    found = own, mix, answer
     in_part = sure_part(process, Z_90 * deviation) * process
     less = [(replace(own, as_sure=True), in_part)] if own.held_out == "models" else []
-    for smaller, answer in [*less, (replace(own, of_new=0.0), 0.0 * process)]:
-        blend = trees.best(answer)
-        more = LEAST_GAIN * (blend.weight > best.weight)  # trees that only make up for the part that does not count
-        if blend.error < (1.0 - more) * best.error:
-            best, found = blend, smaller
-    return found, best
+    for smaller, part in [*less, (replace(own, of_new=0.0), 0.0 * process)]:
+        mix, answer, error = best_mix(part, trees, residual, fold, names)
+        more = LEAST_GAIN * (mix.weight > found[1].weight)  # trees that only make up for the part that does not count
+        if error < (1.0 - more) * best:
+            found, best = (smaller, mix, answer), error
+    return replace(found[0], time=found[1]), found[2], best
 
 
 def crossed_process(own: OwnRuns, shared: Kernel, measured: Measured, fold: Ints, seed: int) -> tuple[Floats, Floats]:
@@ -311,48 +304,48 @@ def supporting(rows: Ints, seed: int = 0) -> Ints:
     return np.sort(np.random.default_rng(seed).choice(rows, SUPPORT, replace=False)).astype(np.int64)
 
 
-def _with_power(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
-    """``own`` with power learned from runs that have it, and the held-out errors of that."""
-    power, errors, by_group = _target_of("power", measured, measured.log_power, seed)
-    own = replace(own, group_errors={**own.group_errors, "power": by_group})
-    return replace(own, power=power.scale, power_mix=power.mix), errors
-
-
-def _with_heat(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
-    """``own`` with peak power and temperature learned where enough runs have them, and the held-out errors of that."""
-    heat, errors, of_groups = {}, dict[str, float](), dict(own.group_errors)
-    for name, (log_ratio, values) in measured.heat.items():
+def learn_targets(own: OwnRuns, measured: Measured, seed: int) -> tuple[OwnRuns, dict[str, float]]:
+    """``own`` with power, peak power and temperature where enough runs have them, and the held-out errors of these."""
+    errors, by_group, targets = dict[str, float](), dict(own.group_errors), dict[str, OwnTarget]()
+    of_physics = {"power": (measured.log_power, measured.static_w / measured.static_share)} | dict(measured.heat)
+    for name, (log_ratio, values) in of_physics.items():
         rows = np.flatnonzero(np.isfinite(log_ratio) & np.isfinite(values)).astype(np.int64)
         if len(rows) >= LEAST_RUNS:
-            static_w = measured.static_w if name == PEAK else np.nan  # a line through nothing of a temperature
-            some = replace(measured.take(rows), static_share=static_w / values[rows], static_w=static_w)
-            called = HEAT_NAMES[name]
-            heat[name], more, of_groups[called] = _target_of(called, some, log_ratio[rows], seed, values[rows])
+            static_w = np.nan if name in HEAT_NAMES and name != PEAK else measured.static_w  # a temperature has no line
+            some, of_rows = replace(measured.take(rows), static_w=static_w), (log_ratio[rows], values[rows])
+            called = HEAT_NAMES.get(name, name)
+            targets[name], more, by_group[called] = learn_target(called, some, *of_rows, seed)
             errors |= more
-    return replace(own, heat=heat, group_errors=of_groups), errors
+    own = replace(own, group_errors=by_group)
+    if (power := targets.pop("power", None)) is not None:
+        own = replace(own, power=power.scale, power_mix=power.mix)
+    return replace(own, heat=targets), errors
 
 
-def _target_of(
-    name: str, measured: Measured, log_ratio: Floats, seed: int, values: Floats | None = None
+def learn_target(
+    name: str, measured: Measured, log_ratio: Floats, values: Floats, seed: int
 ) -> tuple[OwnTarget, dict[str, float], dict[str, float]]:
     """A quantity learned of runs with log(measured / physics) ``log_ratio`` (n,) of it, its held-out errors, by group.
 
-    ``values`` (n,): the physics' own, by default those of power. Peaks are cut at their limits.
+    ``values`` (n,): the physics' own, of which ``static_w`` of ``measured`` is drawn whatever runs. Peaks are cut at
+    their limits.
     """
-    runs, share, static_w = measured.runs, measured.static_share, measured.static_w
+    runs, share = measured.runs, measured.static_w / values
     fold, _ = folds_by_model(runs, seed)
-    of_physics = static_w / share if values is None else values
 
     def scaled(fit: Ints, at: Ints) -> Floats:
-        return np.log(power_scale(log_ratio[fit], share[fit], static_w).over(of_physics[at]))
+        return np.log(power_scale(log_ratio[fit], share[fit], measured.static_w).over(values[at]))
 
     limits_w = measured.limits_w if name == HEAT_NAMES[PEAK] else None
-    line, (overshoot, most) = crossed(fold, scaled), limit_cut(fold, log_ratio, of_physics, limits_w)
-    mix, mixed = learn_mix(runs, log_ratio, line, line, fold, runs.power_names, seed, most)
-    line = np.minimum(line, most)
-    errors = {f"{name} physics": -log_ratio, f"{name} process": line - log_ratio, name: mixed - log_ratio}
+    line, (overshoot, most) = crossed(fold, scaled), limit_cut(fold, log_ratio, values, limits_w)
+    names = runs.power_names
+    trees = [crossed_trees(runs, log_ratio, line, fold, names, beyond, seed) for beyond in (False, True)]
+    mix, mixed, _ = best_mix(line, trees, log_ratio, fold, names, most)
+    errors = {f"{name} physics": -log_ratio, f"{name} process": np.minimum(line, most) - log_ratio}
+    errors[name] = mixed - log_ratio
     spread = held_half_width(errors[name], len(np.unique(units_left_out(runs)[0]))) / Z_90
-    scale = replace(power_scale(log_ratio, share, static_w), log_sd=spread)
+    scale = replace(power_scale(log_ratio, share, measured.static_w), log_sd=spread)
     off, groups = np.abs(np.expm1(errors[name])), np.unique(runs.group).tolist()
     by_group = {group: round(float(np.median(off[runs.group == group])), 4) for group in groups}
-    return OwnTarget(scale, mix, overshoot), {key: median_error(each, fold) for key, each in errors.items()}, by_group
+    target = OwnTarget(scale, with_trees(mix, runs, log_ratio, line, seed), overshoot)
+    return target, {key: median_error(each, fold) for key, each in errors.items()}, by_group

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +14,11 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.jobs.catalog.gpus import known_gpu
 from jointopt.physics.sensitivities import CATEGORY, CONSTANTS
-from jointopt.runs.row_names import row_names
 from jointopt.surrogate.clock_response import CLOCK
-from jointopt.surrogate.features import HEAT_COLUMNS, PEAK, RISE
 from jointopt.surrogate.kernel import Runs
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import Trees, fit_trees
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from jointopt.surrogate.dataset import Priced
-    from jointopt.surrogate.residual_trees import ResidualBooster
-
-_log = logging.getLogger(__name__)
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the trees
 LEAST_GAIN = 0.03  # of the held-out error, below which a part stays out
 LARGEST = 1.0  # residual that trees are shown: beyond it lie runs that went wrong
@@ -86,100 +74,65 @@ def _blend(process: Floats, trees: Floats, weight: float, beyond: bool) -> Float
     return process + weight * (trees if beyond else trees - process)
 
 
-@dataclass(frozen=True)
-class Blend:
-    """How far trees count beside a process, cross-fitted answers (n,) of both together, and the error of these."""
-
-    beyond: bool
-    weight: float
-    answer: Floats
-    error: float
+def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
+    """What trees learn (n,): the residual of the physics, or what ``near`` (n,) leaves of it; runs gone wrong cut."""
+    return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
 
 
-@dataclass(frozen=True)
-class CrossedTrees:
-    """Trees of runs with that ``residual`` (n,): cross-fitted answers (n,) on it, and on what ``near`` (n,) leaves.
+def learn_trees(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> Trees:
+    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
+    categories = [i for i, name in enumerate(names) if CATEGORY in name]
+    return fit_trees(
+        columns, target, max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0,
+        min_child_weight=3.0, random_state=seed, categories=categories, subsample=_ROWS, colsample=_COLUMNS,
+    )  # fmt: skip
+
+
+def crossed_trees(
+    runs: Runs, residual: Floats, near: Floats, fold: Ints, names: tuple[str, ...], beyond: bool, seed: int = 0
+) -> Floats:
+    """Cross-fitted answers (n,) of trees on the residual (n,), or ``beyond`` on what ``near`` (n,) leaves of it.
 
     ``near``: answers of a process with runs of the same models known, as where trees add to it.
     """
-
-    runs: Runs
-    residual: Floats
-    near: Floats
-    fold: Ints
-    names: tuple[str, ...]
-    seed: int = 0
-
-    @functools.cached_property
-    def answers(self) -> tuple[Floats, Floats]:
-        """On the residual, and on what is left."""
-        columns = inputs(self.runs, self.names)
-        beside, beyond = (
-            _crossed_trees(columns, _target(self.residual, self.near, of), self.fold, self.names, self.seed)
-            for of in (False, True)
-        )
-        return beside, beyond
-
-    def best(self, process: Floats, most: Floats | float = np.inf) -> Blend:
-        """The best `Blend` with cross-fitted answers of a process (n,), which end at ``most``."""
-        answer = np.minimum(process, most)
-        best = Blend(False, 0.0, answer, median_error(answer - self.residual, self.fold))
-        least = (1.0 - LEAST_GAIN) * best.error
-        for beyond, trees in zip((False, True), self.answers, strict=True):
-            for weight in WEIGHTS:
-                mixed = np.minimum(_blend(process, trees, weight, beyond), most)
-                if (error := median_error(mixed - self.residual, self.fold)) < least:
-                    best, least = Blend(beyond, weight, mixed, error), error
-        return best
-
-    def mix(self, blend: Blend) -> Mix:
-        """The trees of all runs as far as they count."""
-        if not blend.weight:
-            return Mix()
-        target = _target(self.residual, self.near, blend.beyond)
-        trees = Trees.of(booster(inputs(self.runs, self.names), target, self.names, self.seed))
-        return Mix(trees, blend.weight, blend.beyond, self.names)
+    columns, target = inputs(runs, names), _target(residual, near, beyond)
+    return crossed(fold, lambda fit, at: learn_trees(columns[fit], target[fit], names, seed).predict(columns[at]))
 
 
-def learn_mix(
-    runs: Runs, residual: Floats, process: Floats, near: Floats, fold: Ints, names: tuple[str, ...], seed: int = 0,
+def best_mix(
+    process: Floats, trees: Sequence[Floats], residual: Floats, fold: Ints, names: tuple[str, ...],
     most: Floats | float = np.inf,
-) -> tuple[Mix, Floats]:  # fmt: skip
-    """Trees beside the cross-fitted answers of a process (n,), and the cross-fitted answers (n,) of both together.
+) -> tuple[Mix, Floats, float]:  # fmt: skip
+    """How far trees count beside a process, the cross-fitted answers (n,) of both together, and the error of these.
 
-    As `CrossedTrees.best`.
+    ``process`` (n,) and ``trees`` ((n,) beside it and beyond it) are cross-fitted too; answers end at ``most``. The mix
+    has no trees as yet (`with_trees`).
     """
-    trees = CrossedTrees(runs, residual, near, fold, names, seed)
-    blend = trees.best(process, most)
-    return trees.mix(blend), blend.answer
+    answer = np.minimum(process, most)
+    best = Mix(names=names), answer, median_error(answer - residual, fold)
+    least = (1.0 - LEAST_GAIN) * best[2]
+    for beyond, added in zip((False, True), trees, strict=True):
+        for weight in WEIGHTS:
+            answer = np.minimum(_blend(process, added, weight, beyond), most)
+            if (error := median_error(answer - residual, fold)) < least:
+                best, least = (Mix(None, weight, beyond, names), answer, error), error
+    return best
+
+
+def with_trees(mix: Mix, runs: Runs, residual: Floats, near: Floats, seed: int = 0) -> Mix:
+    """The mix with the trees of all runs, if they count; residuals (n,) as for `crossed_trees`."""
+    if not mix.weight:
+        return Mix()
+    target = _target(residual, near, mix.beyond)
+    return replace(mix, trees=learn_trees(inputs(runs, mix.names), target, mix.names, seed))
 
 
 def mixed_again(mix: Mix, runs: Runs, residual: Floats, process: Floats, fold: Ints, seed: int) -> Floats:
     """Cross-fitted answers (n,) of a ``mix`` that is settled, over other folds, of which ``process`` has its own."""
     if not mix.weight:
         return process
-    target = _target(residual, process, mix.beyond)
-    trees = _crossed_trees(inputs(runs, mix.names), target, fold, mix.names, seed)
+    trees = crossed_trees(runs, residual, process, fold, mix.names, mix.beyond, seed)
     return _blend(process, trees, mix.weight, mix.beyond)
-
-
-def _target(residual: Floats, near: Floats, beyond: bool) -> Floats:
-    return np.clip(residual - near if beyond else residual, -LARGEST, LARGEST)
-
-
-def _crossed_trees(columns: Floats, target: Floats, fold: Ints, names: Sequence[str], seed: int) -> Floats:
-    return crossed(fold, lambda fit, at: booster(columns[fit], target[fit], names, seed).predict(columns[at]))
-
-
-def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0) -> ResidualBooster:
-    """Trees fitted to ``target`` (n,) by ``columns`` (n, k), of which the first are ``names``."""
-    from jointopt.surrogate.residual_trees import ResidualBooster
-
-    categories = [i for i, name in enumerate(names) if CATEGORY in name]
-    return ResidualBooster(
-        max_depth=_DEPTH, n_estimators=_TREES, learning_rate=0.05, reg_lambda=1.0, min_child_weight=3.0,
-        random_state=seed, categories=categories, subsample=_ROWS, colsample=_COLUMNS,
-    ).fit(columns, target)  # fmt: skip
 
 
 # Parts of a cluster's runs that are left out at a time, and half-widths of intervals that were judged so.
@@ -188,6 +141,7 @@ def booster(columns: Floats, target: Floats, names: Sequence[str], seed: int = 0
 FOLDS, LEAST_LEFT_OUT = 5, 3
 LEAST_WIDTH = 1e-3  # where nothing is off: runs that the physics has to the last digit are no promise of others
 COVERAGE = 0.9
+_PLANS = {"layouts": CLOCK, "runs": ""}  # and the feature that does not count: repeats of a plan are one of these
 _LEAST_SQUARE = 1e-18  # beside which nothing is sure, nor matters
 
 
@@ -203,14 +157,10 @@ def count_distinct(runs: Runs) -> int:
 
 def units_left_out(runs: Runs) -> tuple[npt.NDArray[np.str_], str]:
     """Models (n,) of the runs where there are three or more, else groups, layouts, or plans; and which."""
-    kinds = {"models": model_names(runs), "groups": runs.group, **_plans(runs)}
+    plans = {name: runs.distinct(but)[1].astype(str) for name, but in _PLANS.items()}
+    kinds = {"models": model_names(runs), "groups": runs.group, **plans}
     name = next((name for name, keys in kinds.items() if len(np.unique(keys)) >= LEAST_LEFT_OUT), "runs")
     return kinds[name], name
-
-
-def _plans(runs: Runs) -> dict[str, npt.NDArray[np.str_]]:
-    """Layouts (n,) of the runs, and layouts at their clocks: repeats of a plan are one of these."""
-    return {name: runs.distinct(but)[1].astype(str) for name, but in (("layouts", CLOCK), ("runs", ""))}
 
 
 def folds_by_model(runs: Runs, seed: int = 0) -> tuple[Ints, str]:
@@ -225,7 +175,7 @@ def folds_by_layout(runs: Runs, seed: int = 0) -> tuple[Ints, int]:
 
     Whole layouts together, of few layouts whole plans: what is known of a plan says little of how far others are off.
     """
-    layouts, plans = _plans(runs).values()
+    layouts, plans = (runs.distinct(but)[1].astype(str) for but in _PLANS.values())
     unique, of = np.unique(layouts if len(np.unique(layouts)) >= FOLDS else plans, return_inverse=True)
     return (np.random.default_rng(seed).permutation(len(unique)) % FOLDS)[of], len(unique)
 
@@ -277,8 +227,6 @@ def sure_part(mean: Floats, half_width: Floats) -> Floats:
 
 
 LINE_CLOCKS, LEAST_APART = 4, 0.03  # shares of clock and power by which clocks must differ to show what follows them
-AGREEMENT = 0.05  # by which a peak may be below the mean, as tables are checked
-BELIEVED = 5.0  # times the physics or its inverse: a measured value beyond is of something else
 LEAST_ABOVE, MOST_ABOVE = 5, 0.95  # runs with peaks above their limit that show by how much, and the share of these
 REST = 0.4  # of static power, which is drawn at rest at the least: 0.42 in air of 0 °C, 0.65 of 22 °C
 LEAST_SLOPE = 0.2  # of a layout's power over that of the physics: by how much less it may follow the clock
@@ -361,78 +309,6 @@ def limit_cut(
     return limit_overshoot(peak_w, limits_w), crossed(fold, most)
 
 
-def line_clocks(clocks: tuple[float, float]) -> tuple[float, ...]:
-    """Shares of the top clock at which what was learned is read: over all that were measured, from the lowest on."""
-    low, high = clocks
-    return tuple(np.linspace(low, high, LINE_CLOCKS).tolist()) if high - low > LEAST_APART else (high,)
-
-
 def at_clock(runs: Runs, share: float) -> Runs:
     """The runs with a share of the top clock as their feature."""
     return replace(runs, features=dict(runs.features) | {CLOCK: np.full(len(runs), share)})
-
-
-def measures_heat(table: pd.DataFrame) -> bool:
-    """Whether a table has peak power or temperature of any run."""
-    return any(name in table and bool(table[name].notna().any()) for name in HEAT_COLUMNS.values())
-
-
-def heat_log_ratios(
-    table: pd.DataFrame, priced: Priced, named: Callable[[int], str] | None = None
-) -> dict[str, Floats]:
-    """log(measured / predicted) peak power and temperature over the air, (n,) each in the order of ``priced.rows``.
-
-    NaN where a run has none, did not end well, or has one that cannot be true, which is logged; ``table`` as
-    `with_results` reads it, ``named``: what messages call a row. Nothing where ``priced`` has none of the physics.
-    """
-    if PEAK not in priced.physics:
-        return {}
-    blank = np.full(len(table), np.nan)
-    ended, mean_w = table["status"].to_numpy(str) == "ok", np.asarray(table.get("avg_power_w", blank), float)
-    air_c = np.array([work.job.cluster.inlet_temperature_c for work in priced.works])[priced.work]
-    found = {}
-    for name, column in HEAT_COLUMNS.items():
-        cells = np.asarray(table.get(column, blank), float)
-        values = cells[priced.rows] - air_c * (name == RISE)
-        off = np.log(np.where(values > 0.0, values, np.nan) / np.maximum(priced.physics[name], 1e-9))
-        low = cells[priced.rows] < (1.0 - AGREEMENT) * mean_w[priced.rows] if name == PEAK else values <= 0.0
-        far, lost = np.abs(off) >= np.log(BELIEVED), ~ended[priced.rows]
-        unpriced = np.ones(len(table), bool)
-        unpriced[priced.rows] = lost
-        of_rows = {cause: priced.rows[rows & ~lost] for cause, rows in (("low", low), ("far", far & ~low))}
-        causes = of_rows | {"unpriced": np.flatnonzero(unpriced & np.isfinite(cells))}
-        for line in _unused_lines(name, causes, int(np.isfinite(cells).sum()), named or row_names(table)):
-            _log.warning("%s", line)
-        found[name] = np.where(low | far | lost, np.nan, off)
-    return found
-
-
-_ADVICE = {
-    (PEAK, "low"): ("below the mean power of their run",
-                    "state the highest power of any GPU in W, not below avg_power_w, or leave the cell blank"),
-    (RISE, "low"): ("no warmer than the inlet air",
-                    "state the temperature of the hottest GPU at work in °C, or leave the cell blank"),
-    (PEAK, "far"): (f"more than {BELIEVED:g} times off the physics", "is it of one GPU, in W?"),
-    (RISE, "far"): (f"more than {BELIEVED:g} times as far above the inlet air as the physics says, or less than its "
-                    "inverse", "is it of the hottest GPU at work, in °C?"),
-}  # fmt: skip
-_UNPRICED = (
-    "of runs of which no time is learned", "correct what other sentences say of these runs, or leave the cell blank"
-)  # fmt: skip
-
-
-def _unused_lines(name: str, causes: Mapping[str, Ints], given: int, named: Callable[[int], str]) -> list[str]:
-    """One sentence for each of the ``causes`` why cells of a quantity are not used, by the rows of each.
-
-    ``given``: how many cells there are.
-    """
-    lines = []
-    for cause, rows in causes.items():
-        if len(rows):
-            why, advice = _ADVICE.get((name, cause), _UNPRICED)
-            end = "" if advice.endswith("?") else "."
-            lines.append(
-                f"{len(rows):,} of {given:,} cells of {HEAT_COLUMNS[name]} are not learned from, as they are {why} "
-                f"({named(int(rows.min()))} is the first): {advice}{end}"
-            )
-    return lines

@@ -19,17 +19,7 @@ import numpy.typing as npt
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats, Ints
 from jointopt.core.system import one_blas_thread
-from jointopt.surrogate.kernel import (
-    CACHED_CELLS,
-    Kernel,
-    Runs,
-    contrast_variances,
-    kinship,
-    of_network,
-    scaled_terms,
-    terms,
-    variances,
-)
+from jointopt.surrogate.kernel import CACHED_CELLS, Kernel, Runs, kinship, of_network, scaled_terms, variances
 
 DEGREES_OF_FREEDOM = 1.0
 REWEIGHTS, LEAST_SPREAD, LARGEST_SPREAD = 8, 0.3, 20.0
@@ -112,8 +102,10 @@ class Posterior:
         if self.runs is None or self.weights is None or self.inverse is None or self.noise_variance is None:
             noise = 2.0 * self.squares[:, 4:] * self.kernel.noise**2
             return np.zeros(len(runs)), np.sqrt(self.share @ (prior + noise))
-        mean, deviation = np.empty(len(runs)), np.empty(len(runs))
-        for at, cross in self._covariances(runs, self.runs):
+        mean, deviation, seen = np.empty(len(runs)), np.empty(len(runs)), self.runs
+        between = scaled_terms(self.kernel, runs, seen, self.squares[:, :4])
+        for at in _pieces(len(runs), len(self.share) * len(seen), CACHED_CELLS if len(self.share) == 1 else CELLS):
+            cross = between(at)
             means = np.einsum("cij,cj->ci", cross, self.weights)
             left = prior[:, at] - _squared(cross, self.inverse, self._root)
             variance = np.maximum(left, 1e-9) + self.noise_variance[:, None]
@@ -123,17 +115,8 @@ class Posterior:
 
     @functools.cached_property
     def _root(self) -> list[Singles]:
-        """`_root_of` the inverse covariance of some runs, which many batches of plans are multiplied with."""
-        return _root_of(np.asarray(self.inverse))
-
-    def _covariances(self, runs: Runs, seen: Runs) -> Iterator[tuple[Ints, Floats]]:
-        """Rows of ``runs``, and their prior covariance (scales, rows, measured) with those ``seen``, in pieces."""
-        if len(self.share) == 1:
-            between = scaled_terms(self.kernel, runs, seen, self.squares[0, :4])
-            yield from ((at, between(at)[None]) for at in _pieces(len(runs), len(seen), CACHED_CELLS))
-            return
-        for at in _pieces(len(runs), len(self.share) * len(seen)):
-            yield at, np.tensordot(self.squares[:, :4], terms(self.kernel, runs.take(at), seen), 1)
+        """`root_of` the inverse covariance of some runs, which many batches of plans are multiplied with."""
+        return root_of(np.asarray(self.inverse))
 
     def contrast_deviation(self, runs: Runs, against: Runs) -> Floats:
         """Standard deviation (n,) of the difference of the residuals of ``runs`` and of ``against``, as many or one.
@@ -152,21 +135,20 @@ class Posterior:
     @one_blas_thread
     def contrast_variance(self, runs: Runs, against: Runs) -> Floats:
         """Variance (n,) of the same difference, noise not included."""
-        prior = self.squares[:, :4] @ contrast_variances(self.kernel, runs, against)
+        prior = self.squares[:, :4] @ variances(self.kernel, runs, against)
         if self.runs is None or self.weights is None or self.inverse is None:
             return np.asarray(self.share @ prior)
-        out = np.empty(len(runs))
-        for at in _pieces(len(runs), len(self.share) * len(self.runs)):
-            other = against.take(at) if len(against) == len(runs) else against
-            apart = terms(self.kernel, runs.take(at), self.runs) - terms(self.kernel, other, self.runs)
-            cross = np.tensordot(self.squares[:, :4], apart, 1)
+        out, seen, one = np.empty(len(runs)), self.runs, np.zeros(1, np.int64)
+        first, second = (scaled_terms(self.kernel, each, seen, self.squares[:, :4]) for each in (runs, against))
+        for at in _pieces(len(runs), len(self.share) * len(seen)):
+            cross = first(at) - second(at if len(against) == len(runs) else one)
             means = np.einsum("cij,cj->ci", cross, self.weights)
             left = prior[:, at] - np.einsum("cij,cij->ci", cross @ self.inverse, cross)
             out[at] = self.share @ (np.maximum(left, 0.0) + means**2) - (self.share @ means) ** 2
         return np.maximum(out, 0.0)
 
 
-def _root_of(inverse: Floats) -> list[Singles]:
+def root_of(inverse: Floats) -> list[Singles]:
     """Columns of the root of large symmetric matrices, ``inverse`` (scales, m, m), in blocks from the diagonal down.
 
     In single precision: a root loses half of the digits that the matrix itself would. None of a small matrix.
@@ -179,7 +161,7 @@ def _root_of(inverse: Floats) -> list[Singles]:
 
 
 def _squared(cross: Floats, inverse: Floats, root: list[Singles]) -> Floats:
-    """c·A·c (scales, n) of rows c, ``cross`` (scales, n, m), for matrices A, ``inverse``, with `_root_of` them.
+    """c·A·c (scales, n) of rows c, ``cross`` (scales, n, m), for matrices A, ``inverse``, with `root_of` them.
 
     By the root, a triangle, 5/8 of the products at twice the speed; deviations hold to 1 in 100,000.
     """
@@ -197,22 +179,17 @@ def _pieces(count: int, width: int, cells: int = CELLS) -> Iterator[Ints]:
     return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def _wider(kernel: Kernel) -> Kernel:
-    """The kernel of recorded sources as one of sources that nothing was fitted to."""
-    network = zip(kernel.constants, of_network(len(kernel.constants)), strict=True)
-    return replace(
-        kernel, lengths=tuple(LONGER * length for length in kernel.lengths),
-        source=max(kernel.source, LEAST_FACTOR),
-        constants=tuple(max(value, LEAST_NETWORK) if is_network else value for value, is_network in network),
-    )  # fmt: skip
-
-
 def condition(kernel: Kernel, runs: Runs, residual: Floats) -> Posterior:
     """The posterior after measured ``runs`` with residuals (n,); robust to outliers by reweighting their noise.
 
     Of many runs the scales are chosen on samples, since the cost grows with their number and the cube of the runs.
     """
-    kernel = _wider(kernel)
+    network = zip(kernel.constants, of_network(len(kernel.constants)), strict=True)
+    kernel = replace(  # that of recorded sources as one of sources that nothing was fitted to
+        kernel, lengths=tuple(LONGER * length for length in kernel.lengths),
+        source=max(kernel.source, LEAST_FACTOR),
+        constants=tuple(max(value, LEAST_NETWORK) if is_network else value for value, is_network in network),
+    )  # fmt: skip
     scales, posterior = np.arange(len(SHARES)), Posterior(kernel, np.square(SCALES), SHARES)
     order = np.random.default_rng(0).permutation(len(runs))
     for size, count in SAMPLES if len(runs) else ():
@@ -241,8 +218,11 @@ def _under(
     Only the runs at ``rows`` count, by default all.
     """
     rows = np.arange(len(runs), dtype=np.int64) if rows is None else rows
-    squares, runs, y = np.square(multiples), runs.take(rows), _bounded(residual[rows])
-    prior, variance = _prior(kernel, squares, runs), _variance(kernel, squares)
+    squares, runs = np.square(multiples), runs.take(rows)
+    y = np.clip(residual[rows], -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+    between = scaled_terms(kernel, runs, runs, squares[:, :4])
+    prior = np.concatenate([between(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)], axis=1)
+    variance = squares[:, 4:] * kernel.noise**2  # (scales, 1)
     spread = _reweighted(prior, variance, y)
     inverse = _inverse(_with_noise(prior, variance * spread))
     weights = (inverse @ y[:, None])[:, :, 0]
@@ -252,7 +232,9 @@ def _under(
     share = shares * np.exp(likely - likely.max())
     kept = share >= LEAST_WEIGHT * share.sum()
     log_evidence = float(np.log(share.sum()) + likely.max())
-    found = (squares, share / share[kept].sum(), weights, inverse, _typical(variance, spread))
+    # noise of a run to come: the mean of those known, outliers among them but bounded
+    typical = 2.5 * variance[:, 0] * np.minimum(spread, LARGEST_SPREAD).mean(axis=1)
+    found = (squares, share / share[kept].sum(), weights, inverse, typical)
     squares, share, weights, inverse, noise_variance = (values[kept] for values in found)
     return kept, Posterior(kernel, squares, share, runs, weights, inverse, noise_variance, log_evidence)
 
@@ -273,28 +255,6 @@ def _no_posterior(count: int, why: str) -> TableError:
         f"Nothing can be learned of {count:,} runs by the surrogate's kernel and noise ({why}), which are none that "
         "`jointopt retrain` writes: retrain, or leave this surrogate out."
     )
-
-
-def _bounded(residual: Floats) -> Floats:
-    return np.clip(residual, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
-
-
-def _prior(kernel: Kernel, squares: Floats, runs: Runs) -> Floats:
-    """Prior covariance (scales, n, n) of runs under each scale, without noise."""
-    if len(squares) == 1:
-        rows = scaled_terms(kernel, runs, runs, squares[0, :4])
-        return np.concatenate([rows(at) for at in _pieces(len(runs), len(runs), CACHED_CELLS)])[None]
-    return np.tensordot(squares[:, :4], terms(kernel, runs, runs), 1)
-
-
-def _variance(kernel: Kernel, squares: Floats) -> Floats:
-    """Variance (scales, 1) of noise under each scale."""
-    return squares[:, 4:] * kernel.noise**2
-
-
-def _typical(variance: Floats, spread: Floats) -> Floats:
-    """Variance (scales,) of the noise of a run to come: the mean of those known, outliers among them but bounded."""
-    return np.asarray(2.5 * variance[:, 0] * np.minimum(spread, LARGEST_SPREAD).mean(axis=1))
 
 
 def _reweighted(prior: Floats, variance: Floats, y: Floats) -> Floats:

@@ -76,7 +76,7 @@ def power_scale(log_ratio: Floats, static_share: Floats | None = None, static_w:
     ratio = log_ratio[known]
     if not len(ratio):
         return PowerScale()
-    left = float(np.sqrt((1.0 - _trust(ratio)) * SOURCE_SD**2 + RUN_SD**2))
+    left = float(np.sqrt(SOURCE_SD**2 * RUN_SD**2 / (len(ratio) * SOURCE_SD**2 + RUN_SD**2) + RUN_SD**2))
     share = np.zeros(0) if static_share is None else static_share[known]
     if len(ratio) < _FEWEST or not len(share) or not np.isfinite(share).all() or not _two_are_better(ratio, share):
         return PowerScale(_one(ratio), left)
@@ -90,12 +90,10 @@ def scale_at_limit(log_ratio: Floats, static_share: Floats, static_w: float, lim
     return power_scale(log_ratio[at], static_share[at], static_w)
 
 
-def _trust(log_ratio: Floats) -> float:
-    return len(log_ratio) * SOURCE_SD**2 / (len(log_ratio) * SOURCE_SD**2 + RUN_SD**2)
-
-
 def _one(log_ratio: Floats) -> float:
-    return float(np.exp(_trust(log_ratio) * np.median(log_ratio)))
+    """One factor on all power: the median of the runs, trusted by how many there are."""
+    trust = len(log_ratio) * SOURCE_SD**2 / (len(log_ratio) * SOURCE_SD**2 + RUN_SD**2)
+    return float(np.exp(trust * np.median(log_ratio)))
 
 
 def _two(log_ratio: Floats, static_share: Floats) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from jointopt.core.schema import RECIPE_CLASSES, Bools, Floats, Ints
 from jointopt.core.units import Z_90
 from jointopt.surrogate.clock_response import CLOCK
 from jointopt.surrogate.evidence import beyond, telling
-from jointopt.surrogate.intervals import apart, half_width_apart, half_width_of_new, most_beyond_new, share_of_unlike
+from jointopt.surrogate.intervals import ALIKE, difference_half_width, difference_variance, posterior_of_new
 from jointopt.surrogate.kernel import Kernel, Runs, kinship, together
 from jointopt.surrogate.new_sources import MOST, Bounds, NewGroups, host_share
 from jointopt.surrogate.own_cluster import OwnRuns
@@ -146,10 +146,6 @@ class Surrogate:
         taught = [one for one in self.new_groups if one.teaches_of(source)]
         return next((one for one in taught if source in one.sources), taught[0] if taught else None)
 
-    def remembers(self, source: str) -> bool:
-        """Whether it remembers runs that are evidence of that source."""
-        return bool(len(self.remembered(source)))
-
     def own_of(self, source: str) -> OwnRuns | None:
         """Learned from many runs of that source; None where there were few."""
         return next((own for own in self.own if own.source == source), None)
@@ -169,26 +165,11 @@ class Surrogate:
         name = str(self.card.get("recipe_classes", {}).get(source, ""))
         return name if name in ("", *RECIPE_CLASSES) else None
 
-    @property
-    def moves_unseen_sources(self) -> bool:
-        """Whether it moves predictions of a source of which no run is known."""
-        return self.trees is not None and self.trees.strength > 0.0
-
     def correction_by_trees(self, runs: Runs) -> Floats:
         """Correction by the trees (n,), of log(measured / physics)."""
         if self.trees is None or not len(runs):
             return np.zeros(len(runs))
         return self.trees.predict(runs.matrix(self.feature_names))
-
-    def inside(self, runs: Runs, known: Runs) -> Bools:
-        """Whether features lie where training's did, on a GPU of whose peak and memory speed some run is known."""
-        gpus = np.unique(np.concatenate([r.matrix(SPEEDS) for r in (self.support, known)]), axis=0)
-        speeds, inside = runs.matrix(SPEEDS), np.zeros(len(runs), bool)
-        for gpu in gpus:
-            inside |= (np.abs(speeds - gpu) < SAME_SPEED).all(axis=1)
-        if self.trees is not None:
-            inside &= self.trees.range.gate(runs.matrix(self.feature_names)) > 0.5
-        return np.asarray(inside)
 
 
 @dataclass(frozen=True)
@@ -209,7 +190,13 @@ class Conditioned:
 
     def mean(self, runs: Runs) -> Floats:
         """The mean of `predict` alone, (n,)."""
-        return self._not_below(self._mean(runs), runs)
+        if self.own is not None:
+            mean = self.own.mean(self.posterior, runs, self.known)
+        elif len(self.known):
+            mean = self.parts(runs)[0] * self.posterior.mean(runs)
+        else:
+            mean = self.surrogate.correction_by_trees(runs)
+        return self._not_below(mean, runs)
 
     def _not_below(self, mean: Floats, runs: Runs) -> Floats:
         """The ``mean`` (n,), of a layout that was run and ended early not below what it took at least."""
@@ -219,13 +206,6 @@ class Conditioned:
         for key, bound in zip(*self.least, strict=True):
             mean = np.where(np.abs(keys - key) < SAME_LAYOUT, np.maximum(mean, bound), mean)
         return mean
-
-    def _mean(self, runs: Runs) -> Floats:
-        if self.own is not None:
-            return self.own.mean(self.posterior, runs, self.known)
-        if not len(self.known):
-            return self.surrogate.correction_by_trees(runs)
-        return self.parts(runs)[0] * self.posterior.mean(runs)
 
     def parts(self, runs: Runs) -> tuple[Floats, Floats]:
         """`NewGroups.parts` of ``runs``: ones where there is no such."""
@@ -253,43 +233,38 @@ class Conditioned:
             mean, half_width = part * mean, wider * half_width
         return self._not_below(mean, runs), half_width, inside
 
-    def new(self, runs: Runs) -> tuple[Floats, Floats] | None:
-        """90 % half-widths below and above, (n,) each, where no run of the source is known; None where some are."""
-        return None if len(self.known) or self.own is not None else self._of_new(runs)
+    def bounds_of_new(self, runs: Runs) -> tuple[Floats, Floats] | None:
+        """90 % half-widths below and above, (n,) each, as of a source of which no run is known; None where many are.
 
-    def at_most(self, runs: Runs) -> tuple[Floats, Floats] | None:
-        """As `new` would have them, where some runs are known; wider by how far the furthest of these lies beyond that.
-
-        Runs that are as was expected of a new source make nothing less sure: the process, whose prior has every kind of
-        source in it, is wider than these bounds after a run or two. None where there are none or many.
+        Where some are known, wider by how far the furthest of these lies beyond that. Runs that are as was expected of
+        a new source make nothing less sure: the process, whose prior has every kind of source in it, is wider than
+        these bounds after a run or two. None for a card that has no such bounds, too.
         """
-        if self.own is not None or not len(self.known) or (of_known := self._of_new(self.known)) is None:
-            return None
-        beyond = np.maximum(-self.residual / of_known[0], self.residual / of_known[1]).max()
-        found, wider = self._of_new(runs), float(np.clip(beyond, 1.0, 2.0)) ** BEYOND
-        return None if found is None else (wider * found[0], wider * found[1])
-
-    def _of_new(self, runs: Runs) -> tuple[Floats, Floats] | None:
         widths = self.surrogate.widths
         bounds = widths.new_cluster if self.fitted else widths.new_software
-        if bounds is None:
+        if self.own is not None or bounds is None:
             return None
-        more = 0.0 if self.fitted else host_share(runs)
-        return np.full(len(runs), bounds[0]), np.minimum(np.full(len(runs), bounds[1]) + more, MOST)
+        low, high = bounds
+        of_all, of_known = (
+            np.minimum(np.full(len(each), high) + (0.0 if self.fitted else host_share(each)), MOST)
+            for each in (runs, self.known)
+        )
+        beyond = np.maximum(-self.residual / low, self.residual / of_known).max(initial=1.0)
+        wider = float(np.minimum(beyond, 2.0)) ** BEYOND
+        return np.full(len(runs), wider * low), wider * of_all
 
     def difference(self, runs: Runs, against: Runs) -> tuple[Floats, Floats]:
         """(mean, 90 % half-width) of log(measured / physics) of ``runs`` less that of ``against``, as many or one."""
-        wide = self._apart(runs, against)
-        if self.own is not None and self.own.in_part:
-            (whole, counted), (other, of_other) = self._of_own(runs), self._of_own(against)
-            wide = wide + np.abs(whole - other - (counted - of_other))  # as below
-        if self.new_groups is None:
-            return self.mean(runs) - self.mean(against), wide
-        whole, other = self.posterior.mean(runs), self.posterior.mean(against)
-        first, second = self.parts(runs)[0] * whole, self.parts(against)[0] * other
-        mean = self._not_below(first, runs) - self._not_below(second, against)
+        wide, mean = self._apart(runs, against), self.mean(runs) - self.mean(against)
+        if self.new_groups is None and (self.own is None or not self.own.in_part):
+            return mean, wide
         # what does not count of the process may be true all the same
-        return mean, np.asarray(wide + np.abs(whole - other - mean))
+        whole, counted = self.posterior.mean(runs) - self.posterior.mean(against), mean
+        if self.own is not None:
+            predicted = ((each, *self.posterior.predict(each)) for each in (runs, against))
+            first, other = (self.own.counted(mean, sd, each, self.known) for each, mean, sd in predicted)
+            counted = first - other
+        return mean, np.asarray(wide + np.abs(whole - counted))
 
     def _apart(self, runs: Runs, against: Runs) -> Floats:
         """The half-width of `difference` where all of the process counts, (n,)."""
@@ -297,7 +272,7 @@ class Conditioned:
         if self.own is not None:
             own = Z_90 * self.posterior.contrast_deviation(runs, against)
             return np.asarray(self.widths(runs) * widths.difference * own)
-        own, by_root = half_width_apart(self.posterior, runs, against), widths.of_difference(known, self.fitted)
+        own, by_root = difference_half_width(self.posterior, runs, against), widths.of_difference(known, self.fitted)
         if by_root is None:
             return np.asarray(self.widths(runs) * widths.difference * own)
         # the process is too sure of plans that are alike, or like known ones, and too unsure of others
@@ -305,17 +280,9 @@ class Conditioned:
         if not known or (of_new := widths.of_difference(False, self.fitted)) is None:
             return np.asarray(found)
         kernel = self.posterior.kernel
-        most = of_new * np.sqrt(half_width_of_new(kernel, runs, against))
-        return np.minimum(found, most * most_beyond_new(apart(kernel, runs, against)))
-
-    def share_of_unlike(self, runs: Runs, against: Runs) -> Floats:
-        """Half-widths (n,) of differences over those of plans that are unlike, nothing known; 1 at most."""
-        return share_of_unlike(self.posterior.kernel, runs, against)
-
-    def _of_own(self, runs: Runs) -> tuple[Floats, Floats]:
-        """The mean of the whole process, and what counts of it beside the trees of many runs, (n,) each."""
-        mean, deviation = self.posterior.predict(runs)
-        return mean, mean if self.own is None else self.own.counted(mean, deviation, runs, self.known)
+        most = of_new * np.sqrt(difference_half_width(posterior_of_new(kernel), runs, against))
+        # that some runs scatter is no evidence that plans which are alike differ more
+        return np.minimum(found, most * (1.0 + difference_variance(kernel, runs, against) / ALIKE**2))
 
     def widths(self, runs: Runs) -> Floats:
         """Conformal factors on the process's own half-widths, (n,)."""
@@ -326,24 +293,23 @@ class Conditioned:
         return np.full(len(runs), widths.of_measured(len(self.known)) if len(self.known) else of_new)
 
     def inside(self, runs: Runs) -> Bools:
-        """Whether what was learned supports ``runs``, (n,)."""
-        inside = self.surrogate.inside(runs, self.known)
-        if self.own is not None:
-            return inside & self._near_own(runs)
-        return inside if len(self.known) else inside & self.fitted
+        """Whether what was learned supports ``runs``, (n,).
 
-    def _near_own(self, runs: Runs) -> Bools:
-        """Whether some own run has the dtype of ``runs``, and experts or none as they have, and all sizes are near.
-
-        All are where it remembers no run to compare with.
+        Features lie where training's did, on a GPU of whose peak and memory speed some run is known. Of many own runs,
+        as far as these are remembered, some has the dtype, and experts or none as they have, and all sizes are near.
         """
-        if not len(self.known):
-            return np.ones(len(runs), bool)
-        sizes, known = runs.matrix(SIZES), self.known.matrix(SIZES)
-        near = (sizes >= known.min(axis=0) - FARTHEST) & (sizes <= known.max(axis=0) + FARTHEST)
-        kinds = np.unique(self.known.matrix(SAME_KIND), axis=0)
-        alike = (runs.matrix(SAME_KIND)[:, None] == kinds[None]).all(axis=2).any(axis=1)
-        return np.asarray(near.all(axis=1) & alike)
+        surrogate, known = self.surrogate, self.known
+        gpus = np.unique(np.concatenate([each.matrix(SPEEDS) for each in (surrogate.support, known)]), axis=0)
+        inside = (np.abs(runs.matrix(SPEEDS)[:, None] - gpus[None]) < SAME_SPEED).all(axis=2).any(axis=1)
+        if surrogate.trees is not None:
+            inside &= surrogate.trees.range.gate(runs.matrix(surrogate.feature_names)) > 0.5
+        if self.own is not None and len(known):
+            sizes, of_known = runs.matrix(SIZES), known.matrix(SIZES)
+            inside &= (sizes >= of_known.min(axis=0) - FARTHEST).all(axis=1)
+            inside &= (sizes <= of_known.max(axis=0) + FARTHEST).all(axis=1)
+            kinds = np.unique(known.matrix(SAME_KIND), axis=0)
+            inside &= (runs.matrix(SAME_KIND)[:, None] == kinds[None]).all(axis=2).any(axis=1)
+        return np.asarray(inside if self.own is not None or len(known) else inside & self.fitted)
 
     def knows_kind(self, runs: Runs) -> bool:
         """Whether a known run has the dtype of ``runs`` (all of one job), and experts or none as they have."""
@@ -394,23 +360,14 @@ def fingerprints(works: Iterable[Workload], time_s: Floats) -> Fingerprints:
     """
     out = np.zeros(len(time_s), np.uint64)
     for work in works:
-        timed = time_s[work.rows] > 0.0
-        texts = (text for text, known in zip(_texts(work, time_s), timed.tolist(), strict=True) if known)
-        out[work.rows[timed]] = [_number(text) for text in texts]
+        job, timed = work.job, np.flatnonzero(time_s[work.rows] > 0.0)
+        alike = (
+            job.model.num_layers, job.model.hidden_size, job.training.seq_length, job.training.global_batch_size,
+            job.cluster.gpu.id, job.cluster.num_gpus,
+        )  # fmt: skip
+        plans = np.stack([work.plans[name][timed] for name in _PLAN], axis=1).tolist()
+        clocks = np.nanmean(work.stage_clock_mhz[timed], axis=1).tolist()
+        for row, plan, clock_mhz in zip(work.rows[timed].tolist(), plans, clocks, strict=True):
+            text = "|".join(map(str, (*alike, *plan, round(clock_mhz), f"{time_s[row]:.{_DIGITS}g}")))
+            out[row] = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
     return out
-
-
-def _texts(work: Workload, time_s: Floats) -> Iterator[str]:
-    job = work.job
-    alike = (
-        job.model.num_layers, job.model.hidden_size, job.training.seq_length, job.training.global_batch_size,
-        job.cluster.gpu.id, job.cluster.num_gpus,
-    )  # fmt: skip
-    plans = np.stack([work.plans[name] for name in _PLAN], axis=1).tolist()
-    clocks = np.nanmean(work.stage_clock_mhz, axis=1).tolist()
-    for plan, clock_mhz, seconds in zip(plans, clocks, time_s[work.rows].tolist(), strict=True):
-        yield "|".join(map(str, (*alike, *plan, round(clock_mhz), f"{seconds:.{_DIGITS}g}")))
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -21,11 +21,14 @@ from jointopt.physics.sensitivities import CATEGORY
 from jointopt.runs.ignored_columns import without_time
 from jointopt.runs.row_names import row_names
 from jointopt.surrogate.clock_response import BELOW, CLOCK, learn_response
-from jointopt.surrogate.data_doubts import power_lines, power_log_ratio
+from jointopt.surrogate.data_doubts import heat_log_ratios, power_lines, power_log_ratio
 from jointopt.surrogate.dataset import Priced, is_timed, price, timed_runs, with_results
 from jointopt.surrogate.evidence import Use, as_it_is, beyond, far_bounds, far_line, is_lower_bound, telling
+from jointopt.surrogate.features import HEAT_COLUMNS
 from jointopt.surrogate.held_out import (
     FOLDS,
+    LEFT_OUT,
+    OF_PAIRS,
     HeldOut,
     Scores,
     group_folds,
@@ -40,12 +43,11 @@ from jointopt.surrogate.held_out import (
 from jointopt.surrogate.kernel import Kernel, Runs, learn, together
 from jointopt.surrogate.new_sources import MOST_FOLDS, NewGroups, NewSource, size_groups
 from jointopt.surrogate.own_cluster import LEAST_RUNS, Measured, OwnRuns, judge_shared, learn_own, supporting
-from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model, heat_log_ratios, measures_heat
+from jointopt.surrogate.own_mix import LEAST_LEFT_OUT, count_distinct, folds_by_model
 from jointopt.surrogate.posterior import LARGEST_RESIDUAL
 from jointopt.surrogate.power import MeasuredPower, scale_at_limit
-from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Fingerprints, Surrogate, Widths, fingerprints
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import Trees, fit_trees
 
 _log = logging.getLogger(__name__)
 MONOTONE = {"clock": -1}  # the physics' time falls with the clock, and no correction may turn that round
@@ -53,8 +55,6 @@ STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.05  # of the error of physics alone, below which trees do not count
 LEAST_ROWS, MOST_SUPPORT = 20, 500  # runs that are learned from at all, and that are kept per source
 HELD_OUT_COLUMNS = ["source", "group", "truth", "error"]
-PAIRS = (("source_out", 0, True), ("three", 3, True), ("unseen", 0, False))
-FEW = (("few", True), ("unseen_few", False))
 ENOUGH_JUDGED, MOST_DRAWS = 100, 8  # runs of one source that are judged after few measured ones, and draws of these
 BROKEN, OWN_BROKEN = 2.0, 5.0  # a cluster's own runs may be off by more than what clusters share
 
@@ -93,7 +93,7 @@ def training_set(table: pd.DataFrame, broken: float = BROKEN) -> TrainingSet:
     if timed.empty:
         why = without_time(table) or "; training needs timed runs"
         raise TableError(f"No row has status ok and an iteration_time_s that can be used{why}.")
-    known = price(timed, heat=measures_heat(timed))
+    known = price(timed, heat=any(name in timed and timed[name].notna().any() for name in HEAT_COLUMNS.values()))
     unknown = (
         known if _origins(timed).nunique() == 1 else price(timed.assign(framework=""))
     )  # other sources are what it is learned for
@@ -134,14 +134,14 @@ def source_weights(source: np.ndarray[Any, Any]) -> Floats:
     return np.asarray(weight / weight.mean())
 
 
-def _booster(data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int) -> ResidualBooster:
-    features = data.known.runs.take(rows).matrix(names)
-    target = np.clip(data.known_residual[rows], -1.0, 1.0)
-    booster = ResidualBooster(
-        strength=strength, random_state=seed, categories=[i for i, name in enumerate(names) if CATEGORY in name],
+def shared_trees(data: TrainingSet, rows: Ints, names: tuple[str, ...], strength: float, seed: int) -> Trees:
+    """Trees of the runs ``rows`` of all sources, by features of these names."""
+    return fit_trees(
+        data.known.runs.take(rows).matrix(names), np.clip(data.known_residual[rows], -1.0, 1.0),
+        source_weights(data.source[rows]), strength=strength, random_state=seed,
+        categories=[i for i, name in enumerate(names) if CATEGORY in name],
         monotone=[MONOTONE.get(name, 0) for name in names],
     )  # fmt: skip
-    return booster.fit(features, target, sample_weight=source_weights(data.source[rows]))
 
 
 def learn_kernel(data: TrainingSet, rows: Ints, seed: int = 0) -> Kernel:
@@ -158,7 +158,7 @@ def fit(data: TrainingSet, rows: Ints, kernel: Kernel, seed: int = 0, strength: 
     """A surrogate of the runs ``rows``; the booster's strength is what helps sources left out most, unless given."""
     names = data.known.runs.names
     best = _best_strength(data, rows, names, seed) if strength is None else strength
-    trees = Trees.of(_booster(data, rows, names, best, seed))
+    trees = shared_trees(data, rows, names, best, seed)
     return Surrogate(kernel, trees, names, *_supporting(data, rows, seed))
 
 
@@ -176,28 +176,27 @@ def _best_strength(data: TrainingSet, rows: Ints, names: tuple[str, ...], seed: 
         rest = np.setdiff1d(rows, held)
         if not len(rest):
             return 0.0
-        full = _booster(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
+        full = shared_trees(data, rest, names, 1.0, seed).predict(data.known.runs.take(held).matrix(names))
         y = data.known_residual[held]
         errors += [float(np.median(np.abs(np.expm1(s * full - y)))) for s in STRENGTHS]
     best = int(errors.argmin())
     return STRENGTHS[best] if errors[best] < (1.0 - LEAST_GAIN) * errors[0] else 0.0
 
 
-def leave_group_out(data: TrainingSet, surrogate: Surrogate, name: str) -> HeldOut | None:
-    """The source's other groups known, this one not; the surrogate's own support holds nothing of the source."""
-    return _held_out(data, surrogate, data.of({name}), data.known.runs.group, FOLDS)
+def leave_groups_out(
+    data: TrainingSet, surrogate: Surrogate, rows: Ints, group: np.ndarray[Any, Any], most: int = FOLDS
+) -> HeldOut | None:
+    """Other groups of the runs ``rows`` of a source known, the one judged not, by the ``group`` (all runs,) of each.
+
+    The surrogate's own support holds nothing of the source. At most ``most`` parts are left out.
+    """
+    known, folds = data.known.runs, group_folds(group[rows], most=most)
+    return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
 
 
 def leave_size_out(data: TrainingSet, surrogate: Surrogate, rows: Ints) -> HeldOut | None:
-    """As `leave_group_out` of few runs ``rows``, with groups by sizes, as they are known again (`NewGroups`)."""
-    return _held_out(data, surrogate, rows, size_groups(data.known.runs), MOST_FOLDS)
-
-
-def _held_out(
-    data: TrainingSet, surrogate: Surrogate, rows: Ints, group: np.ndarray[Any, Any], most: int
-) -> HeldOut | None:
-    known, folds = data.known.runs, group_folds(group[rows], most=most)
-    return joined([predict_rows(surrogate, known, data.known_residual, rows[at], rows[fit], True) for fit, at in folds])
+    """As `leave_groups_out` of few runs ``rows``, with groups by sizes, as they are known again (`NewGroups`)."""
+    return leave_groups_out(data, surrogate, rows, size_groups(data.known.runs), MOST_FOLDS)
 
 
 def leave_source_out(
@@ -228,46 +227,32 @@ def cross_validate(data: TrainingSet, allowed: set[str], strength: float, seed: 
     for name in steps(np.unique(data.source).tolist(), "judging on sources left out"):
         rows, others = data.of({name}), data.of(allowed - {name})
         surrogate = fit(data, others, learn_kernel(data, others, seed), seed, strength)
+        leave = functools.partial(leave_source_out, data, surrogate, name, seed=seed)
+        held = {kind: leave(count, fitted=known, group=by) for kind, (count, known, by) in LEFT_OUT.items()}
+        held["group_out"] = leave_groups_out(data, surrogate, rows, data.known.runs.group)
+        pairs = {}
+        for kind in OF_PAIRS:
+            count, known, by = LEFT_OUT[kind]
+            pairs[kind] = leave(count, fitted=known, group=by, predicted=of_two_plans)
+        new, (none, unseen) = None, (held["source_out"], held["unseen"])
+        if none is not None and unseen is not None:  # how it is predicted by what knew nothing of it
+            own, generic = (one.truth - one.mean for one in (none, unseen))
+            new = NewSource.of(data.known.take(none.rows), own, data.unknown.take(unseen.rows), generic)
+        runs = data.known.runs.take(rows)
+        of_sources = [np.flatnonzero(runs.source == one).astype(np.int64) for one in np.unique(runs.source)]
+        if max(count_distinct(runs.take(at)) for at in of_sources) < LEAST_RUNS:
+            held["by_size"] = leave_size_out(data, surrogate, rows)
         physics = float(np.median(np.abs(np.expm1(-data.known_residual[rows]))))
-        group_out = leave_group_out(data, surrogate, name)
-        none, three, ten = (leave_source_out(data, surrogate, name, count, seed) for count in (0, 3, 10))
-        unseen, unseen_three = (leave_source_out(data, surrogate, name, count, seed, False) for count in (0, 3))
-        of_pairs = {
-            kind: leave_source_out(data, surrogate, name, count, seed, fitted, of_two_plans)
-            for kind, count, fitted in PAIRS
-        }
-        few, few_pairs = (
-            {kind: leave_source_out(data, surrogate, name, 3, seed, fitted, of, "source") for kind, fitted in FEW}
-            for of in (predict_rows, of_two_plans)
-        )
-        pairs = of_pairs | few_pairs
-        new = _taken_for_new(data, none, unseen)
-        found = (group_out, none, three, ten, unseen, unseen_three)
-        by_size = leave_size_out(data, surrogate, rows) if _is_few(data, rows) else None
-        scores.append(Scores(name, physics, *found, few["few"], few["unseen_few"], pairs, new, by_size))
+        of_runs, of_differences = ({k: one for k, one in each.items() if one is not None} for each in (held, pairs))
+        scores.append(Scores(name, physics, of_runs, of_differences, new))
     return scores
-
-
-def _is_few(data: TrainingSet, rows: Ints) -> bool:
-    """Whether ``rows`` are too few runs of any one source to learn of it alone."""
-    runs = data.known.runs.take(rows)
-    by_source = (np.flatnonzero(runs.source == source).astype(np.int64) for source in np.unique(runs.source))
-    return max(count_distinct(runs.take(at)) for at in by_source) < LEAST_RUNS
 
 
 def _of_few(data: TrainingSet, scores: list[Scores], widths: Widths) -> tuple[NewGroups, ...]:
     """A `NewGroups` of each origin with few runs, by what surrogates without it answered for its groups left out."""
-    held = [s.by_size for s in scores if s.by_size is not None]
+    held = [s.held["by_size"] for s in scores if "by_size" in s.held]
     wide = [replace(h, half_width=widths.of_measured(h.known) * h.half_width) for h in held]
     return tuple(judge_new_groups(h, data.known.runs)[0] for h in wide)
-
-
-def _taken_for_new(data: TrainingSet, known: HeldOut | None, unknown: HeldOut | None) -> NewSource | None:
-    """How a source is predicted by what knew nothing of it, under its profile and under none."""
-    if known is None or unknown is None:
-        return None
-    own, generic = (held.truth - held.mean for held in (known, unknown))
-    return NewSource.of(data.known.take(known.rows), own, data.unknown.take(unknown.rows), generic)
 
 
 def train(
@@ -299,24 +284,19 @@ def train(
     with one_blas_thread:
         if len(names) < 2 and base is not None:
             surrogate, judged = _of_one_source(data, base, seed)
-            return _remembering(surrogate, table, judged)
-        surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
-        scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
-        own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
-    surrogate = with_calibrated_widths(surrogate, scores)
-    surrogate = replace(surrogate, new_groups=() if for_others else _of_few(data, scores, surrogate.widths))
-    judged = score_table(scores, surrogate.widths)
-    found = [(s.source, s.group_out) for s in scores if s.group_out is not None]
-    judged.attrs |= _attributes(data, found, own)
-    surrogate = with_own(surrogate, own)
-    return (surrogate, judged) if for_others else _remembering(surrogate, table, judged)
-
-
-def _remembering(surrogate: Surrogate, table: pd.DataFrame, judged: pd.DataFrame) -> tuple[Surrogate, pd.DataFrame]:
-    """`with_lower_bounds`, whose counts are an attribute of what was ``judged``."""
-    with one_blas_thread:
-        found, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)
-    return found, judged
+        else:
+            surrogate = fit(data, everything, learn_kernel(data, everything, seed), seed)
+            scores = cross_validate(data, names, surrogate.trees.strength if surrogate.trees else 0.0, seed)
+            own = [] if for_others else learn_every_own(data, surrogate.kernel, seed)
+            surrogate = with_calibrated_widths(surrogate, scores)
+            groups = () if for_others else _of_few(data, scores, surrogate.widths)
+            surrogate, judged = replace(surrogate, new_groups=groups), score_table(scores, surrogate.widths)
+            held = [(s.source, s.held["group_out"]) for s in scores if "group_out" in s.held]
+            judged.attrs |= _attributes(data, held, own)
+            surrogate = with_own(surrogate, own)
+        if not for_others:
+            surrogate, judged.attrs["lower_bounds"] = with_lower_bounds(surrogate, table)
+    return surrogate, judged
 
 
 def with_lower_bounds(surrogate: Surrogate, table: pd.DataFrame) -> tuple[Surrogate, tuple[int, int]]:
@@ -376,36 +356,30 @@ def _of_one_source(data: TrainingSet, base: Surrogate, seed: int) -> tuple[Surro
 
 
 def _attributes(data: TrainingSet, held: list[tuple[str, HeldOut]], own: list[LearnedOwn]) -> dict[str, Any]:
-    held_out = _held_out_rows(data, held)
+    """What `train` says of errors, sources and rows.
+
+    ``held``: predictions of each source's groups left out, of whose runs ``rows`` has source, group, truth,
+    log(measured / physics), and error of the time.
+    """
+    known, parts, classes = data.known, [pd.DataFrame(columns=HELD_OUT_COLUMNS)], {}
+    for name, h in held:
+        off = np.abs(np.expm1(h.mean - h.truth))
+        rows = {"source": name, "group": known.runs.group[h.rows], "truth": h.truth, "error": off}
+        parts.append(pd.DataFrame(rows))
+    held_out = pd.concat(parts[1:] or parts, ignore_index=True)
     groups = {
         source: {str(name): float(error) for name, error in rows.groupby("group")["error"].median().round(4).items()}
         for source, rows in held_out.groupby("source")
     }
-    learned = {"learned_rows": data.fingerprints, "recipe_classes": _learned_classes(data.known), "use": data.use}
-    return {"groups": groups, "rows": held_out.to_dict("list"), "own": [found.own for found in own]} | learned
-
-
-def _held_out_rows(data: TrainingSet, found: list[tuple[str, HeldOut]]) -> pd.DataFrame:
-    """Every run of a group that was held out: source, group, truth, log(measured / physics), and error of its time."""
-    groups = data.known.runs.group
-    parts = [
-        pd.DataFrame(
-            {"source": name, "group": groups[h.rows], "truth": h.truth, "error": np.abs(np.expm1(h.mean - h.truth))}
-        )
-        for name, h in found
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HELD_OUT_COLUMNS)
-
-
-def _learned_classes(priced: Priced) -> dict[str, str]:
-    """The recipe class of the priced runs of each source that states one, several joined by commas."""
-    found = {}
-    for key in np.unique(priced.runs.source).tolist():
-        works = np.unique(priced.work[priced.runs.source == key]).tolist()
-        names = sorted({priced.works[i].job.training.recipe_class or "none" for i in works})
+    for key in np.unique(known.runs.source).tolist():
+        works = np.unique(known.work[known.runs.source == key]).tolist()
+        names = sorted({known.works[i].job.training.recipe_class or "none" for i in works})
         if names != ["none"]:
-            found[str(key)] = ", ".join(names)
-    return found
+            classes[str(key)] = ", ".join(names)
+    return {
+        "groups": groups, "rows": held_out.to_dict("list"), "own": [found.own for found in own],
+        "learned_rows": data.fingerprints, "recipe_classes": classes, "use": data.use,
+    }  # fmt: skip
 
 
 # Training on the many runs of single sources, beside what sources share.
@@ -448,9 +422,12 @@ def learn_source(key: str, data: TrainingSet, rows: Ints, shared: Kernel, seed: 
     response, again, moved = sweep.response, priced, 0.0 * some.residual
     if response is not None:
         some, again, moved = _priced_again(some, priced, response.response.on)
-    if (power := _power_at_limit(some, again)) is not None:
-        some, again, by_limits = _priced_again(some, again, as_it_is, power)
-        moved = moved + by_limits
+    limits_w = again.limits_w
+    if (limits_w != again.limit_w).any():  # by the power of runs under the highest limit those under others are priced
+        scale = scale_at_limit(some.log_power, some.static_share, some.static_w, limits_w)
+        if scale.log_sd is not None:
+            some, again, by_limits = _priced_again(some, again, as_it_is, MeasuredPower(scale, again.limit_w))
+            moved = moved + by_limits
     learned = learn_own if count_distinct(some.runs) >= LEAST_RUNS else judge_shared
     own, mean, half_width = learned(key, some, shared, seed)
     own = replace(own, response=response, off_below=sweep.off_below, clock_remark=sweep.remark)
@@ -477,15 +454,6 @@ def _priced_again(
         },
     )  # fmt: skip
     return found, again, moved
-
-
-def _power_at_limit(some: Measured, priced: Priced) -> MeasuredPower | None:
-    """Power of runs under the source's highest limit, by which those under others are priced; None without such."""
-    limits_w = priced.limits_w
-    if (limits_w == priced.limit_w).all():
-        return None
-    scale = scale_at_limit(some.log_power, some.static_share, some.static_w, limits_w)
-    return None if scale.log_sd is None else MeasuredPower(scale, priced.limit_w)
 
 
 def measured(data: TrainingSet, rows: Ints) -> Measured:

@@ -35,7 +35,7 @@ from jointopt.core.schema import Floats, Ints
 from jointopt.physics.sensitivities import NETWORK, only
 from jointopt.runs.workloads import workloads
 from jointopt.surrogate.correction import Correction, load_surrogate
-from jointopt.surrogate.dataset import Priced, SourceTexts, price, timed_runs
+from jointopt.surrogate.dataset import Priced, price, source_keys, timed_runs
 from jointopt.surrogate.evidence import evidence_by_source, with_kin
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import TrainingSet, learn_kernel, training_set
@@ -94,9 +94,10 @@ def recorded(table: pd.DataFrame, profile: str) -> Recorded:
 
 def _labels(table: pd.DataFrame) -> np.ndarray:
     """The key of each row's source: software is distinguished by its name whatever profile stands for it."""
-    texts, out = SourceTexts.of(table), np.full(len(table), "", object)
+    keys_of, out = source_keys(table), np.full(len(table), "", object)
     for work in workloads(table)[0]:
-        out[work.rows] = texts.keys(work)
+        names, source = keys_of(work)
+        out[work.rows] = names[source]
     return out.astype(str)
 
 

@@ -33,7 +33,7 @@ from jointopt.surrogate.own_cluster import OwnRuns
 from jointopt.surrogate.own_mix import Mix, OwnTarget
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.surrogate import Surrogate
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import Trees, fit_trees
 
 JOB = shipped_job("opt-350m-2x4-a100")
 SOURCE, RUNS = "my cluster|megatron-deepspeed|a100-sxm4-40gb|4", 60
@@ -78,11 +78,9 @@ def _mix(default: Surrogate, seed: int) -> Mix:
 
 
 def _trees_of(width: int, seed: int) -> Trees:
-    from jointopt.surrogate.residual_trees import ResidualBooster
-
     features = np.random.default_rng(seed).uniform(-20, 20, (300, width))
-    booster = ResidualBooster(max_depth=3, n_estimators=TREES, reg_lambda=1.0, min_child_weight=1.0)
-    return Trees.of(booster.fit(features, np.tanh(features[:, 0])))
+    small = {"max_depth": 3, "n_estimators": TREES, "reg_lambda": 1.0, "min_child_weight": 1.0}
+    return fit_trees(features, np.tanh(features[:, 0]), **small)
 
 
 def read(path: Path) -> object:
@@ -99,7 +97,7 @@ def read(path: Path) -> object:
             changing.replace(folder / changed)
         (folder / name.decode()).write_bytes(content)
         _seal_again(folder, name.decode(), content)
-        return _predictions(folder, name.decode(), in_whole=not zlib.crc32(content) % 4)
+        return _predictions(folder, in_whole=not zlib.crc32(content) % 4)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -112,15 +110,13 @@ def _seal_again(folder: Path, name: str, content: bytes) -> None:
         write_card(folder, card)
 
 
-def _predictions(folder: Path, name: str, in_whole: bool) -> object:
-    """What changed trees and what was learned of the source answer; ``in_whole``: other parts and words on them too.
-
-    ``name``: the file that was changed.
-    """
+def _predictions(folder: Path, in_whole: bool) -> object:
+    """What changed trees and what was learned of the source answer; ``in_whole``: other parts and words on them too."""
     surrogate = load(folder)
-    for trees in _trees(surrogate, "" if name == CARD else name):
+    mixes = [mix.trees for own in surrogate.own for mix in own.mixes.values()]
+    for trees in filter(None, (surrogate.trees, *mixes)):
         columns = np.zeros((2, len(trees.low)))
-        answers = trees.predict(columns), trees.regressor.predict(columns), trees.contributions(columns)
+        answers = trees.predict(columns), trees.contributions(columns)
         if not all(np.isfinite(one).all() for one in answers):
             raise FloatingPointError("trees predict what is not finite")
     model = JobModel.of(JOB, str(folder))
@@ -155,10 +151,3 @@ def _check(physics: Columns, answers: Columns) -> None:
             raise FloatingPointError(f"{name} is beyond its interval")
         if not ((value > physics[name] / _FAR) & (value < _FAR * physics[name])).all():
             raise FloatingPointError(f"{name} is far from the physics")
-
-
-def _trees(surrogate: Surrogate, name: str) -> list[Trees]:
-    """Those in files that are so called or longer."""
-    mixes = [mix.trees for own in surrogate.own for mix in own.mixes.values()]
-    every = [trees for trees in (surrogate.trees, *mixes) if trees is not None]
-    return [trees for trees in every if isinstance(trees.source, Path) and trees.source.name.startswith(name)]

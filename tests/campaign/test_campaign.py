@@ -67,7 +67,7 @@ def test_the_fuzz_of_surrogates_notices_runs_that_are_not_checked(
     np.savez(content := io.BytesIO(), **arrays)  # type: ignore[arg-type]  # its keywords have a bool among them
     (tmp_path / "input.bin").write_bytes(b"support.npz\n" + content.getvalue())
     assert outcome(kind_named("rebuilt"), tmp_path / "input.bin") == "refused"
-    monkeypatch.setattr("jointopt.surrogate.files._check_features", lambda features: None)
+    monkeypatch.setattr("jointopt.surrogate.files._check_names", lambda surrogate: None)
     assert outcome(kind_named("rebuilt"), tmp_path / "input.bin").startswith("IndexError")
 
 

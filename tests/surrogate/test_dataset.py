@@ -32,7 +32,7 @@ def test_every_array_follows_the_rows(synthetic_runs):
     assert sorted(priced.rows.tolist()) == list(range(20))
     assert priced.runs.sensitivity.shape == (20, len(CONSTANTS))
     assert all(values.shape == (20,) and np.isfinite(values).all() for values in priced.runs.features.values())
-    assert len(priced.fitted) == len(priced.assumed) == len(priced.memory_limit_gib) == 20
+    assert len(priced.fitted) == len(priced.memory_limit_gib) == 20
 
 
 def test_pricing_does_not_depend_on_the_order_of_rows(synthetic_runs):
@@ -142,5 +142,5 @@ def test_timed_runs_are_those_that_finished():
 
 def test_where_nothing_is_priced_every_column_is_empty() -> None:
     nothing = _NOTHING_PRICED
-    columns = (nothing.rows, nothing.fitted, nothing.assumed, nothing.memory_limit_gib, nothing.work, nothing.place)
+    columns = (nothing.rows, nothing.fitted, nothing.memory_limit_gib, nothing.work, nothing.place)
     assert {len(column) for column in (*columns, *nothing.physics.values(), nothing.runs)} == {0}

@@ -16,17 +16,16 @@ from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, pairs, pred
 from jointopt.surrogate.intervals import (
     Apart,
     against,
-    apart,
-    are_twins,
-    half_width_apart,
-    half_width_of_new,
+    difference_half_width,
+    difference_variance,
     of_limits,
     physics_errors,
+    posterior_of_new,
     recorded,
     share_of_unlike,
 )
 from jointopt.surrogate.job_model import JobModel
-from jointopt.surrogate.kernel import Kernel, Runs, contrast_variances, default_kernel, terms, variances
+from jointopt.surrogate.kernel import Kernel, Runs, default_kernel, terms, variances
 from jointopt.surrogate.posterior import condition_alone
 from jointopt.surrogate.surrogate import Surrogate, Widths
 from jointopt.workflows.propose import propose
@@ -51,7 +50,7 @@ def test_the_variance_of_a_difference_is_that_of_both_less_twice_what_they_share
     first, second = THREE.take(np.array([0, 1, 2])), THREE.take(np.array([2, 0, 1]))
     shared = np.diagonal(terms(kernel(), first, second), axis1=1, axis2=2)
     expected = variances(kernel(), first) + variances(kernel(), second) - 2.0 * shared
-    assert contrast_variances(kernel(), first, second) == pytest.approx(expected)
+    assert variances(kernel(), first, second) == pytest.approx(expected)
 
 
 def test_one_factor_and_equal_sensitivities_cancel_and_noise_counts_twice() -> None:
@@ -97,7 +96,7 @@ def test_differences_take_one_factor_on_top_of_the_width_of_their_kind() -> None
     assert (widths.fitted, widths.difference) == (pytest.approx(3.0), pytest.approx(2.0))
     known = replace(unseen, widths=Widths(fitted=3.0, difference=2.0)).conditioned("a", True)
     one = THREE.take(np.array([0]))
-    assert known.difference(THREE, one)[1] == pytest.approx(6.0 * half_width_apart(known.posterior, THREE, one))
+    assert known.difference(THREE, one)[1] == pytest.approx(6.0 * difference_half_width(known.posterior, THREE, one))
 
 
 def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_process() -> None:
@@ -108,7 +107,7 @@ def test_after_a_few_runs_differences_are_as_wide_as_the_roots_of_those_of_the_p
     assert widths.difference_after == pytest.approx(1.5)
     known = replace(unseen, widths=widths).conditioned("a", True, (THREE, np.array([0.1, 0.2, 0.1])))
     one = THREE.take(np.array([0]))
-    own = half_width_apart(known.posterior, THREE, one)
+    own = difference_half_width(known.posterior, THREE, one)
     assert known.difference(THREE, one)[1] == pytest.approx(1.5 * np.sqrt(own))
 
 
@@ -120,10 +119,10 @@ def test_of_a_new_source_a_profile_makes_differences_as_sure_as_those_of_sources
     by = {"source_out": 1.5, "unseen": 3.0}
     off = {kind: HeldOut(of * roots, np.zeros(11), roots**2, np.arange(11)) for kind, of in by.items()}
     none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
-    scores = Scores("a", 0.1, None, off["source_out"], None, None, off["unseen"], None, pairs=off)
+    scores = Scores("a", 0.1, off, off)
     found = with_calibrated_widths(none, [scores]).conditioned("b", fitted)
     one = THREE.take(np.array([0]))
-    own = half_width_of_new(found.posterior.kernel, THREE, one)
+    own = difference_half_width(posterior_of_new(found.posterior.kernel), THREE, one)
     assert found.difference(THREE, one)[1] == pytest.approx(factor * np.sqrt(own))
 
 
@@ -136,15 +135,16 @@ def test_plans_alike_are_as_sure_as_repeats_and_half_of_the_noise_counts_where_t
     new = kernel(noise=0.03, constants=(0.1, 0.1))
     # the mean square of the scales of noise, 0.8 and 4 by 0.6 and 0.4, is 6.784
     noise = 4 * 6.784 * 0.03**2
-    assert half_width_of_new(new, *alike(0.0)) == pytest.approx(Z_90 * 2 * 0.03)
-    share = 0.15 / np.sqrt(apart(new, *alike(1.0)))[0]
-    assert apart(new, *alike(share)) == pytest.approx(0.15**2)
-    assert half_width_of_new(new, *alike(share)) == pytest.approx(Z_90 * np.sqrt(0.15**2 + noise / 2), rel=1e-3)
+    assert difference_half_width(posterior_of_new(new), *alike(0.0)) == pytest.approx(Z_90 * 2 * 0.03)
+    share = 0.15 / np.sqrt(difference_variance(new, *alike(1.0)))[0]
+    assert difference_variance(new, *alike(share)) == pytest.approx(0.15**2)
+    found = difference_half_width(posterior_of_new(new), *alike(share))
+    assert found == pytest.approx(Z_90 * np.sqrt(0.15**2 + noise / 2), rel=1e-3)
 
 
 def test_what_the_physics_was_off_by_counts_in_full_of_plans_30_percent_apart_and_in_part_of_plans_alike() -> None:
     new = kernel(noise=0.03, constants=(0.1, 0.1))
-    usual = np.sqrt(apart(new, *alike(1.0)))[0]
+    usual = np.sqrt(difference_variance(new, *alike(1.0)))[0]
     near, mid, far = (share_of_unlike(new, *alike(by / usual))[0] for by in (0.0, 0.15, 0.4))
     noise = 4 * 6.784 * 0.03**2
     unlike = np.sqrt(0.3**2 + noise * 0.09 / (0.09 + 0.15**2))
@@ -158,13 +158,12 @@ def test_runs_that_scatter_do_not_make_plans_alike_unsure() -> None:
     scattered = THREE.take(np.array([0, 0, 0, 2, 2])), np.array([0.5, -0.5, 0.0, 0.4, -0.4])
     known = replace(none, widths=widths).conditioned("a", True, scattered)
     near, far = known.difference(*alike(0.01))[1][0], known.difference(*alike(1.0))[1][0]
-    assert near == pytest.approx(0.3 * np.sqrt(half_width_of_new(known.posterior.kernel, *alike(0.01)))[0], rel=1e-2)
+    of_new = difference_half_width(posterior_of_new(known.posterior.kernel), *alike(0.01))[0]
+    assert near == pytest.approx(0.3 * np.sqrt(of_new), rel=1e-2)
     assert far > 1.8 * near
 
 
 def test_pairs_of_one_plan_do_not_calibrate_differences_of_two() -> None:
-    every, others = THREE.take(np.array([0, 1, 0])), THREE.take(np.array([1, 2, 2]))
-    assert are_twins(every, others).tolist() == [True, False, False]
     none = Surrogate(kernel(), None, (), THREE.take(NONE), np.zeros(0))
     some = np.arange(3), NONE, True
     counts = [len(predict_pairs(none, THREE, np.zeros(3), *some, twins=twins).rows) for twins in (True, False)]  # type: ignore[union-attr]

@@ -15,10 +15,10 @@ from jointopt.surrogate.memory import (
     GRID,
     MemoryEvidence,
     MemoryMargin,
+    MemoryPosterior,
     _fit_table,
     fit_draws,
     fit_probability,
-    load_limit,
     source_weights,
 )
 from tests.bench.memory_margin import START, learn_margin, loss, own_margin
@@ -101,9 +101,9 @@ def test_memory_that_was_measured_moves_the_limit_by_as_much():
 
 
 def test_the_limit_is_the_load_of_that_probability():
-    weights = source_weights(MARGIN, MemoryEvidence(log_ratio=np.full(9, 0.1)))
-    limit = load_limit(weights, MARGIN, 0.3)
-    assert fit_probability(np.array([limit]), weights, MARGIN)[0] == pytest.approx(0.3, abs=1e-3)
+    posterior = MemoryPosterior(MemoryEvidence(log_ratio=np.full(9, 0.1)))
+    limit = np.log(posterior.largest_load(0.3))
+    assert posterior.fit_probability(np.array([limit]))[0] == pytest.approx(0.3, abs=1e-3)
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,11 +12,11 @@ from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
-from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals, layer_peak_s, may_wait_for_host
+from jointopt.surrogate.intervals import DOUBTS, RESULTS, add_intervals, doubts, layer_peak_s
 
 PLANS = {
     name: np.array(values) for name, values in {"pp": [1, 1, 1], "tp": [1, 4, 8], "micro_batch_size": [1, 1, 2]}.items()
-}
+} | {"stage_clock_mhz": np.full((3, 1), 1980.0)}
 
 
 def job(framework: str = "nemo", gpu: str = "h100-sxm5-80gb", **training: Any) -> Job:
@@ -35,18 +35,18 @@ def test_a_layer_at_the_peak_takes_six_flops_a_weight_and_twelve_a_score() -> No
 
 
 def test_layers_under_two_milliseconds_at_the_peak_are_doubted() -> None:
-    assert may_wait_for_host(job(), PLANS, 0.002).tolist() == [False, True, True]
+    assert doubts(job(), PLANS)["host"].tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(
     "known", [job("nanotron"), job("megatron-deepspeed"), job(cuda_graph="full_iteration"), job(gpu="cpu-core")]
 )
 def test_where_the_host_s_share_is_known_no_layer_is_too_short(known: Job) -> None:
-    assert not may_wait_for_host(known, PLANS, 0.002).any()
+    assert not doubts(known, PLANS)["host"].any()
 
 
 def test_the_interval_of_short_layers_is_wider_and_says_why() -> None:
-    plans = PLANS | {name: np.ones(3) for name in RESULTS} | {"stage_clock_mhz": np.full((3, 1), 1980.0)}
+    plans = PLANS | {name: np.ones(3) for name in RESULTS}
     found = add_intervals(job(), plans)
     assert found["in_domain"].tolist() == [True, False, False]
     assert found["iteration_time_s_high"][1] > 1.2 * found["iteration_time_s_high"][0]

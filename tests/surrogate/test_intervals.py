@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jointopt.core.schema import Columns
+from jointopt.core.schema import Bools, Columns
 from jointopt.jobs.catalog.clusters import build_cluster
 from jointopt.jobs.catalog.frameworks import load_framework
 from jointopt.jobs.catalog.kernels import scaling_recipe
@@ -16,20 +16,20 @@ from jointopt.jobs.catalog.models import load_model
 from jointopt.jobs.job import Job, Training
 from jointopt.surrogate.clock_response import MeasuredClocks
 from jointopt.surrogate.intervals import (
+    APART,
     RESULTS,
     add_intervals,
     bounds_within_limits,
-    clock_half_width,
+    clock_doubt,
     doubts,
-    in_domain,
-    left_open,
     narrower,
     new_kinds,
+    open_doubts,
     outside_of_domain,
     physics_errors,
     supported,
+    with_measured_intervals,
     with_new_interval,
-    with_power_interval,
     with_time_interval,
 )
 
@@ -42,6 +42,11 @@ def job(gpu: str = "a100-sxm4-80gb", framework: str = "nemo") -> Job:
 def columns(clock_mhz: float = 1e4, n: int = 2) -> Columns:
     results: Columns = {name: np.arange(1.0, n + 1) for name in RESULTS}
     return results | {"pp": np.ones(n, np.int64), "stage_clock_mhz": np.full((n, 1), clock_mhz)}
+
+
+def inside(one: Job, plans: Columns) -> Bools:
+    """Whether recorded runs support plans, (n,)."""
+    return np.asarray(add_intervals(one, columns(n=len(plans["pp"])) | plans)["in_domain"])
 
 
 def width(found: Columns, name: str) -> float:
@@ -91,9 +96,9 @@ def test_energy_is_less_certain_than_time_and_than_power() -> None:
 
 def test_low_clocks_are_inside_only_where_a_clock_sweep_was_published() -> None:
     low, top = columns(600.0), columns(1e4)
-    assert in_domain(job("a100-sxm4-80gb"), low).all()
-    assert in_domain(job("h100-sxm5-80gb"), top).all()
-    assert not in_domain(job("h100-sxm5-80gb"), low).any()
+    assert inside(job("a100-sxm4-80gb"), low).all()
+    assert inside(job("h100-sxm5-80gb"), top).all()
+    assert not inside(job("h100-sxm5-80gb"), low).any()
 
 
 def test_a_clock_without_a_measured_response_widens_the_interval_by_how_far_it_is_from_the_highest() -> None:
@@ -122,22 +127,22 @@ def test_each_reason_why_nothing_recorded_supports_a_job_goes_by_its_name() -> N
 
 def test_one_slow_stage_is_enough_to_be_outside() -> None:
     plans = columns(1980.0) | {"stage_clock_mhz": np.array([[1980.0, np.nan], [1980.0, 600.0]])}
-    assert in_domain(job("h100-sxm5-80gb"), plans).tolist() == [True, False]
+    assert inside(job("h100-sxm5-80gb"), plans).tolist() == [True, False]
 
 
 def test_unknown_clocks_are_outside() -> None:
     known = job("h100-sxm5-80gb")
     blank = replace(known, cluster=replace(known.cluster, gpu=replace(known.cluster.gpu, clock_max_mhz=None)))
-    assert not in_domain(blank, columns()).any()
+    assert not inside(blank, columns()).any()
 
 
 @pytest.mark.parametrize("beyond", [{"seq_length": 4_000_000}, {"dtype": "fp4"}])
 def test_a_workload_that_no_recorded_run_spans_is_out_of_domain(beyond: dict[str, Any]) -> None:
     known = job()
-    assert in_domain(known, columns()).all()
-    assert not in_domain(replace(known, training=replace(known.training, **beyond)), columns()).any()
-    assert not in_domain(replace(known, model=load_model("mixtral-8x7b")), columns()).any()
-    assert not in_domain(known, columns() | {"cp": np.full(2, 128)}).any()
+    assert inside(known, columns()).all()
+    assert not inside(replace(known, training=replace(known.training, **beyond)), columns()).any()
+    assert not inside(replace(known, model=load_model("mixtral-8x7b")), columns()).any()
+    assert not inside(known, columns() | {"cp": np.full(2, 128)}).any()
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -211,7 +216,7 @@ def test_at_half_the_clock_the_doubt_of_its_response_adds_to_time_in_squares() -
 
 
 def test_measured_power_has_an_interval_of_its_own() -> None:
-    found = with_power_interval(add_intervals(job(), columns()), 0.1)
+    found = with_measured_intervals(job(), add_intervals(job(), columns()), {"avg_power_w": 0.1})
     assert np.log(found["avg_power_w_low"] / found["avg_power_w"]) == pytest.approx(-0.1)
     assert np.log(found["avg_power_w_high"] / found["avg_power_w"]) == pytest.approx(0.1)
 
@@ -219,7 +224,7 @@ def test_measured_power_has_an_interval_of_its_own() -> None:
 def h100(clock_mhz: float, measured: MeasuredClocks) -> tuple[float, bool]:
     """Doubt of a plan at one clock of 1,980 MHz without a published response, and whether it is remarked on."""
     one, clocks = job(gpu="h100-sxm5-80gb"), columns(clock_mhz)
-    half = clock_half_width(one, clocks["stage_clock_mhz"], measured)
+    half, _ = clock_doubt(one, clocks["stage_clock_mhz"], measured)
     return float(half[0]), bool(doubts(one, clocks, measured)["clock"][0])
 
 
@@ -273,7 +278,7 @@ def without_flash3(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_flash3")
 def test_attention_that_no_recorded_run_had_is_a_doubt_by_its_kernel_and_by_its_form() -> None:
     known = training(attention="flash2")
-    assert in_domain(known, columns()).all()
+    assert inside(known, columns()).all()
     assert doubts(training(attention="flash3"), columns())["attention"].all()
     shapes = {"kv_lora_rank": 512}, {"window_size": 1024}
     for shape in shapes:
@@ -303,9 +308,9 @@ def test_runs_of_a_cluster_leave_open_what_none_of_them_had() -> None:
     alibi = replace(plain, model=replace(plain.model, position_embedding="alibi"))
     assert new_kinds(alibi, [plain]) == {"form"}
     for one, supports in ((plain, True), (other, False)):
-        inside, at_top = supported(one, columns(), True, new=new_kinds(one, [plain]))
-        assert inside.all() == at_top.all() == supports
-    assert list(left_open(doubts(other, columns()), True, new_kinds(other, [plain]))) == [
+        found = open_doubts(one, columns(), True, new=new_kinds(one, [plain]))
+        assert supported(found).all() == supported(found, APART).all() == supports
+    assert list(open_doubts(other, columns(), True, new=new_kinds(other, [plain]))) == [
         "link", "attention", "network", "clock",
     ]  # fmt: skip
 
@@ -342,9 +347,9 @@ def test_a_link_stated_in_bits_is_doubted_and_one_of_the_next_generation_is_not(
     link: str, gbytes: float, doubted: bool
 ) -> None:
     two = build_cluster({"gpu": "a100-sxm4-80gb", "nodes": 2, "gpus_per_node": 8, link: gbytes})
-    found = doubts(replace(job(), cluster=two), columns())
-    assert [name for name, of in found.items() if of.any()] == ["link"] * doubted
-    assert "link" in left_open(found, known=True)  # runs have no say in it
+    there = replace(job(), cluster=two)
+    assert [name for name, of in doubts(there, columns()).items() if of.any()] == ["link"] * doubted
+    assert open_doubts(there, columns(), True)["link"].any() == doubted  # runs have no say in it
 
 
 def test_one_node_and_cores_have_no_network_whose_unit_could_be_wrong() -> None:

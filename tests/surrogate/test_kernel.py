@@ -73,7 +73,7 @@ def test_the_sum_of_scaled_terms_is_that_of_the_terms_one_by_one(other: str):
     kernel, mine, seen = default_kernel(8), runs(7, source="o|nemo|h100|8"), runs(5, seed=1, source=other)
     mine, seen = (replace(r, sensitivity=np.random.default_rng(2).normal(size=(len(r), 8))) for r in (mine, seen))
     factors, rows = np.array([0.5, 2.0, 3.0, 0.7]), np.array([1, 4, 6])
-    summed = scaled_terms(kernel, mine, seen, factors)(rows)
+    (summed,) = scaled_terms(kernel, mine, seen, factors[None])(rows)
     np.testing.assert_allclose(summed, np.tensordot(factors, terms(kernel, mine.take(rows), seen), 1), rtol=1e-9)
 
 

@@ -261,8 +261,8 @@ def test_each_source_of_few_runs_is_judged_at_the_width_that_intervals_have() ->
     both = together([runs("abcde"), runs("abcde", OTHER)])
     held = [HeldOut(np.full(5, 0.1), np.full(5, mean), np.full(5, 0.02), np.arange(5) + at, 4)
             for mean, at in ((0.1, 0), (0.15, 5))]  # fmt: skip
-    scores = [Scores(name, 0.1, *[None] * 6, by_size=one) for name, one in zip(("lab", "hub"), held, strict=True)]
-    nothing = Scores("many runs", 0.1, *[None] * 6)
+    scores = [Scores(name, 0.1, {"by_size": one}) for name, one in zip(("lab", "hub"), held, strict=True)]
+    nothing = Scores("many runs", 0.1)
     data = SimpleNamespace(known=SimpleNamespace(runs=both))
     found = _of_few(data, [*scores, nothing], Widths(measured=2.0, few=2.0))  # type: ignore[arg-type]
     assert [(one.sources, one.weight) for one in found] == [((LAB,), 1.0), ((OTHER,), 1.0)]

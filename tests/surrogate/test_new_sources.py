@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jointopt.core.schema import Floats
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.new_sources import (
@@ -106,7 +105,7 @@ def test_what_short_micro_batches_explain_does_not_widen_the_bounds_of_long_ones
 
 @pytest.mark.parametrize(("fitted", "upper"), [(True, 0.3), (False, 0.5 + np.log1p(HOST * 0.2))])
 def test_short_micro_batches_widen_the_upper_end_under_unknown_software_alone(fitted: bool, upper: float) -> None:
-    found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", fitted).new(short(0.2))
+    found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", fitted).bounds_of_new(short(0.2))
     assert found is not None
     below, above = found
     assert below.tolist() == [0.2 if fitted else 0.4] * 2
@@ -114,14 +113,12 @@ def test_short_micro_batches_widen_the_upper_end_under_unknown_software_alone(fi
 
 
 def test_an_upper_end_is_an_order_of_magnitude_above_at_most() -> None:
-    found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", False).new(short(1e6))
+    found = surrogate().conditioned("new|own|h100-sxm5-80gb|8", False).bounds_of_new(short(1e6))
     assert found is not None
     assert found[1].tolist() == [MOST, MOST]
     assert host_share(short(-1.0)).tolist() == [0.0, 0.0]
 
 
-def test_a_source_with_runs_and_a_card_without_such_bounds_have_the_intervals_of_the_process() -> None:
+def test_a_card_without_such_bounds_has_the_intervals_of_the_process() -> None:
     runs = short(0.1)
-    known: tuple[Runs, Floats] = (runs, np.zeros(2))
-    assert surrogate().conditioned(str(runs.source[0]), True, known).new(runs) is None
-    assert surrogate(Widths()).conditioned(str(runs.source[0]), True).new(runs) is None
+    assert surrogate(Widths()).conditioned(str(runs.source[0]), True).bounds_of_new(runs) is None

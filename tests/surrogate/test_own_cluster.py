@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from jointopt.core.errors import TableError
 from jointopt.core.schema import Floats
 from jointopt.physics.sensitivities import CONSTANTS
-from jointopt.surrogate import own_cluster, own_mix
+from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import Correction
 from jointopt.surrogate.files import load, save
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel
-from jointopt.surrogate.own_cluster import Measured, OwnRuns, _best_blend, _best_process, learn_own
+from jointopt.surrogate.own_cluster import Measured, OwnRuns, best_part, best_process, learn_own
 from jointopt.surrogate.own_mix import (
-    Blend,
-    CrossedTrees,
     Mix,
+    at_rest_w,
+    best_mix,
     count_distinct,
+    crossed_trees,
     folds_by_layout,
     folds_by_model,
     held_half_width,
-    learn_mix,
     median_error,
     units_left_out,
 )
@@ -96,14 +96,14 @@ def test_new_runs_are_predicted_better_than_by_the_process_alone(learned: OwnRun
     assert mixed.mean() < 0.7 * alone.mean()
 
 
-def blended(
+def chosen(
     process: Floats, deviation: float, held_out: str = "models", of_trees: float = np.e
-) -> tuple[OwnRuns, Blend]:
+) -> tuple[OwnRuns, Floats]:
     """What is chosen of a process that says so of runs, all 1.1 times as long as the physics, and of trees."""
-    some = runs(40)
-    trees = CrossedTrees(some, np.full(40, np.log(1.1)), process, np.arange(40) % 4, ())
-    trees.__dict__["answers"] = (np.full(40, np.log(of_trees)), np.zeros(40))  # those on what is left are of no use
-    return _best_blend(OwnRuns(SOURCE, held_out=held_out), trees, process, np.full(40, deviation))
+    trees = np.full(40, np.log(of_trees)), np.zeros(40)  # those on what is left are of no use
+    truth, fold = np.full(40, np.log(1.1)), np.arange(40) % 4
+    own = OwnRuns(SOURCE, held_out=held_out)
+    return best_part(own, trees, (), process, np.full(40, deviation), truth, fold)[:2]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_a_process_of_other_models_counts_as_far_as_it_helps_there(
     says: float, deviation: float, held_out: str, counts: str
 ) -> None:
     process = np.full(40, np.log(says))
-    found, blend = blended(process, deviation, held_out)
+    found, answer = chosen(process, deviation, held_out)
     parts = {"in part": process**2 / (process**2 + deviation**2), "all": 1.0, "none": 0.0}
     assert (found.as_sure, found.of_new) == (counts == "in part", float(counts != "none"))
-    np.testing.assert_allclose(blend.answer, parts[counts] * process)
+    np.testing.assert_allclose(answer, parts[counts] * process)
 
 
 @pytest.mark.parametrize(("says", "as_sure"), [(0.1509, False), (0.1500, True)])
@@ -132,8 +132,8 @@ def test_trees_that_only_make_up_for_a_part_of_the_process_must_be_better_than_a
     says: float, as_sure: bool
 ) -> None:
     """All of 1.12 is 1.82 % off; none of it and three quarters of what trees say 1.80, or 1.73, which is 3 % less."""
-    found, blend = blended(np.full(40, np.log(1.12)), 30.0, of_trees=np.exp(says))
-    assert (found.in_part, blend.weight) == (as_sure, 0.75 * as_sure)
+    found, _ = chosen(np.full(40, np.log(1.12)), 30.0, of_trees=np.exp(says))
+    assert (found.in_part, found.time.weight) == (as_sure, 0.75 * as_sure)
 
 
 def test_only_models_without_known_runs_have_a_part_of_the_process() -> None:
@@ -190,7 +190,7 @@ def test_a_kernel_of_its_own_must_err_three_in_a_hundred_less(seed: int, slope: 
     some = runs(15, seed)
     residual = slope * some.features["log2_tp"] + 0.3 * (slope == 0.0) + noise(15)
     fold, _ = folds_by_model(some)
-    own, _, _, errors = _best_process(OwnRuns(SOURCE), timed(some, residual), KERNEL, fold, 0)
+    own, _, _, errors = best_process(OwnRuns(SOURCE), timed(some, residual), KERNEL, fold, 0)
     assert (own.kernel is not None, errors.get("kernel", np.inf) < 0.97 * errors["process"]) == (better, better)
 
 
@@ -255,7 +255,7 @@ def test_power_is_learned_where_it_was_measured_alone(learned: OwnRuns) -> None:
 def test_learned_power_rises_with_the_clock_and_is_the_line_that_it_was(factor, offset_w, seed) -> None:
     own = OwnRuns(SOURCE, power=PowerScale(factor, 0.05, offset_w), clocks=(0.6, 1.0))
     watts = np.sort(np.random.default_rng(seed).uniform(250.0, 700.0, (len(own.power_clocks), 20)), axis=0)
-    scale = own.power_scale(runs(20), watts)
+    scale = own.targets["power"].line(runs(20), watts, own.power_clocks, at_rest_w(SOURCE))
     # a slope that is cut lies between the line's own and that of a line through nothing: ratios are means of the line's
     ratio = factor + offset_w / watts
     assert (scale.over(watts) >= ratio.min(axis=0) - 1e-9).all()
@@ -305,20 +305,18 @@ def test_what_only_the_process_knows_leaves_the_trees_its_rest() -> None:
     some, known = runs(), np.random.default_rng(3).standard_normal(120)  # of no feature
     fold, _ = folds_by_model(some)
     names = tuple(sorted(some.features))
-    mix, answer = learn_mix(some, known + steps(some), known, known, fold, names)
+    truth = known + steps(some)
+    trees = [crossed_trees(some, truth, known, fold, names, beyond) for beyond in (False, True)]
+    mix, answer, _ = best_mix(known, trees, truth, fold, names)
     assert (mix.beyond, mix.weight) == (True, 1.0)
     assert np.abs(answer - known - steps(some)).mean() < 0.5 * np.abs(steps(some)).mean()
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(0.0, False), (0.028, False), (0.032, True)])
-def test_trees_that_gain_less_than_three_percent_stay_out(
-    monkeypatch: pytest.MonkeyPatch, gain: float, kept: bool
-) -> None:
-    some, process, truth = runs(40), np.zeros(40), np.full(40, -np.log(1.1))
+def test_trees_that_gain_less_than_three_percent_stay_out(gain: float, kept: bool) -> None:
+    process, truth = np.zeros(40), np.full(40, -np.log(1.1))
     trees = np.full(40, np.log(1.0 + 0.1 * (1.0 - gain)) - np.log(1.1))  # off by a tenth less that
-    monkeypatch.setattr(own_mix, "_crossed_trees", lambda *_: trees)
-    fold, _ = folds_by_model(some)
-    mix, answer = learn_mix(some, truth, process, process, fold, tuple(sorted(some.features)))
+    mix, answer, _ = best_mix(process, (trees, trees), truth, np.arange(40) % 5, ())
     assert (mix.weight > 0.0, np.array_equal(answer, process)) == (kept, not kept)
 
 
@@ -329,7 +327,7 @@ def test_a_kernel_of_the_source_s_own_is_kept_where_it_gains_three_percent(
     off = {False: np.full(12, np.log(1.1)), True: np.full(12, np.log(1.0 + 0.1 * relearned))}  # of the truth 0
     monkeypatch.setattr(own_cluster, "learn_alone", lambda *_: KERNEL)
     monkeypatch.setattr(own_cluster, "crossed_process", lambda own, *_: (off[own.kernel is not None], np.ones(12)))
-    found, mean, _, errors = _best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
+    found, mean, _, errors = best_process(OwnRuns(SOURCE), timed(runs(12), np.zeros(12)), KERNEL, np.arange(12) % 2, 0)
     assert (found.kernel is not None, mean is off[kept]) == (kept, True)
     assert errors == pytest.approx({"physics": 0.0, "process": 0.1} | ({"kernel": 0.1 * relearned} if kept else {}))
 
@@ -389,7 +387,7 @@ def test_power_that_is_a_line_in_that_of_the_physics_is_learned_as_one() -> None
     physics_w = np.random.default_rng(3).uniform(200.0, 600.0, 60)
     watts = 1.1 * STATIC_W + 0.8 * (physics_w - STATIC_W)
     measured = Measured(some, noise(60), np.log(watts / physics_w) + noise(60, 4), STATIC_W / physics_w, STATIC_W)
-    own, errors = own_cluster._with_power(OwnRuns(SOURCE), measured, 0)
+    own, errors = own_cluster.learn_targets(OwnRuns(SOURCE), measured, 0)
     assert own.power.over(physics_w) * physics_w == pytest.approx(watts, rel=0.03)
     assert errors["power physics"] == pytest.approx(np.median(1.0 - watts / physics_w), abs=0.03)
     assert errors["power process"] < 0.02

@@ -23,22 +23,15 @@ from jointopt.physics.bounds import idle_power_w
 from jointopt.physics.cost_model import CostModel, by_physics_alone
 from jointopt.surrogate import own_cluster
 from jointopt.surrogate.correction import load_surrogate
+from jointopt.surrogate.data_doubts import heat_log_ratios
 from jointopt.surrogate.dataset import price, with_results
 from jointopt.surrogate.evidence import relabelled
 from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.files import CARD, load, save, write_card
-from jointopt.surrogate.intervals import with_heat_intervals
+from jointopt.surrogate.intervals import with_measured_intervals
 from jointopt.surrogate.job_model import JobModel
 from jointopt.surrogate.own_cluster import Measured, OwnRuns
-from jointopt.surrogate.own_mix import (
-    Mix,
-    OwnTarget,
-    at_rest_w,
-    heat_log_ratios,
-    limit_cut,
-    limit_overshoot,
-    measures_heat,
-)
+from jointopt.surrogate.own_mix import Mix, OwnTarget, at_rest_w, limit_cut, limit_overshoot
 from jointopt.surrogate.power import PowerScale
 from jointopt.surrogate.surrogate import Surrogate
 from jointopt.surrogate.training import training_set
@@ -171,12 +164,12 @@ def test_predict_and_evaluate_have_what_was_learned_of_heat_and_no_source_else(t
 
 def test_intervals_of_heat_are_factors_on_peaks_and_on_what_is_above_the_air() -> None:
     columns = {"peak_power_w": np.array([400.0]), "temperature_c": np.array([62.5])}
-    found = with_heat_intervals(job(), columns, {PEAK: np.log(1.1), RISE: np.log(1.25)})
+    found = with_measured_intervals(job(), columns, {PEAK: np.log(1.1), RISE: np.log(1.25)})
     assert found["peak_power_w_low"] == pytest.approx([400.0 / 1.1])
     assert found["peak_power_w_high"] == pytest.approx([440.0])
     assert found["temperature_c_low"] == pytest.approx([AIR_C + 32.0])
     assert found["temperature_c_high"] == pytest.approx([AIR_C + 50.0])
-    assert with_heat_intervals(job(), {"pp": np.ones(1)}, {PEAK: 0.1}).keys() == {"pp"}
+    assert with_measured_intervals(job(), {"pp": np.ones(1)}, {PEAK: 0.1}).keys() == {"pp"}
 
 
 def test_measured_peaks_and_temperatures_are_read_over_the_physics_and_the_air() -> None:
@@ -193,7 +186,6 @@ def test_measured_peaks_and_temperatures_are_read_over_the_physics_and_the_air()
         assert found[name][sound] == pytest.approx(np.log(ratio))
         assert np.isnan(found[name][~sound]).all()
     assert heat_log_ratios(full, price(with_results(table))) == {}
-    assert [measures_heat(one) for one in (full, table)] == [True, False]
 
 
 @pytest.mark.parametrize(("name", "factor"), [("peak_power_w", 6.0), ("peak_power_w", 0.1), ("temperature_c", 8.0)])
@@ -319,8 +311,9 @@ def _of_no_limit(model: dict[str, Any]) -> None:
     ("change", "why"),
     [
         (_without_hash, "no hash of own-0-peak_power_w.json"), (_of_another_name, "learned of fan_speed"),
-        (_infinite, "offset of power or temperature"), (_too_heavy, "of trees is not"), (_of_no_limit, "between 1e-9"),
-        (_below_nothing, "between 1e-9"),
+        (_infinite, "offset_w is not between"),
+        (_too_heavy, "weight is not between 0 and 1"), (_of_no_limit, "power_limit_w is not between"),
+        (_below_nothing, "overshoot is not between"),
     ],
 )  # fmt: skip
 def test_a_card_that_no_training_wrote_is_refused(
@@ -413,7 +406,7 @@ def judged(*, limited: bool) -> tuple[OwnTarget, float]:
     log_ratio = np.log(np.minimum(1.3 * values, 1.04 * of_run) / values)
     blank = np.full(120, np.nan)
     some = Measured(runs(120), blank, blank, STATIC_W / values, STATIC_W, {}, of_run if limited else None)
-    target, errors, _ = own_cluster._target_of("peak power", some, log_ratio, 0, values)
+    target, errors, _ = own_cluster.learn_target("peak power", some, log_ratio, values, 0)
     return target, errors["peak power"]
 
 

@@ -14,9 +14,8 @@ from jointopt.surrogate.features import PEAK, RISE
 from jointopt.surrogate.job_model import _GROUPS, group_words, learned_sentence, target_sentences
 from jointopt.surrogate.kernel import FEATURES, Runs
 from jointopt.surrogate.own_cluster import OwnRuns
-from jointopt.surrogate.own_mix import Mix, OwnTarget, at_clock, booster, inputs
+from jointopt.surrogate.own_mix import Mix, OwnTarget, at_clock, inputs, learn_trees
 from jointopt.surrogate.power import PowerScale
-from jointopt.surrogate.trees import Trees
 
 NAMES = ("log2_pp", "log2_tp", "recompute")
 
@@ -33,7 +32,7 @@ def own(shift: float = 0.15) -> OwnRuns:
     """Trees of runs that take 1.16 times as long, more with tp 8 and less with recomputation."""
     known, columns = runs(), inputs(runs(), NAMES)
     slow = shift + 0.1 * (known.features["log2_tp"] == 3) - 0.05 * known.features["recompute"]
-    return OwnRuns(str(known.source[0]), time=Mix(Trees.of(booster(columns, slow, NAMES)), 0.75, False, NAMES))
+    return OwnRuns(str(known.source[0]), time=Mix(learn_trees(columns, slow, NAMES), 0.75, False, NAMES))
 
 
 def percents(text: str) -> list[float]:
@@ -119,7 +118,7 @@ def own_heat(weight: float = 0.75) -> OwnRuns:
     """Runs that draw 1.1 times the power, more with tp 8, whose peaks end at 1.05 of a limit of 500 W."""
     known, columns = runs(), inputs(runs(), NAMES)
     more = 0.15 + 0.1 * (known.features["log2_tp"] == 3)
-    mix = Mix(Trees.of(booster(columns, more, NAMES)), weight, True, NAMES)
+    mix = Mix(learn_trees(columns, more, NAMES), weight, True, NAMES)
     heat = {PEAK: OwnTarget(PowerScale(1.3, 0.05), Mix(), 1.05), RISE: OwnTarget(PowerScale(0.9, 0.05), Mix())}
     power = {"power": PowerScale(1.1, 0.05), "power_mix": mix, "power_limit_w": 500.0}
     return OwnRuns(str(known.source[0]), **power, heat=heat)
@@ -157,7 +156,7 @@ def test_reasons_of_a_sweep_are_means_over_its_clocks_that_add_up_to_the_trees_s
     known = replace(runs(), features=dict(runs().features) | {"clock": np.linspace(0.5, 1.0, 200)})
     names = (*NAMES, "clock")
     target = 0.4 * (known.features["clock"] - 0.75) + 0.1 * (known.features["log2_tp"] == 3)
-    mix = Mix(Trees.of(booster(inputs(known, names), target, names)), 1.0, True, names)
+    mix = Mix(learn_trees(inputs(known, names), target, names), 1.0, True, names)
     own = OwnRuns(str(known.source[0]), power=PowerScale(1.0, 0.05), power_mix=mix, clocks=(0.6, 1.0))
     one = known.take(np.flatnonzero(known.features["log2_tp"] == 3)[:1])
     (power,) = moved(own, one, 300.0, 350.0)

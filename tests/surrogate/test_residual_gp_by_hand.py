@@ -18,17 +18,7 @@ from jointopt.surrogate.kernel import (
     unlikelihood,
     variances,
 )
-from jointopt.surrogate.posterior import (
-    LARGE,
-    SCALES,
-    SHARES,
-    Posterior,
-    _pieces,
-    _root_of,
-    _squared,
-    _under,
-    condition,
-)
+from jointopt.surrogate.posterior import LARGE, SCALES, SHARES, Posterior, _pieces, _squared, _under, condition, root_of
 
 KERNEL = replace(default_kernel(2), constants=(0.1, 0.2), source=0.3, shape=0.5, noise=0.03)
 SMOOTH = 0.25 * np.exp(-0.5 * ((1 / 2) ** 2 + (0.3 / 0.3) ** 2))  # lengths 2 of log2_tp and 0.3 of a share
@@ -214,4 +204,4 @@ def test_squares_by_blocks_are_those_of_the_whole_matrix(count: int) -> None:
     half, rows = rng.standard_normal((2, count, count)), rng.standard_normal((2, 5, count))
     inverse = half @ half.transpose(0, 2, 1) + np.eye(count)
     expected = [[row @ one @ row for row in some] for one, some in zip(inverse, rows, strict=True)]
-    np.testing.assert_allclose(_squared(rows, inverse, _root_of(inverse)), expected, rtol=1e-5)
+    np.testing.assert_allclose(_squared(rows, inverse, root_of(inverse)), expected, rtol=1e-5)

@@ -9,11 +9,11 @@ import pytest
 from scipy.stats import t
 
 from jointopt.surrogate.kernel import Runs, default_kernel
-from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, load_limit, source_weights
+from jointopt.surrogate.memory import GRID, MemoryEvidence, MemoryMargin, fit_probability, source_weights
 from jointopt.surrogate.posterior import condition
 from jointopt.surrogate.power import power_scale
-from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Surrogate, Widths
+from jointopt.surrogate.trees import fit_trees
 from jointopt.surrogate.tune_model import INFORMED, OF_POWER, ROUGH, Spread, adapted, left_out, mean_loss, plan_features
 from tests.bench.memory_margin import loss
 
@@ -90,7 +90,6 @@ def test_a_plan_fits_with_the_normal_probability_of_its_room() -> None:
     known = (np.abs(GRID - 0.1) < 1e-9).astype(float)  # the source needs 10 % more than predicted
     found = fit_probability(np.array([-0.3, -0.1, 0.0]), known, MARGIN)
     assert found == pytest.approx([PHI(2.0), 0.5, PHI(-1.0)])
-    assert load_limit(known, MARGIN, 0.7) == pytest.approx(-0.1 - 0.1 * NormalDist().inv_cdf(0.7), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -175,5 +174,5 @@ def test_a_gpu_within_five_per_cent_of_a_known_one_is_in_the_domain(peak: float,
 def test_the_domain_of_trees_leaves_out_half_a_per_cent_of_the_rows_on_either_side() -> None:
     # five of a thousand rows lie at or below the lower end, five above the upper one
     values = np.arange(1000.0)[:, None]
-    trees = ResidualBooster(n_estimators=1).fit(values, np.zeros(1000))
-    assert (trees.low_.tolist(), trees.high_.tolist()) == ([4.0], [994.0])
+    trees = fit_trees(values, np.zeros(1000), n_estimators=1)
+    assert (trees.low.tolist(), trees.high.tolist()) == ([4.0], [994.0])

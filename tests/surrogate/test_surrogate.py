@@ -19,9 +19,8 @@ import pytest
 from jointopt.core.errors import TableError
 from jointopt.surrogate.files import load, save, write_card
 from jointopt.surrogate.kernel import FEATURES, Runs, default_kernel, together
-from jointopt.surrogate.residual_trees import ResidualBooster
 from jointopt.surrogate.surrogate import Surrogate, Widths
-from jointopt.surrogate.trees import Trees
+from jointopt.surrogate.trees import fit_trees
 
 NAMES = FEATURES
 RAN: list[str] = []
@@ -41,10 +40,10 @@ def runs(n: int, seed: int = 0, source: str = A) -> Runs:
 @pytest.fixture(scope="module")
 def surrogate() -> Surrogate:
     support, residual = runs(60), np.round(np.linspace(-16, 16, 60)) / 128.0
-    booster = ResidualBooster(strength=0.5).fit(support.matrix(NAMES), residual)
+    trees = fit_trees(support.matrix(NAMES), residual, strength=0.5)
     kernel = default_kernel(3)
     return Surrogate(
-        kernel=kernel, trees=Trees.of(booster), feature_names=NAMES, support=support, residual=residual,
+        kernel=kernel, trees=trees, feature_names=NAMES, support=support, residual=residual,
         widths=Widths(1.1, 1.2, 1.3), card={"seed": 7},
     )  # fmt: skip
 
@@ -396,8 +395,8 @@ def test_after_a_run_an_interval_is_at_most_a_new_sources_wider_by_how_far_the_r
 ) -> None:
     bounded = replace(surrogate, widths=replace(surrogate.widths, new_cluster=(0.2, 0.3)))
     new, one = "c|nemo|h100-sxm5-80gb|8", runs(1, source="c|nemo|h100-sxm5-80gb|8")
-    found = bounded.conditioned(new, True, (one, np.array([residual]))).at_most(runs(2, source=new))
+    found = bounded.conditioned(new, True, (one, np.array([residual]))).bounds_of_new(runs(2, source=new))
     assert found is not None
     assert found[0] == pytest.approx([low, low])
     assert found[1] == pytest.approx([1.5 * low, 1.5 * low])
-    assert bounded.conditioned(new, True, None).at_most(one) is None
+    assert np.ravel(bounded.conditioned(new, True).bounds_of_new(one)).tolist() == [0.2, 0.3]

@@ -16,17 +16,16 @@ from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.physics.sensitivities import CONSTANTS
 from jointopt.surrogate import training
 from jointopt.surrogate import training as own_training
-from jointopt.surrogate.held_out import HeldOut, Scores, calibrated, group_folds, measured_split, score_table
+from jointopt.surrogate.held_out import LEFT_OUT, HeldOut, Scores, calibrated, group_folds, measured_split, score_table
 from jointopt.surrogate.kernel import Runs, default_kernel
 from jointopt.surrogate.training import (
     BROKEN,
     LARGEST_RESIDUAL,
     TrainingSet,
-    _booster,
     _supporting,
     cross_validate,
     fit,
-    leave_group_out,
+    leave_groups_out,
     leave_source_out,
     measured,
     source_weights,
@@ -91,7 +90,7 @@ def test_trees_count_as_far_as_they_bring_sources_left_out_nearer_and_not_for_a_
     data: TrainingSet, monkeypatch: pytest.MonkeyPatch, answer: float, residual: float, strength: float
 ) -> None:
     trees = SimpleNamespace(predict=lambda features: np.full(len(features), answer))
-    monkeypatch.setattr(training, "_booster", lambda *_: trees)
+    monkeypatch.setattr(training, "shared_trees", lambda *_: trees)
     off = replace(data, known_residual=np.full(len(data.source), residual))
     rows = np.arange(len(data.source))
     assert training._best_strength(off, rows, tuple(data.known.runs.features), 0) == strength
@@ -127,7 +126,7 @@ def test_folds_hold_out_whole_groups_and_every_run_once(groups, seed):
 
 
 def test_the_factor_of_a_source_is_learned_from_its_other_groups(data):
-    held = leave_group_out(data, without(data, "a100"), "a100")
+    held = leave_groups_out(data, without(data, "a100"), data.of({"a100"}), data.known.runs.group)
     assert held is not None
     assert len(held.rows) == 20
     assert held.median_error < 0.05
@@ -147,9 +146,9 @@ def test_a_source_left_out_is_known_by_physics_until_runs_are_measured(data):
 def test_a_source_is_judged_after_no_run_three_and_ten_of_each_group_or_of_its_software(data):
     held = {one.source: one for one in cross_validate(data, {"a100", "h100", "titan"}, strength=0.0)}["a100"]
     assert held.physics == pytest.approx(1 - 1 / 1.3, abs=0.02)
-    known = [one and one.known for one in (held.source_out, held.three, held.ten, held.unseen, held.unseen_three)]
-    assert known == [0, 6, None, 0, 6]  # of two groups of ten runs
-    assert (held.few.known, held.unseen_few.known) == (3, 3)
+    known = {kind: one.known for kind, one in held.held.items() if kind in LEFT_OUT}
+    # of two groups of ten runs, of which "ten" leaves none to judge
+    assert known == {"source_out": 0, "three": 6, "unseen": 0, "unseen_three": 6, "few": 3, "unseen_few": 3}
 
 
 def test_the_static_share_of_a_measured_run_is_of_the_power_that_the_physics_predicts(data):
@@ -195,7 +194,7 @@ def test_training_beats_physics_on_what_it_has_not_seen(three_sources):
 
 
 def test_scores_without_what_could_not_be_judged_are_blank():
-    table = score_table([Scores("alone", 0.2, None, None, None, None, None, None)])
+    table = score_table([Scores("alone", 0.2)])
     assert table["source"].tolist() == ["alone", "mean"]
     assert table["physics"].tolist() == [0.2, 0.2]
     assert table["group out"].isna().all()
@@ -210,7 +209,7 @@ def test_a_source_counts_with_the_root_of_its_size_and_a_run_for_one_in_the_mean
 def test_trees_are_shown_residuals_of_one_at_most_either_way(data, sign) -> None:
     rows = data.of({"a100", "h100"})
     shown = [np.where(np.arange(len(data.known_residual)) % 3, data.known_residual, sign * far) for far in (1.0, 3.0)]
-    of = [_booster(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
+    of = [training.shared_trees(replace(data, known_residual=y), rows, ("log2_tp", "log2_pp"), 1.0, 0) for y in shown]
     features = data.known.runs.take(rows).matrix(("log2_tp", "log2_pp"))
     np.testing.assert_array_equal(of[0].predict(features), of[1].predict(features))
 

@@ -47,7 +47,7 @@ def both(first: Rows, second: Rows) -> Rows:
 @pytest.fixture
 def retrained(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Replaces the surrogate in ``folder`` by one whose training is over at once, with these held-out rows."""
-    surrogate, scores = load(trained), score_table([Scores("a100", 0.2, None, None, None, None, None, None)])
+    surrogate, scores = load(trained), score_table([Scores("a100", 0.2)])
 
     def replaced(rows: Rows, force: bool = False) -> str:
         scores.attrs["rows"] = rows
