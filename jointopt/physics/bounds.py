@@ -220,7 +220,7 @@ def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
     """
     running_s = t.kernel_s - costs.waiting_sm_s + costs.collective_sm_s
     busy_s = costs.num_micro_batches[:, None] * running_s + costs.optimizer_s
-    return Rests(busy_s / t.total_s[:, None], t.total_s[:, None], wait_w)
+    return busy_s / t.total_s[:, None], t.total_s[:, None], wait_w
 
 
 def energy_floor_j(
@@ -245,7 +245,7 @@ def pipeline_floor_j(
 
 def idle_power_w(constants: PowerConstants, cooler: Cooler) -> float:
     """Power in W that no GPU goes below: static power and leakage."""
-    return max(constants.static_w + cooler.leakage_w, 0.0)
+    return max(constants.static_w + cooler.mean_leakage_w, 0.0)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
@@ -254,4 +254,4 @@ def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> 
     Derived here: with w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the
     clock, less the waiting that they displace, which shrinks as they get faster.
     """
-    return num_gpus * (max(constants.wait_w, constants.static_w) + cooler.leakage_w)
+    return num_gpus * (max(constants.wait_w, constants.static_w) + cooler.mean_leakage_w)

@@ -99,7 +99,7 @@ def capped_clock_mhz(
         compute_j = operations * (constants.pj_per_flop * PICO)
         fixed_j = moved * (constants.pj_per_hbm_byte * PICO) + link_j
         load = (np.full_like(sm, constants.active_w), compute_j, fixed_j, sm, other)
-        x = _limited(load, limit - constants.static_w, constants.knee_fraction, constants.voltage_ratio)
+        x = _clock_at_power(load, limit - constants.static_w, constants.knee_fraction, constants.voltage_ratio)
         clock.reshape(-1)[over] = np.maximum(x, min_clock_mhz / max_clock_mhz) * max_clock_mhz
     return clock
 
@@ -108,45 +108,37 @@ _Load = tuple[Floats, Floats, Floats, Floats, Floats]
 """W that follow x·v², J that follow v², J that follow nothing, s that follow 1/x, s that follow nothing: (n,) each."""
 
 
-def _limited(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, highest: float = 1.0) -> Floats:
-    """Root x = f / f_max, (n,), at most ``highest``, of power above static = ``room_w``."""
+def _clock_at_power(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, highest: float = 1.0) -> Floats:
+    """Root x = f / f_max, (n,), at most ``highest``, of power above static = ``room_w``: exact up to the knee.
+
+    Above it by Newton from the right, where the power curves upwards.
+    """
     active_w, compute_j, fixed_j, sm_s, other_s = load
+    # below the knee the voltage stays: active·x + work·x / (sm + other·x) = room, as q·x² + p·x − c = 0 in the form that
+    # does not cancel; zero where the static power alone is over the limit
     lowest = float(squared_voltage(0.0, 1.0, knee, voltage_ratio))
-    x = _root_below_knee(active_w * lowest, compute_j * lowest + fixed_j, sm_s, other_s, room_w)
-    above = np.flatnonzero(~(x <= knee))  # also where no clock below the knee draws that much
-    if above.size:
-        some = (active_w[above], compute_j[above], fixed_j[above], sm_s[above], other_s[above])
-        x[above] = _root_above_knee(some, room_w[above], knee, voltage_slope(knee, voltage_ratio), highest)
-    return x
-
-
-def _root_below_knee(active_w: Floats, work_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats) -> Floats:
-    """Positive root of active·x + work·x / (sm + other·x) = room; the voltage does not change below the knee."""
-    # q·x² + p·x − c = 0, in the form that does not cancel; zero where the static power alone is over the limit
+    below_w = active_w * lowest
     c = np.maximum(room_w, 0.0) * sm_s
-    p = active_w * sm_s + work_j - room_w * other_s
-    root = np.sqrt(p * p + 4.0 * active_w * other_s * c)
+    p = below_w * sm_s + (compute_j * lowest + fixed_j) - room_w * other_s
+    root = np.sqrt(p * p + 4.0 * below_w * other_s * c)
     with np.errstate(divide="ignore", invalid="ignore"):
-        forward = 2.0 * c / (p + root)
-        back = (root - p) / (2.0 * active_w * other_s)
-    return np.where(p > 0.0, forward, back)
-
-
-def _root_above_knee(load: _Load, room_w: Floats, knee: float, rise: float, highest: float) -> Floats:
-    """Root in [knee, highest] by Newton from the right, where the power curves upwards."""
-    active_w, compute_j, fixed_j, sm_s, other_s = load
-    x = np.ones_like(room_w)
+        x = np.where(p > 0.0, 2.0 * c / (p + root), (root - p) / (2.0 * below_w * other_s))
+    above = np.flatnonzero(~(x <= knee))  # also where no clock below the knee draws that much
+    if not above.size:
+        return x
+    active_w, compute_j, fixed_j, sm_s, other_s, room_w = (part[above] for part in (*load, room_w))
+    faster, rise = np.ones_like(room_w), voltage_slope(knee, voltage_ratio)
     for _ in range(_NEWTON_STEPS):
-        v = 1.0 + rise * (x - 1.0)
+        v = 1.0 + rise * (faster - 1.0)
         v2 = v * v
         v *= 2.0 * rise
-        per_s = 1.0 / (sm_s + other_s * x)
+        per_s = 1.0 / (sm_s + other_s * faster)
         work_w = (compute_j * v2 + fixed_j) * per_s
-        excess = x * (active_w * v2 + work_w) - room_w
-        per_s *= sm_s
-        slope = active_w * (v2 + x * v) + x * compute_j * v / (sm_s + other_s * x) + work_w * per_s
-        x -= excess / slope
-        np.clip(x, knee, highest, out=x)
+        excess = faster * (active_w * v2 + work_w) - room_w
+        slope = active_w * (v2 + faster * v) + faster * compute_j * v * per_s + work_w * per_s * sm_s
+        faster -= excess / slope
+        np.clip(faster, knee, highest, out=faster)
+    x[above] = faster
     return x
 
 
@@ -232,7 +224,7 @@ def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Float
     room_w, switching_w = np.broadcast_arrays(room_w, work.switching_w)
     nothing = np.zeros(room_w.size)
     load = (switching_w.ravel(), nothing, nothing, nothing + 1.0, nothing)
-    ceiling = _limited(load, room_w.ravel(), shape.knee, 1.0 + shape.rise, _HIGHEST).reshape(room_w.shape)
+    ceiling = _clock_at_power(load, room_w.ravel(), shape.knee, 1.0 + shape.rise, _HIGHEST).reshape(room_w.shape)
     reached = soft_min(x, ceiling, shape.softness)
     return np.minimum(-soft_min(-reached, -np.minimum(shape.floor, x), _FLOOR_CORNER), x)
 

@@ -102,8 +102,7 @@ class Drawn:
 
 def hottest_idle_w(constants: PowerConstants, cooler: Cooler) -> float:
     """Watts that a GPU in the hottest air draws whatever runs, leakage included."""
-    at_zero, gain = cooler.hottest_leakage_line
-    return max((1.0 + gain) * constants.static_w + at_zero, constants.static_w)
+    return constants.static_w + max(float(cooler.leakage_w(np.array(constants.static_w))), 0.0)
 
 
 def limit_left_w(physics: CostModel, rows: Ints, depth: int) -> Floats:
@@ -527,8 +526,9 @@ class CostModel:
         """
         parts = self._cold_parts(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], parts["static"].shape)
-        at_air, heated = self.cooler.leakage_parts_w
-        return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
+        leaks_w = self.cooler.mean_leakage_w
+        at_air_w = leaks_w / self.cooler.slowing
+        return parts | {"static": parts["static"] + at_air_w * total, "leakage": (leaks_w - at_air_w) * total}
 
     def cold_power_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
         """Mean power of each stage's ranks at the reference temperature, (n, pp)."""
@@ -568,7 +568,7 @@ class CostModel:
         burst = clock_law.busy_power_w(self.power, t.clock_mhz, self.top_mhz, *work)
         exhaust = self.in_exhaust(g, rows)
         held = self.cooler.reached_w(limit_w if len(limit_w) == 1 else limit_w[rows], exhaust)
-        return np.asarray(np.minimum(burst + self.cooler.peak_leakage_w(exhaust), held))
+        return np.asarray(np.minimum(burst + self.cooler.air_leakage_w(exhaust), held))
 
     def in_exhaust(self, g: int, rows: Ints) -> Bools:
         """`stages_in_exhaust` of plans of group ``g``."""

@@ -383,7 +383,7 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     memory_s = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
     busy_s = scaled_time_s(sm_s, memory_s, clock, physics.top_mhz)
     free_w = busy_power_w(physics.power, clock, physics.top_mhz, busy_s, costs.flops[rows], costs.hbm_bytes[rows])
-    leaks_w = physics.cooler.peak_leakage_w(physics.in_exhaust(g, rows))
+    leaks_w = physics.cooler.air_leakage_w(physics.in_exhaust(g, rows))
     return np.asarray(as_peaks(physics, np.array([index]), free_w + leaks_w)[0])
 
 
