@@ -6,18 +6,15 @@ As Megatron-Bridge lays them (its peft/utils.py, ParallelLinearAdapter): a produ
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats
-from jointopt.jobs.job import Job, Training
+from jointopt.jobs.job import Training
 from jointopt.jobs.model import Model
 from jointopt.physics.layers import Kernels, Pass, elementwise, linear
-from jointopt.physics.layouts import LayoutArrays
 
 
 @dataclass(frozen=True)
@@ -37,93 +34,47 @@ class Adapter:
         return dim * (self.fan_in + self.fan_out) / self.tp
 
 
-@dataclass(frozen=True)
-class Through:
-    """Tokens through the layers of a rank and how these are cut: arrays (L,) of `LayoutArrays`, or of some rows."""
+def adapters(
+    model: Model, training: Training, kind: str, tokens: Floats, tp: Floats, share: Floats, expert_tp: Floats
+) -> list[Adapter]:
+    """The adapters of one layer of a kind, ``dense`` or ``moe``; none where all weights are trained.
 
-    tokens: Floats
-    tp: Floats
-    share: Floats  # of the tokens, that the rank's experts see
-    expert_tp: Floats
-
-    @classmethod
-    def of(cls, lay: LayoutArrays) -> Through:
-        """Tokens of all layouts, and how adapters are cut there."""
-        return cls(lay.tokens, lay.tp, lay.token_share, lay.expert_tp)
-
-
-def adapters(model: Model, training: Training, at: Through, kind: str) -> list[Adapter]:
-    """The adapters of one layer of a kind, ``dense`` or ``moe``; none where all weights are trained."""
-    found = _of_attention(model, at)
-    if kind == "dense":
-        found |= _of_mlp(model, model.ffn_hidden_size, at.tokens, at.tp)
-    elif model.is_moe:
-        routed = at.tokens * at.share * model.moe_router_topk
-        found |= _of_mlp(model, model.moe_ffn_hidden_size, routed, at.expert_tp, routed=True)
-        if model.num_shared_experts:
-            width = model.num_shared_experts * model.moe_ffn_hidden_size
-            shared = _of_mlp(model, width, at.tokens, at.tp)
-            found |= {f"{name} of shared experts": adapter for name, adapter in shared.items()}
-    return [adapter for name, adapter in found.items() if name.split()[0] in training.adapted]
-
-
-def mlp_adapters(job: Job, lay: LayoutArrays, kind: str) -> list[Adapter]:
-    """The adapters of the MLP, which run again where it is recomputed."""
-    return [one for one in adapters(job.model, job.training, Through.of(lay), kind) if one.mlp]
-
-
-def _of_attention(model: Model, at: Through) -> dict[str, Adapter]:
-    """The adapters around attention's core; latent attention has no one product of queries, keys and values."""
+    Of ``tokens`` (L,) through the layers of a rank, which ``tp`` (L,) ranks cut; the rank's experts see a ``share`` of
+    them, and are cut by ``expert_tp``: `LayoutArrays.adapter_cuts`.
+    """
     h, heads = model.hidden_size, model.num_attention_heads
-    if model.kv_lora_rank:
-        return {"linear_proj": Adapter(heads * model.v_head_dim, h, True, at.tokens, at.tp, mlp=False)}
-    values = (heads + 2 * model.num_query_groups) * model.head_dim
-    return {
-        "linear_qkv": Adapter(h, values, False, at.tokens, at.tp, mlp=False),
-        "linear_proj": Adapter(heads * model.head_dim, h, True, at.tokens, at.tp, mlp=False),
-    }
-
-
-def _of_mlp(model: Model, width: int, tokens: Floats, tp: Floats, *, routed: bool = False) -> dict[str, Adapter]:
-    up = (2 if model.gated_mlp else 1) * width
-    return {
-        "linear_fc1": Adapter(model.hidden_size, up, False, tokens, tp, routed),
-        "linear_fc2": Adapter(width, model.hidden_size, True, tokens, tp, routed),
-    }
+    head_width = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    found = [("linear_proj", Adapter(heads * head_width, h, True, tokens, tp, mlp=False))]
+    if not model.kv_lora_rank:  # latent attention has no one product of queries, keys and values
+        values = (heads + 2 * model.num_query_groups) * model.head_dim
+        found.insert(0, ("linear_qkv", Adapter(h, values, False, tokens, tp, mlp=False)))
+    mlps = [(model.ffn_hidden_size, tokens, tp, False)] if kind == "dense" else []
+    if kind == "moe" and model.is_moe:
+        mlps.append((model.moe_ffn_hidden_size, tokens * share * model.moe_router_topk, expert_tp, True))
+        if model.num_shared_experts:
+            mlps.append((model.num_shared_experts * model.moe_ffn_hidden_size, tokens, tp, False))
+    for width, through, cut, routed in mlps:
+        up = (2 if model.gated_mlp else 1) * width
+        found.append(("linear_fc1", Adapter(h, up, False, through, cut, routed)))
+        found.append(("linear_fc2", Adapter(width, h, True, through, cut, routed)))
+    return [adapter for name, adapter in found if name in training.adapted]
 
 
 def adapter_kernels(k: Kernels, found: Sequence[Adapter], training: Training, sp: Bools) -> list[Pass]:
-    """Kernels of each adapter, (L,); ``sp`` (L,): under sequence parallelism."""
-    own = replace(k, dtype=k.wide_dtype, frozen=False)
-    return [_kernels(own, adapter, float(training.lora_dim or 0), sp) for adapter in found]
+    """Kernels of each adapter, (L,); ``sp`` (L,): under sequence parallelism.
 
-
-def _kernels(k: Kernels, adapter: Adapter, dim: float, sp: Bools) -> Pass:
-    """Both products; forward the sum's scale and addition, backward the gradient's scale and that of the shared input.
-
+    Both products; forward the sum's scale and addition, backward the gradient's scale and that of the shared input.
     Scale and addition are kernels of their own in any framework. What a row-parallel layer adds is whole on each rank,
     but for its slice of the sequence.
     """
-    unfused = k.element_bytes / k.elementwise_factor
-    tp, inputs = adapter.tp, adapter.fan_in / (adapter.tp if adapter.row else 1.0)
-    down = linear(k, adapter.tokens, dim if adapter.row else dim / tp, inputs)
-    up = linear(k, adapter.tokens, adapter.fan_out / tp, dim)
-    added = adapter.tokens * adapter.fan_out / np.where(adapter.row & ~sp, 1.0, tp) * unfused
-    read = 3.0 * adapter.tokens * inputs * unfused
-    return down + up + Pass(elementwise(k, 5.0 * added, 2), elementwise(k, 2.0 * added + read, 2))
-
-
-def adapted_layer(layer: Pass, parts: Sequence[Pass]) -> Pass:
-    """A layer with its adapters."""
-    return functools.reduce(operator.add, parts, layer)
-
-
-def kept_bytes(found: Sequence[Adapter], training: Training, element_bytes: float) -> Floats | float:
-    """Bytes that adapters keep for their backward pass, (L,): what the first product hands to the second.
-
-    Their inputs are those of their layers, which `Training.keeps_input_of` counts.
-    """
-    total: Floats | float = 0.0
-    for adapter in found:
-        total = total + adapter.tokens
-    return element_bytes * float(training.lora_dim or 0) * total
+    k, dim = replace(k, dtype=k.wide_dtype, frozen=False), float(training.lora_dim or 0)
+    unfused, out = k.element_bytes / k.elementwise_factor, []
+    for one in found:
+        inputs = one.fan_in / (one.tp if one.row else 1.0)
+        down = linear(k, one.tokens, dim if one.row else dim / one.tp, inputs)
+        up = linear(k, one.tokens, one.fan_out / one.tp, dim)
+        added = one.tokens * one.fan_out / np.where(one.row & ~sp, 1.0, one.tp) * unfused
+        read = 3.0 * one.tokens * inputs * unfused
+        scaled = Pass(elementwise(k, 5.0 * added, 2), elementwise(k, 2.0 * added + read, 2))
+        out.append(down + up + scaled)
+    return out

@@ -114,8 +114,8 @@ def _clock_at_power(load: _Load, room_w: Floats, knee: float, voltage_ratio: flo
     Above it by Newton from the right, where the power curves upwards.
     """
     active_w, compute_j, fixed_j, sm_s, other_s = load
-    # below the knee the voltage stays: active·x + work·x / (sm + other·x) = room, as q·x² + p·x − c = 0 in the form that
-    # does not cancel; zero where the static power alone is over the limit
+    # below the knee the voltage stays: active·x + work·x / (sm + other·x) = room, as q·x² + p·x − c = 0 in the form
+    # that does not cancel; zero where the static power alone is over the limit
     lowest = float(squared_voltage(0.0, 1.0, knee, voltage_ratio))
     below_w = active_w * lowest
     c = np.maximum(room_w, 0.0) * sm_s

@@ -133,7 +133,7 @@ class Cooler:
             return np.zeros(np.shape(reference_power_w))
         return (self.temperature_c(reference_power_w, exhaust) - REFERENCE_C) * self.leakage_w_per_k
 
-    def air_leakage_w(self, exhaust: Array | bool = True) -> Floats:
+    def air_leakage_w(self, exhaust: Bools | Array = True) -> Floats:
         """Leakage in W beyond that in the reference air (negative in cooler air): linear in the air's temperature.
 
         The same at any power, as leakage is linear in the GPU's. ``exhaust`` may be a share of GPUs.

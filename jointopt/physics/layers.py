@@ -87,6 +87,12 @@ class Pass:
         return Pass(self.forward.clocked(profile), self.backward.clocked(profile))
 
 
+def no_kernels(shape: tuple[int, ...]) -> Pass:
+    """Passes that take nothing, arrays of that shape."""
+    none = Work(*np.zeros((4, *shape)))
+    return Pass(none, none)
+
+
 @dataclass(frozen=True)
 class Kernels:
     """Speed at which one GPU runs kernels under one framework and precision."""
@@ -104,9 +110,8 @@ class Kernels:
     unaligned_head_factor: float
     grouped_experts: bool = True
     frozen: bool = False  # weights get no gradients (LoRA)
-    recipe: ScalingRecipe | None = (
-        None  # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
-    )
+    # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
+    recipe: ScalingRecipe | None = None
 
     @property
     def core_flops_per_s(self) -> float:
@@ -120,9 +125,13 @@ class Kernels:
 
 
 def kernels(job: Job, constants: KernelConstants) -> Kernels:
-    """The kernels that the job's GPU, precision and framework run."""
+    """The kernels that the job's GPU, precision and framework run.
+
+    Products whose operands a recipe scales move bytes with scales, and take the time over one scale per tensor that
+    Transformer Engine's published timings of large products have (``catalog/scaling.yaml``).
+    """
     training, profile, gpu = job.training, job.training.framework, job.cluster.gpu
-    gemm, overhead = constants.gemm, arch.training_factor(gpu)
+    gemm, overhead, recipe = constants.gemm, arch.training_factor(gpu), job.training.fp8_recipe
     slower = profile.slower_on.get(gpu.architecture.lower(), {})
     plain, unfused = arch.fp32_time_factor(gpu), 1.0 if training.fused_norm else 1.5
     if training.dtype == "fp32" and not profile.tf32 and plain is not None:
@@ -130,8 +139,14 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         top_share = max(tile.peak_fraction for tile in gemm.tiles)
         gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
         overhead = 1.0
+    if recipe is not None:
+        scaled_s = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
+        gemm = replace(
+            gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
+            dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: scaled_s},
+        )  # fmt: skip
     return Kernels(
-        gemm=scaled(gemm, training.fp8_recipe), recipe=training.fp8_recipe, dtype=training.dtype,
+        gemm=gemm, recipe=recipe, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
         core=arch.attention_constants(gpu, training.attention).slower(
@@ -142,20 +157,6 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
         frozen=training.frozen,
-    )  # fmt: skip
-
-
-def scaled(gemm: GemmConstants, recipe: ScalingRecipe | None) -> GemmConstants:
-    """The constants of products whose operands that recipe scales: bytes with scales, time over one scale per tensor.
-
-    The factors are ratios of Transformer Engine's published timings (``catalog/scaling.yaml``), of large products.
-    """
-    if recipe is None:
-        return gemm
-    slower = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
-    return replace(
-        gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
-        dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: slower},
     )  # fmt: skip
 
 
@@ -204,13 +205,9 @@ def linear(
     if (dtype or k.dtype) not in QUANTIZED:
         return products
     return products + Pass(
-        quantization(k, count * a * c, _own(gathered_from, count * c)),
-        quantization(k, count * a * b, _own(scattered_to, count * b)),
+        quantization(k, count * a * c, None if gathered_from is None else gathered_from * (count * c)),
+        quantization(k, count * a * b, None if scattered_to is None else scattered_to * (count * b)),
     )
-
-
-def _own(tokens: Floats | None, width: Floats) -> Floats | None:
-    return None if tokens is None else tokens * width
 
 
 def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Work:
@@ -218,26 +215,22 @@ def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Wor
 
     One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers),
     which frozen weights have not. Weights are cast once per iteration and not counted. A stated recipe reads and writes
-    what its kernels do (`ScalingRecipe.cast_bytes`).
+    what its kernels do (`ScalingRecipe.cast_bytes`): a rank casts its ``own`` share of ``elements`` and gathers the
+    others quantized; what is scaled per tensor along rows, then transposed where products want that copy (before
+    Blackwell).
     """
-    if k.recipe is not None:
-        moved = _cast_bytes(k.recipe, k, elements, elements if own is None else own)
-        return elementwise(k, moved / k.elementwise_factor, k.recipe.launches)
-    copies = 1.0 if k.frozen else 2.0
-    moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
-    return elementwise(k, moved / k.elementwise_factor, 1)
-
-
-def _cast_bytes(recipe: ScalingRecipe, k: Kernels, elements: Floats, own: Floats) -> Floats:
-    """Bytes that casting moves where a rank has its ``own`` share of ``elements`` and gathers the others quantized.
-
-    What is scaled per tensor is gathered along rows, then transposed where products want that copy (before Blackwell).
-    """
+    recipe = k.recipe
+    if recipe is None:
+        copies = 1.0 if k.frozen else 2.0
+        moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
+        return elementwise(k, moved / k.elementwise_factor, 1)
+    own = elements if own is None else own
     whole = recipe.cast_bytes(k.element_bytes, k.frozen)
-    if recipe.scale_bytes or recipe.copies < 2.0 or k.frozen:
-        return own * whole
-    rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
-    return np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
+    moved = own * whole
+    if not recipe.scale_bytes and recipe.copies >= 2.0 and not k.frozen:
+        rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
+        moved = np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
+    return elementwise(k, moved / k.elementwise_factor, recipe.launches)
 
 
 STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach
@@ -405,22 +398,11 @@ def moe_layer(
     width = model.moe_ffn_hidden_size / way.expert_tp
     experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, way.spread)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
-    experts, waiting = _of_a_mean_rank(experts, way.load)
-    work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
+    mean, passes = 1.0 / way.load, (experts.forward, experts.backward)
+    own = Pass(*(replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean) for work in passes))
+    waiting = Pass(*(Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean) for work in passes))
+    work = own + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:
         shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
         work += mlp_layer(k, model, tokens, shared, sharded_tokens)
     return work, waiting
-
-
-def _of_a_mean_rank(experts: Pass, load: Floats) -> tuple[Pass, Pass]:
-    """Flops and bytes of a rank with the mean of tokens in the most loaded one's time; how long it waits of that."""
-    mean = 1.0 / load
-
-    def own(work: Work) -> Work:
-        return replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean)
-
-    def idle(work: Work) -> Work:
-        return Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean)
-
-    return Pass(own(experts.forward), own(experts.backward)), Pass(idle(experts.forward), idle(experts.backward))

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
-from jointopt.physics.pipelines import Pipelines, across_ranks, of_rows
+from jointopt.jobs.job import Job
 from jointopt.physics.schedule import check_micro_batches, warmup_slots, zero_bubble_time_s
-
-if TYPE_CHECKING:
-    from jointopt.jobs.job import Job
-    from jointopt.physics.stage_costs import StageCosts
+from jointopt.physics.stage_costs import Pipelines, StageCosts, across_ranks, of_rows
 
 
 @dataclass(frozen=True)

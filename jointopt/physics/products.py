@@ -95,4 +95,3 @@ def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants, m_spread:
         partial = (1.0 - c.wave_quantisation) * even + (c.wave_quantisation * wave_s) * np.ceil(waves)
         quantised = np.minimum(quantised, partial)
     return quantised, spread
-

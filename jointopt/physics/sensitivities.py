@@ -19,8 +19,7 @@ from jointopt.physics.costs import Common, with_host_of
 from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.layers import by_clock_shares
 from jointopt.physics.makespan import Makespan, least_makespan_s
-from jointopt.physics.pipelines import Pipelines
-from jointopt.physics.stage_costs import StageCosts
+from jointopt.physics.stage_costs import Pipelines, StageCosts
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
 OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time

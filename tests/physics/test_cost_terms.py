@@ -13,10 +13,9 @@ from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics.bounds import _fewest_layers
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import phases, utilization
-from jointopt.physics.layers_on_stages import Held
 from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.makespan import StageTimes, dp_exposed_s, iteration_time_s, most_makespan_s
-from jointopt.physics.memory import user_buffer_bytes
+from jointopt.physics.memory import Held, user_buffer_bytes
 from jointopt.physics.throughput import throughput
 from tests.physics.hand.plain_machine import DENSE, FLOPS_PER_S, LATENT, MOE, gpu_constants, physics, seconds, stages
 

@@ -82,7 +82,7 @@ def test_pricing_the_ranks_that_differ_is_pricing_all_of_them(
     layouts = layouts_of(dp=2, pp=[4] * 3, vpp=vpp, schedule=schedule, tp=[1, 2, 1], zero_stage=[0, 1, 1])
     of_job, some = (job, hardware(job, kernel_constants(job.cluster.gpu)), layouts), Laid.of(job, layouts)
     lay = LayoutArrays(job, layouts)
-    held = stage_parameters(job, lay, lay.layers)
+    held = stage_parameters(job, lay)
     every = replace(some, lay=lay, kind=np.tile(np.arange(4), (3, 1)), parameters=held, trained=held)
     found, all_priced = differing_costs(*of_job, laid=some), differing_costs(*of_job, laid=every)
     assert found.layers.shape[1] < 4 or model != "llama-3-8b"

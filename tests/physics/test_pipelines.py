@@ -11,7 +11,7 @@ from jointopt.core.schema import STAGE_LAYERS
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.pipelines import Pipelines
+from jointopt.physics.stage_costs import Pipelines
 
 
 @pytest.fixture
