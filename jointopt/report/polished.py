@@ -21,7 +21,7 @@ from jointopt.core.facts import Assumption
 from jointopt.core.quote import comment, python_text, sh_word
 from jointopt.core.schema import Columns, Floats
 from jointopt.jobs.job import Job
-from jointopt.physics.polish.graph import Graph
+from jointopt.physics.schedule import Graph
 from jointopt.report import tables
 from jointopt.report.plans import COMPARED, basis_lines, better_words, compared_lines, half_difference, short_clocks
 from jointopt.report.tables import Result, TextColumn, pick

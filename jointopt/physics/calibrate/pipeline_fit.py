@@ -29,7 +29,7 @@ from jointopt.physics.calibrate.law_fit import (
     take,
 )
 from jointopt.physics.clock_law import lead_s, led, log_power_w, log_time_s, switching_shape
-from jointopt.physics.schedule import Operation, replay
+from jointopt.physics.schedule import Pass, replay
 
 # Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
 _TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025
@@ -295,7 +295,7 @@ def scattered_schedule_s(forward_s: Floats, backward_s: Floats, num_micro_batche
     """
     depth, draws = forward_s.shape[1], np.random.default_rng(0)
 
-    def duration_s(rank: int, op: Operation) -> Floats:
+    def duration_s(rank: int, op: Pass) -> Floats:
         mean, width = (backward_s if op.backward else forward_s)[:, rank], scatter[:, rank]
         return np.asarray(mean * np.exp(width * draws.standard_normal() - 0.5 * width**2))
 
