@@ -59,18 +59,17 @@ def scaled_time_s(sm_s: Array, other_s: Array, clock_mhz: Array, max_clock_mhz: 
 
 
 def busy_power_w(
-    constants: PowerConstants, clock_mhz: Array, max_clock_mhz: float, busy_s: Array, flops: Array, hbm_bytes:
-    Array, comm_j: Array = 0.0,
-) -> Floats:  # fmt: skip
+    constants: PowerConstants, clock_mhz: Array, max_clock_mhz: float, busy_s: Array, flops: Array, hbm_bytes: Array
+) -> Floats:
     """Mean power in W of one GPU while work runs that takes ``busy_s`` at that clock (0 for none), before any limit.
 
-    static + active·x·v² + (pj_per_flop·flops·v² + pj_per_hbm_byte·bytes + links) / busy_s: P0 + c·f·V² of the readings
+    static + active·x·v² + (pj_per_flop·flops·v² + pj_per_hbm_byte·bytes) / busy_s: P0 + c·f·V² of the readings
     of `relative_voltage`, its second term split by a count of operations and bytes (derived here).
     """
     v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
     work_j = np.multiply(flops, constants.pj_per_flop * PICO) * v2
     work_j += np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)
-    work_j += comm_j
+
     v2 *= clock_mhz
     v2 *= constants.active_w / max_clock_mhz
     v2 += constants.static_w
@@ -79,7 +78,7 @@ def busy_power_w(
 
 def capped_clock_mhz(
     constants: PowerConstants, sm_s: Array, other_s: Array, flops: Array, hbm_bytes: Array, limit_w: Array,
-    max_clock_mhz: float, min_clock_mhz: float, comm_j: Array = 0.0,
+    max_clock_mhz: float, min_clock_mhz: float,
 ) -> Floats:  # fmt: skip
     """Highest clock in MHz at which the work's mean power meets the limit; the maximum where the limit does not bind.
 
@@ -87,17 +86,17 @@ def capped_clock_mhz(
     the limit still demands there is `duty_cycled_time_s`. Derived here: the root of `busy_power_w` = limit, to 2e-10.
     """
     top_s = np.add(sm_s, other_s)
-    power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes, comm_j)
+    power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes)
     exceeds = np.asarray(power > limit_w)
     clock = np.full(exceeds.shape, max_clock_mhz, np.float64)
     over = np.flatnonzero(exceeds)
     if over.size:
-        some = (sm_s, other_s, flops, hbm_bytes, comm_j, limit_w)
-        sm, other, operations, moved, link_j, limit = (
+        some = (sm_s, other_s, flops, hbm_bytes, limit_w)
+        sm, other, operations, moved, limit = (
             np.broadcast_to(np.asarray(a, np.float64), exceeds.shape).reshape(-1).take(over) for a in some
         )
         compute_j = operations * (constants.pj_per_flop * PICO)
-        fixed_j = moved * (constants.pj_per_hbm_byte * PICO) + link_j
+        fixed_j = moved * (constants.pj_per_hbm_byte * PICO)
         load = (np.full_like(sm, constants.active_w), compute_j, fixed_j, sm, other)
         x = _clock_at_power(load, limit - constants.static_w, constants.knee_fraction, constants.voltage_ratio)
         clock.reshape(-1)[over] = np.maximum(x, min_clock_mhz / max_clock_mhz) * max_clock_mhz

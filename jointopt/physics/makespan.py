@@ -14,6 +14,7 @@ from jointopt.core.errors import PlanError
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.jobs.job import Job
+from jointopt.physics.layouts import FIRST, LAST
 from jointopt.physics.schedule import check_micro_batches, warmup_slots, zero_bubble_time_s
 from jointopt.physics.stage_costs import Pipelines, StageCosts, across_ranks, of_rows
 
@@ -66,7 +67,7 @@ def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats,
     if not part.any():
         return after
     first, back = first_chunks_s(pipes, rows, forward, backward)
-    before = across_ranks(np.maximum, pipes.before_last(first + back, rows))
+    before = across_ranks(np.maximum, pipes.before(first + back, rows, LAST))
     some = part & (batches > depth)
     seconds = rows[some], forward[some], backward[some]
     before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], walked_s)
@@ -93,7 +94,7 @@ _Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
 def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
     first, back = _ways_s(pipes, rows, forward, backward)
-    return path_bound_s(pipes.before_last(first + back, rows), forward + backward, batches)
+    return path_bound_s(pipes.before(first + back, rows, LAST), forward + backward, batches)
 
 
 def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
@@ -229,7 +230,7 @@ def _exposed_of_pipelines_s(
     # no path is longer than the makespan: mostly that leaves no rank's traffic to end after rank 0's
     rounds_s = turns * across_ranks(np.minimum, forward + backward)[:, None]
     longest = np.maximum(stays, reduce - (window + rounds_s))
-    longest -= pipes.before_first(ways[1], rows)
+    longest -= pipes.before(ways[1], rows, FIRST)
     if len(late := np.flatnonzero(across_ranks(np.maximum, longest) > exposed)):
         of_ranks = (reduce, stays, window, forward, backward, *ways)
         each = [pipes.of_all_ranks(seconds.take(late, 0), rows[late]) for seconds in of_ranks]

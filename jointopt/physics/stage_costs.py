@@ -45,18 +45,11 @@ class Pipelines:
         """Seconds of ranks of the layouts ``rows`` (n,) as those of all ranks, (n, pp)."""
         return seconds if self.kind is None else over_ranks(seconds, self.kind.take(rows, 0))
 
-    def before_first(self, seconds: Floats, rows: Ints) -> Floats:
-        """Sums of the seconds of all ranks before each rank; of ranks alike, before the first of them."""
-        return self._before(seconds, rows, 0)
-
-    def before_last(self, seconds: Floats, rows: Ints) -> Floats:
-        """Sums of the seconds of all ranks before each rank; of ranks alike, before the last of them."""
-        return self._before(seconds, rows, 1)
-
-    def _before(self, seconds: Floats, rows: Ints, which: int) -> Floats:
+    def before(self, seconds: Floats, rows: Ints, of_alike: int) -> Floats:
+        """Sums of the seconds of all ranks before each rank; of ranks alike, before the `FIRST` or `LAST` of them."""
         if self.kind is None:
             return np.asarray(np.cumsum(seconds, axis=1) - seconds)
-        counts = self.split.ranks_before[which].take(self.split.which[rows], 0)
+        counts = self.split.ranks_before[of_alike].take(self.split.which[rows], 0)
         return np.asarray(np.matmul(counts, seconds[:, :, None])[:, :, 0])
 
     def chunk_shares(self, rows: Ints, passes: int = 3) -> Floats:
@@ -199,19 +192,20 @@ class StageCosts:
     def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:
         """Costs of the layouts of each depth, which follow each other, and where these are."""
         pp = self.layouts["pp"]
-        ends = [*np.flatnonzero(np.diff(pp)) + 1, len(pp)]
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            yield slice(start, end), self if len(ends) == 1 else self._of_depth(slice(start, end), int(pp[start]))
-
-    def _of_depth(self, rows: slice, depth: int) -> StageCosts:
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name, held in found.items():
-            if isinstance(held, dict):
-                found[name] = {part: values[rows] for part, values in held.items()}
-            else:
-                found[name] = held.alone(rows) if name == "split" else of_rows(held, rows)
-        found["kind"] = found["kind"][:, :depth]
-        return StageCosts(**found)
+        ends = [0, *(np.flatnonzero(np.diff(pp)) + 1).tolist(), len(pp)]
+        if len(ends) == 2:
+            yield slice(0, len(pp)), self
+            return
+        for rows in map(slice, ends[:-1], ends[1:]):
+            found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+            for name, held in found.items():
+                if isinstance(held, dict):
+                    found[name] = {part: values[rows] for part, values in held.items()}
+                else:
+                    found[name] = held.alone(rows) if name == "split" else of_rows(held, rows)
+            depth = int(pp[rows.start])
+            found["kind"] = found["kind"][:, :depth]
+            yield rows, StageCosts(**found)
 
     def of_all_ranks(self) -> StageCosts:
         """The same costs of every rank, (L, pp)."""

@@ -112,7 +112,7 @@ def _rank_rows(
     clocks = clocks.T.bfill().ffill().T  # one of both stands for the other
     counts = rows["num_micro_batches"].fillna(micro_batches).to_numpy(float)
     return RankRows(
-        rank=rows["rank"].map(ranks).to_numpy(np.int64), plan=pd.factorize(pd.Index(plans, tupleize_cols=False))[0],
+        rank=rows["rank"].map(ranks).to_numpy(np.int64), plan=_numbers(plans),
         x=(clocks.fillna(board.max_clock_mhz).to_numpy(float) / board.max_clock_mhz).T,
         limit_w=rows["power_limit_w"].to_numpy(float), num_micro_batches=micro_batches,
         time_s=rows[["forward_time_sum_s", "backward_time_sum_s"]].to_numpy(float).T / counts,
@@ -120,9 +120,15 @@ def _rank_rows(
     )  # fmt: skip
 
 
+def _numbers(plans: Sequence[Key]) -> Ints:
+    """The plan of every row, numbered as they come."""
+    number = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
+    return np.array([number[plan] for plan in plans], np.int64)
+
+
 def _whole_plans(plans: Sequence[Key]) -> Iterator[Ints]:
     """Positions of rows, whole plans together, about `MOST_QUERIED` at a time."""
-    number = pd.factorize(pd.Index(plans, tupleize_cols=False))[0]
+    number = _numbers(plans)
     order = np.argsort(number, kind="stable")
     start = 0
     while start < len(order):

@@ -146,30 +146,26 @@ def power_swing(
     return Swing(*np.array(found).T), Swing(*np.array([_extremes(every, total, whole, window_s)]).T)
 
 
-def joules_of_ranks(
-    physics: CostModel, index: int, parts: Breakdown, line: Timeline
-) -> list[tuple[Floats, Floats]]:  # fmt: skip
-    """Energy of one GPU of each rank since the start of the iteration: seconds and joules where its slope changes."""
-    runs_w, waits_w = stage_power_w(physics, index, parts)
-    of_gpu = runs_w, waits_w, parts.stage_energy_j / parts.gpus_per_stage
-    return [_joules(line, rank, *watts) for rank, watts in enumerate(zip(*(v.tolist() for v in of_gpu), strict=True))]
+def joules_of_ranks(physics: CostModel, index: int, parts: Breakdown, line: Timeline) -> list[tuple[Floats, Floats]]:
+    """Energy of one GPU of each rank since the start of the iteration: seconds and joules where its slope changes.
 
-
-def _joules(line: Timeline, rank: int, runs_w: float, waits_w: float, whole_j: float) -> tuple[Floats, Floats]:
-    """`joules_of_ranks` of one rank, which draws ``runs_w`` while passes run and ``waits_w`` between them.
-
-    Where a long iteration repeats itself, and lists no pass, power is what is left of the whole.
+    It draws one power while passes run and another between them. Where a long iteration repeats itself, and lists no
+    pass, power is what is left of the whole.
     """
-    own = line.rank == rank
-    step = line.pipeline_s + line.tail_s["gradients"]
-    starts, ends = np.append(line.start_s[own], step), np.append(line.end_s[own], step + line.tail_s["optimizer"])
-    at = np.concatenate([[0.0], np.stack([starts, ends], axis=1).reshape(-1), [line.iteration_s]])
-    joules = np.where(np.arange(len(at) - 1) % 2, runs_w, waits_w) * np.diff(at)
-    left, right = line.repeated_s
-    if right > left:
-        middle = int(np.argmax((at[:-1] <= left) & (at[1:] >= right)))
-        joules[middle] += whole_j - joules.sum()
-    return at, np.concatenate([[0.0], np.cumsum(joules)])
+    runs_w, waits_w = stage_power_w(physics, index, parts)
+    whole_j, step, (left, right) = parts.stage_energy_j / parts.gpus_per_stage, line.pipeline_s, line.repeated_s
+    step += line.tail_s["gradients"]
+    curves = []
+    for rank in range(len(runs_w)):
+        own = line.rank == rank
+        starts, ends = np.append(line.start_s[own], step), np.append(line.end_s[own], step + line.tail_s["optimizer"])
+        at = np.concatenate([[0.0], np.stack([starts, ends], axis=1).reshape(-1), [line.iteration_s]])
+        joules = np.where(np.arange(len(at) - 1) % 2, runs_w[rank], waits_w[rank]) * np.diff(at)
+        if right > left:
+            middle = int(np.argmax((at[:-1] <= left) & (at[1:] >= right)))
+            joules[middle] += whole_j[rank] - joules.sum()
+        curves.append((at, np.concatenate([[0.0], np.cumsum(joules)])))
+    return curves
 
 
 def _extremes(at: Floats, joules: Floats, whole_s: float, window_s: float) -> tuple[float, float, float]:
@@ -209,15 +205,16 @@ def warming(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Brea
     """
     parts, cooler = parts or breakdown(physics, index, stage_clock_mhz), physics.cooler
     line = timeline(physics, index, stage_clock_mhz, SWING_PASSES)
-    curves = joules_of_ranks(physics, index, parts, line)
+    curves, tau_s = joules_of_ranks(physics, index, parts, line), cooler.time_constant_s
     kelvin_per_w = cooler.resistance_k_per_w * cooler.slowing
-    swing_w = np.array([_swing_w(at, joules, cooler.time_constant_s) for at, joules in curves])
-    high_c, low_c = parts.stage_temperature_c + kelvin_per_w * swing_w.T
+    # what the response feels beyond the mean, iteration after iteration
+    felt = [felt_w(np.diff(at), np.diff(joules), tau_s) - joules[-1] / at[-1] for at, joules in curves]
+    high_c, low_c = parts.stage_temperature_c + kelvin_per_w * np.array([(one.max(), one.min()) for one in felt]).T
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     air_c = np.where(physics.in_exhaust(g, rows)[0], cooler.hottest_inlet_c, cooler.inlet_c)
     lasting_k = cooler.resistance_k_per_w * parts.stage_peak_power_w
-    after_s = reached_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, cooler.time_constant_s)
-    return Warming(high_c, low_c, float(np.log(20.0)) * cooler.time_constant_s, after_s)
+    after_s = reached_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, tau_s)
+    return Warming(high_c, low_c, float(np.log(20.0)) * tau_s, after_s)
 
 
 def reached_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floats:
@@ -225,12 +222,6 @@ def reached_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floa
     with np.errstate(divide="ignore", invalid="ignore"):
         after_s = -time_constant_s * np.log1p(-np.maximum(rise_k, 0.0) / lasting_k)
     return np.where(lasting_k > rise_k, after_s, np.inf)
-
-
-def _swing_w(at: Floats, joules: Floats, time_constant_s: float) -> tuple[float, float]:
-    """(highest, lowest) of the power that a first-order response feels, beyond its mean, iteration after iteration."""
-    felt = felt_w(np.diff(at), np.diff(joules), time_constant_s) - joules[-1] / at[-1]
-    return float(felt.max()), float(felt.min())
 
 
 def felt_w(seconds: Floats, joules: Floats, time_constant_s: float) -> Floats:
