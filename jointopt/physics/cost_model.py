@@ -168,13 +168,11 @@ def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
 
 def layout_burst_w(physics: CostModel, share: float) -> Floats:
     """Power (L,) in W of the hottest GPU of layouts while kernels run at a share of the top clock, by the physics."""
-    mhz = np.full((1, 1), share * physics.top_mhz)
-
-    def hottest_w(g: int, at: Ints, rows: Ints, depth: int) -> Floats:
-        t = physics.times(g, rows, np.broadcast_to(mhz, (len(at), depth)), least_makespan_s)
-        return np.asarray(physics.burst_w(g, rows, t).max(axis=1))
-
-    return physics.by_parts(np.arange(len(physics.layouts["pp"])), hottest_w)
+    index, out = np.arange(len(physics.layouts["pp"])), np.empty(len(physics.layouts["pp"]))
+    for g, at, rows, depth in physics.parts(index):
+        t = physics.times(g, rows, np.full((len(at), depth), share * physics.top_mhz), least_makespan_s)
+        out[at] = physics.burst_w(g, rows, t).max(axis=1)
+    return out
 
 
 def temperature_c(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
@@ -360,36 +358,34 @@ class CostModel:
 
     def least_time_s(self, index: Ints, stage_clock_mhz: Floats, makespan: ms.Makespan = ms.least_makespan_s) -> Floats:
         """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
-
-        def seconds(g: int, at: Ints, rows: Ints, depth: int) -> Floats:
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
             costs, clock_mhz = self.distinct[g].costs, stage_clock_mhz[at, :depth]
             if clock_mhz.shape[1] > 1 or costs.kind is None:
-                return self.times(g, rows, clock_mhz, makespan).total_s
+                out[at] = self.times(g, rows, clock_mhz, makespan).total_s
+                continue
             # at one clock from the ranks that differ alone
             clock = np.minimum(clock_mhz, of_rows(self.distinct[g].ceiling_mhz, rows))
             passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
-            return ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
-
-        return self.by_parts(index, seconds) * self.time_factor[index]
+            out[at] = ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
+        return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """Energy (n,) of `evaluate` less `energy_slope_w` times its time, for which no time need be known."""
-
-        def joules(g: int, at: Ints, rows: Ints, depth: int) -> Floats:
-            return self._work_j(g, rows, self.reached_mhz(g, rows, stage_clock_mhz[at, :depth]))
-
-        return self.by_parts(index, joules) * self.time_factor[index] * self.power_factor[index]
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
+            out[at] = self._work_j(g, rows, self.reached_mhz(g, rows, stage_clock_mhz[at, :depth]))
+        return out * self.time_factor[index] * self.power_factor[index]
 
     def least_power_w(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """Average power (n,) in W that plans do not go below that have all clocks at least as high as these."""
-
-        def watts(g: int, at: Ints, rows: Ints, depth: int) -> Floats:
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
             clock = self.reached_mhz(g, rows, stage_clock_mhz[at, :depth])
             work = self._work_j(g, rows, clock) / (self.groups[g].replicas[rows] * depth)
             most_s, least_s = self.times(g, rows, clock, ms.most_makespan_s).total_s, self._floor(g)[0][rows]
-            return bounds.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
-
-        return self.by_parts(index, watts) * self.power_factor[index] + self.power_offset_w[index]
+            out[at] = bounds.energy_slope_w(self.power, self.cooler, 1) + work / np.where(work > 0.0, most_s, least_s)
+        return out * self.power_factor[index] + self.power_offset_w[index]
 
     def parts(self, index: Ints) -> Iterator[tuple[int, Ints, Ints, int]]:
         """(group, positions in ``index``, rows in the group, pipeline depth), in pieces that stay in the cache."""
@@ -399,13 +395,6 @@ class CostModel:
             for start in range(0, len(members), size):
                 at = members[start : start + size]
                 yield g, at, self.row_of[index[at]], depth
-
-    def by_parts(self, index: Ints, of: Callable[[int, Ints, Ints, int], Floats]) -> Floats:
-        """What ``of`` returns of each of the `parts`, (n,)."""
-        out = np.empty(len(index))
-        for part in self.parts(index):
-            out[part[1]] = of(*part)
-        return out
 
     def _by_group(self, index: Ints) -> Iterator[tuple[int, Ints]]:
         """Groups of the layouts ``index``, and the positions there of each one's."""
@@ -422,11 +411,10 @@ class CostModel:
 
     def iteration_time_s(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
         """The time in s of `evaluate` alone, (n,), without energy and memory."""
-
-        def seconds(g: int, at: Ints, rows: Ints, depth: int) -> Floats:
-            return self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
-
-        return self.by_parts(index, seconds) * self.time_factor[index]
+        out = np.empty(len(index))
+        for g, at, rows, depth in self.parts(index):
+            out[at] = self.times(g, rows, stage_clock_mhz[at, :depth]).total_s
+        return out * self.time_factor[index]
 
     def lower_bound(self, index: Ints) -> tuple[Floats, Floats]:
         """Time in s and energy in J, (n,) each, that layout rows go below at no clocks."""

@@ -21,8 +21,18 @@ from jointopt.jobs.framework import V_SHAPED
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import Group, even_domain, placement
 from jointopt.physics import layers, traffic
-from jointopt.physics.adapters import adapter_kernels, adapters
-from jointopt.physics.layers import QUANTIZED, STREAMED, Pass, Work, elementwise, linear, mlp_layer, no_kernels
+from jointopt.physics.layers import (
+    QUANTIZED,
+    STREAMED,
+    Pass,
+    Work,
+    adapter_kernels,
+    adapters,
+    elementwise,
+    linear,
+    mlp_layer,
+    no_kernels,
+)
 from jointopt.physics.layouts import LayoutArrays, Span, skipping_window, windowed_span
 from jointopt.physics.memory import Parameters, adapter_parameters, batch_bytes, stage_parameters
 from jointopt.physics.stage_costs import StageCosts, summed
@@ -109,7 +119,8 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     if model.has_mlp:
         mlp = mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
     if model.is_moe:
-        experts, waiting = layers.moe_layer(k, model, tokens, _routing(lay, rows), tp, sharded)
+        ways = lay.ep, lay.expert_tp, lay.token_share, lay.expert_load, lay.expert_spread
+        experts, waiting = layers.moe_layer(k, model, tokens, tp, sharded, *(x[rows] for x in ways))
 
     def of_span(span: Span | None = None) -> LayerCosts:
         """The kernels where queries meet a span of keys: of the whole sequence under context parallelism too."""
@@ -128,12 +139,6 @@ def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> Layer
     if window := skipping_window(job):
         costs = replace(costs, windowed=of_span(windowed_span(training.seq_length, window, lay.cp[rows])))
     return costs.map(lambda x: x if np.shape(x) == rows.shape else np.broadcast_to(x, rows.shape))
-
-
-def _routing(lay: LayoutArrays, rows: Ints) -> layers.Routing:
-    """How tokens come to the experts of those layouts."""
-    ways = lay.ep, lay.expert_tp, lay.token_share, lay.expert_load, lay.expert_spread
-    return layers.Routing(*(x[rows] for x in ways))
 
 
 def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:

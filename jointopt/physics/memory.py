@@ -17,7 +17,7 @@ from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.jobs.framework import share as share_hidden
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
-from jointopt.physics.adapters import adapters
+from jointopt.physics.layers import adapters
 from jointopt.physics.layouts import LayoutArrays, Split, by_depth, input_bytes, kv_heads_of_rank, layers_of_ranks
 from jointopt.physics.schedule import MOST_GROUPS, MOST_ROUNDS, alive_chunks, held_chunks
 

@@ -12,7 +12,7 @@ from jointopt.jobs.defaults import completed
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import token_costs
-from jointopt.physics.adapters import adapters
+from jointopt.physics.layers import adapters
 from jointopt.physics.layouts import Recompute, seen_share
 from jointopt.physics.site import with_site
 

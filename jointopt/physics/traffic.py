@@ -17,9 +17,8 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import KernelConstants, Links
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import Group
-from jointopt.physics.adapters import adapters
 from jointopt.physics.collectives import collective_time_s, dispatch_bytes, dispatch_time_s, link_bytes
-from jointopt.physics.layers import Kernels, Pass, kernels
+from jointopt.physics.layers import Kernels, Pass, adapters, kernels
 from jointopt.physics.layouts import LayoutArrays, kv_heads_of_rank, most_loaded
 from jointopt.physics.memory import Parameters
 

@@ -262,7 +262,14 @@ def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = (
     found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
     theta = min(found, key=lambda pair: pair[1])[0]
     for _ in range(4):
-        revised = _outlier_weights(law, readings, weight, theta)
+        # 1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)
+        known = np.flatnonzero(readings.known)
+        miss = readings.value[known] - law.at(theta)[known]
+        variance = readings.noise[known] ** 2 / weight[known]
+        noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
+        away = np.abs(noise) / readings.noise[known]
+        revised = np.ones(len(readings.value))
+        revised[known] = np.where(away < _OUTLYING, 1.0, (_TAIL + _OUTLYING**2) / (_TAIL + away**2))
         if np.abs(revised - weight).max(initial=0.0) < 0.02:
             break
         weight = revised
@@ -320,18 +327,6 @@ def _search(law: Law, readings: Readings, prior: Prior, weight: Floats, start: F
 
     found = least_squares(misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60)
     return found.x, 2.0 * float(found.cost) + float(np.linalg.slogdet(found.jac.T @ found.jac)[1])
-
-
-def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
-    """1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)."""
-    known = np.flatnonzero(readings.known)
-    miss = readings.value[known] - law.at(theta)[known]
-    variance = readings.noise[known] ** 2 / weight[known]
-    noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
-    away = np.abs(noise) / readings.noise[known]
-    revised = np.ones(len(readings.value))
-    revised[known] = np.where(away < _OUTLYING, 1.0, (_TAIL + _OUTLYING**2) / (_TAIL + away**2))
-    return revised
 
 
 def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
