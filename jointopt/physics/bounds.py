@@ -43,31 +43,28 @@ def quick_bound(
 
     Derived here. The time is that of `_pipeline_s` for kernels and exposed collectives alone: sends, gradients,
     ZeRO-3's gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same
-    work at the lowest voltage, and of GPUs that idle for that time: `slack.energy_floor_j` with fewer parts.
+    work at the lowest voltage, and of GPUs that idle for that time: `pipeline_floor_j` with fewer parts.
     """
     layouts, of = without_limits(layouts)
-    blocks = (slice(start, start + _AT_ONCE) for start in range(0, max(len(layouts["pp"]), 1), _AT_ONCE))
-    found = [_of_block(job, hw, {n: values[b] for n, values in layouts.items()}, power, cooler) for b in blocks]
-    time_s, energy_j = (np.concatenate(values)[of] for values in zip(*found, strict=True))
-    return time_s, energy_j
-
-
-def _of_block(job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, cooler: Cooler) -> tuple[Floats, Floats]:
-    lay = LayoutArrays(job, layouts)
-    layer = layer_costs(job, hw, lay)
-    kinds = _kinds(job, hw, lay, layer)
-    time_s = _pipeline_s(job, lay, layer, kinds) + job.training.framework.iteration_overhead_s
-    whole = [one.times(count) for count, one, _ in kinds]
-    work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(job.training.framework)
-    joules = sum((count * sent.joules for count, _, sent in kinds), np.zeros(len(time_s)))
-    flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
-    waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
-    sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
-    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
-    fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
-    clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
-    floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * layouts["pp"], power, cooler)
-    return time_s, floor_j * (layouts["dp"] * layouts["tp"] * layouts["cp"])
+    bound, profile = np.empty((2, len(layouts["pp"]))), job.training.framework
+    for block in (slice(start, start + _AT_ONCE) for start in range(0, len(layouts["pp"]), _AT_ONCE)):
+        lay = LayoutArrays(job, {name: values[block] for name, values in layouts.items()})
+        layer = layer_costs(job, hw, lay)
+        kinds = _kinds(job, hw, lay, layer)
+        time_s = _pipeline_s(job, lay, layer, kinds) + profile.iteration_overhead_s
+        whole = [one.times(count) for count, one, _ in kinds]
+        work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(profile)
+        joules = sum((count * sent.joules for count, _, sent in kinds), np.zeros(len(time_s)))
+        flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
+        waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
+        sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
+        clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
+        fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
+        clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
+        floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * lay.pp, power, cooler)
+        bound[:, block] = time_s, floor_j * (lay.dp * lay.tp * lay.cp)
+    time_s, energy_j = bound
+    return time_s[of], energy_j[of]
 
 
 def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:

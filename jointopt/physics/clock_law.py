@@ -273,7 +273,7 @@ def lead_s(lag_s: Array, gap_s: Floats) -> Floats:
     return np.asarray(-lag_s * np.expm1(-gap_s / _RAMP_S))
 
 
-def led(free: Floats, held: Floats, ahead_s: Floats) -> Floats:
+def lagged_limit(free: Floats, held: Floats, ahead_s: Floats) -> Floats:
     """(seconds, watts) (2, n) of work that is ``free`` of its limit for up to ``ahead_s`` and then ``held`` by it."""
     burst_s = np.minimum(ahead_s, free[0])
     rest_s = (1.0 - burst_s / free[0]) * held[0]

@@ -238,7 +238,7 @@ class CostModel:
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.distinct: list[sc.Priced] = []  # by group
-        self._energy_terms: dict[int, sc.EnergyTerms] = {}  # by group, of those whose energy was queried
+        self._energy_terms: dict[int, dict[str, Floats]] = {}  # by group, of those whose energy was queried
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
         self.power_offset_w = np.zeros(len(layouts["pp"]))
@@ -275,7 +275,7 @@ class CostModel:
             rows, laid = index[at], None
             if self.common:
                 known = self.common.laid  # worked out for the first job
-                laid = known[rows.tobytes()] = known.get(rows.tobytes()) or pc.Laid.of(self.job, part)
+                laid = known[rows.tobytes()] = known.get(rows.tobytes()) or pc.LayoutParts.of(self.job, part)
             yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
 
     def add(self, rows: Ints, costs: sc.StageCosts) -> None:
@@ -293,7 +293,7 @@ class CostModel:
                 kernel_w = kernel_limits_w(limit_w, cluster, self.power, group.replicas, group.depth, rests)
                 held = group if kernel_w.shape[1] == 1 else group.of_all_ranks()
                 ceiling, duty = bounds.ceilings(held, self.power, kernel_w, self.top_mhz, lowest_mhz)
-                self.limits_w[g:], self.distinct[g:] = [kernel_w], [sc.Priced(sc.paused(held, duty), ceiling)]
+                self.limits_w[g:], self.distinct[g:] = [kernel_w], [sc.Priced(sc.with_pauses(held, duty), ceiling)]
 
     @property
     def groups(self) -> list[sc.StageCosts]:
@@ -430,7 +430,7 @@ class CostModel:
         offset_j = self.power_offset_w[index] * ranks * time_s
         return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
 
-    def energy_terms(self, g: int) -> sc.EnergyTerms:
+    def energy_terms(self, g: int) -> dict[str, Floats]:
         """Energy of the layouts of group ``g`` by how it follows the clock."""
         if g not in self._energy_terms:
             self._energy_terms[g] = sc.energy_terms(self.groups[g], self.power)
@@ -443,7 +443,7 @@ class CostModel:
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
             fastest_s = self.times(g, rows, top, ms.least_makespan_s).total_s
-            of_pipelines = terms.clocked_j.sum(axis=1), terms.fixed_j, fastest_s * costs.depth
+            of_pipelines = terms["clocked_j"].sum(axis=1), terms["fixed_j"], fastest_s * costs.depth
             floor_j = costs.replicas * bounds.pipeline_floor_j(*of_pipelines, self.power, self.cooler)
             self._floors[g] = fastest_s, floor_j
         return self._floors[g]
@@ -517,10 +517,10 @@ class CostModel:
         terms, k = self.energy_terms(g), self.power
         x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
-        busy = np.einsum("ij,ij->i", terms.sm_s.take(rows, 0), 1.0 / x) + terms.other_s[rows]
-        x *= terms.active_j.take(rows, 0)
-        x += terms.clocked_j.take(rows, 0)
-        work = np.einsum("ij,ij->i", x, v2) + terms.fixed_j[rows] - max(k.wait_w - k.static_w, 0.0) * busy
+        busy = np.einsum("ij,ij->i", terms["sm_s"].take(rows, 0), 1.0 / x) + terms["other_s"][rows]
+        x *= terms["active_j"].take(rows, 0)
+        x += terms["clocked_j"].take(rows, 0)
+        work = np.einsum("ij,ij->i", x, v2) + terms["fixed_j"][rows] - max(k.wait_w - k.static_w, 0.0) * busy
         return np.asarray(work * self.groups[g].replicas[rows])
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:

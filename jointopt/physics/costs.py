@@ -233,7 +233,7 @@ def layer_traffic(
 
 
 @dataclass(frozen=True)
-class Laid:
+class LayoutParts:
     """Layouts as the formulas read them: all that no speed and no overhead of the job changes.
 
     Of their ranks only those that differ; ``kind`` (L, pp): which of them each rank is as.
@@ -247,7 +247,7 @@ class Laid:
     answers: dict[str, tuple[object, Any]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(cls, job: Job, layouts: Columns) -> Laid:
+    def of(cls, job: Job, layouts: Columns) -> LayoutParts:
         """The layouts of a job."""
         # of layouts of several depths up to the deepest pp, behind a layout's own ranks the first again
         lay = LayoutArrays(job, layouts)
@@ -271,7 +271,7 @@ class Common:
 
     hardware: Hardware  # of that one, whose shapes they are
     shapes: ShapeCosts
-    laid: dict[bytes, Laid] = field(default_factory=dict)  # by the rows of a lot of layouts
+    laid: dict[bytes, LayoutParts] = field(default_factory=dict)  # by the rows of a lot of layouts
     collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
 
@@ -281,7 +281,7 @@ def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
 
 
 def differing_costs(
-    job: Job, hw: Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: Laid | None = None
+    job: Job, hw: Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: LayoutParts | None = None
 ) -> StageCosts:
     """Costs of layouts, in the order of their pipeline depth, by the formulas of `layers`, `traffic` and `memory`.
 
@@ -290,13 +290,17 @@ def differing_costs(
     A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
-    laid, profile = laid or Laid.of(job, layouts), job.training.framework
+    laid, profile = laid or LayoutParts.of(job, layouts), job.training.framework
     lay, groups, trained, layers_of = laid.lay, laid.groups, laid.trained, laid.lay.layers
     layer = layer or layer_costs(job, hw, lay)
     kinds = laid.once("kernels", hw.kernels, lambda: with_recompute(job, hw, lay, layer))
     work = laid.once("work", hw.kernels, lambda: work_per_stage(job, lay, layer, kinds))
     per_layer = layer_traffic(job, hw, lay, groups, layer)
-    exposed = {name: _over_stages(lay, one) for name, one in per_layer.items()}
+    # collectives of all layers of each stage
+    exposed = {
+        name: functools.reduce(operator.add, (t.over(n) for t, n in zip(of, lay.layers_of_kinds, strict=True) if t))
+        for name, of in per_layer.items()
+    }
     if lay.offloads_activations.any():
         exposed["offload"] = _activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
@@ -307,7 +311,7 @@ def differing_costs(
         "gradients", rates, lambda: traffic.gradient_traffic(*of_gradients)
     )
     step_s, step_bytes = _optimizer_step(job, hw, lay, trained)
-    host = _exposed_host_s(job, lay)
+    floor, host = _host_s(job, lay)
     backward = work.backward + _gradient_sum(job, hw, lay, trained)
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
@@ -322,7 +326,7 @@ def differing_costs(
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + host / 3.0,
         backward_sm_s=backward.sm_s, backward_memory_s=backward.memory_s,
         backward_comm_s=summed(t.backward_s for t in exposed.values()) + host * 2.0 / 3.0,
-        host_s=_host_s(job, lay), p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
+        host_s=floor, p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.sm_s(exposed),
@@ -344,12 +348,6 @@ def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Seq
         return part.map(lambda x: x[:, None] * count)
 
     return functools.reduce(operator.add, (over(*part) for part in parts)).clocked(job.training.framework)
-
-
-def _over_stages(lay: LayoutArrays, one: PerLayer) -> Traffic:
-    """The collectives of all layers of each stage, (L, pp)."""
-    parts = [part.over(count) for part, count in zip(one, lay.layers_of_kinds, strict=True) if part is not None]
-    return functools.reduce(operator.add, parts)
 
 
 def _units_s(job: Job, layer: LayerCosts, repeated: Sequence[Pass], per_layer: dict[str, PerLayer]) -> Floats:
@@ -393,39 +391,32 @@ def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
         costs,
         forward_comm_s=costs.forward_comm_s + more_s / 3.0,
         backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
-        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks)),
+        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks))[0],
     )
     found.__dict__["pipelines"] = costs.pipelines  # the host changes no share of a chunk, which takes long to work out
     return found
 
 
-def _host_s(job: Job, lay: LayoutArrays) -> Floats:
-    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts.
+def _host_s(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
+    """(least time of one micro-batch on each stage, what the host adds to its kernels and collectives), (L, pp) each.
 
-    Attention or an MLP alone is half a layer: profiles state what a whole one needs. A pipeline inside one node needs
-    what one stage does (nanotron's runs on eight GPUs). Recomputed layers are launched again (`RELAUNCHED`).
+    The least is what the host needs to launch its layers and experts. Attention or an MLP alone is half a layer:
+    profiles state what a whole one needs. A pipeline inside one node needs what one stage does (nanotron's runs on
+    eight GPUs). Recomputed layers are launched again (`RELAUNCHED`). What it adds is the framework's own, and per local
+    expert: a dispatcher waits for the number of tokens of each, so the launches that follow do not hide behind kernels.
     """
-    profile, per_node = job.training.framework, job.cluster.gpus_per_node
-    layers_of = lay.layers
-    parts = job.model.parts_per_layer / 2.0
+    profile, per_node, layers_of = job.training.framework, job.cluster.gpus_per_node, lay.layers
+    parts, moe_layers = job.model.parts_per_layer / 2.0, lay.layers - lay.dense_layers
     per_rank_s = profile.host_floor_pp_tp_s + profile.host_floor_network_tp_s * (lay.tp > per_node)
     across = (lay.pp > 1) & (lay.dp * lay.cp * lay.tp * lay.pp > per_node)
     layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
-    experts = profile.expert_host_s * job.model.num_experts / lay.ep
-    total = parts * layer[:, None] * layers_of + experts[:, None] * (layers_of - lay.dense_layers)
+    launched_s = profile.expert_host_s * job.model.num_experts / lay.ep
+    total = parts * layer[:, None] * layers_of + launched_s[:, None] * moe_layers
     total = total * (1.0 + RELAUNCHED * lay.again.full_layers(layers_of) / np.maximum(layers_of, 1.0))
-    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
-
-
-def _exposed_host_s(job: Job, lay: LayoutArrays) -> Floats:
-    """Time that the host adds to each micro-batch on each stage, (L, pp): the framework's own, and per local expert.
-
-    A dispatcher waits for the number of tokens of each expert, so the launches that follow do not hide behind kernels.
-    """
-    profile = job.training.framework
     each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
     experts = each_s * job.model.num_experts / lay.ep
-    return np.asarray(profile.micro_batch_overhead_s + experts[:, None] * (lay.layers - lay.dense_layers))
+    exposed = np.asarray(profile.micro_batch_overhead_s + experts[:, None] * moe_layers)
+    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0)), exposed
 
 
 def _optimizer_step(job: Job, hw: Hardware, lay: LayoutArrays, params: Parameters) -> tuple[Floats, Floats]:

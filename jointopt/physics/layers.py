@@ -114,11 +114,6 @@ class Kernels:
     recipe: ScalingRecipe | None = None
 
     @property
-    def core_flops_per_s(self) -> float:
-        """Peak flop/s of the attention core, which runs in 16 bit or fp32."""
-        return self.gemm.peak_flops / dtype_time_factor(self.gemm, self.wide_dtype)
-
-    @property
     def flop_energy(self) -> float:
         """Energy of one operation in the linear layers' precision over one in 16 bit, taken as its time."""
         return dtype_time_factor(self.gemm, self.dtype)
@@ -267,6 +262,7 @@ def attention_core(
     """
     d_qk = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
     d_v = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    core_flops_per_s = k.gemm.peak_flops / dtype_time_factor(k.gemm, k.wide_dtype)
     flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
     io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
     if k.attention in _SCORE_BYTES:
@@ -275,18 +271,18 @@ def attention_core(
         forward_bytes, backward_bytes = (k.element_bytes / 2.0 * each for each in _SCORE_BYTES[k.attention])
         slower = float(alignment_factor(k, d_qk, d_v))
         slower *= 1.0 if k.wide_dtype == "fp32" or d_qk % 8 == d_v % 8 == 0 else k.unaligned_head_factor
-        core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
+        core = core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
         return Pass(
             Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
             + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
             Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
             + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
         )
-    span = span or Span(seq_length / 2.0)
-    ramp = span.keys / (span.keys + (k.core.half_length + span.cut * BLOCK_QUERIES) / 2.0)
+    keys, cut = span or (seq_length / 2.0, 0.0)
+    ramp = keys / (keys + (k.core.half_length + cut * BLOCK_QUERIES) / 2.0)
     ramp = ramp * min(1.0, (d_qk + d_v) / 256.0) ** 0.3
-    seen = span.keys / seq_length * flops
-    seconds = seen / (k.core_flops_per_s * ramp) * k.compute_factor
+    seen = keys / seq_length * flops
+    seconds = seen / (core_flops_per_s * ramp) * k.compute_factor
     seconds = seconds * (ALIBI_FACTOR if model.position_embedding == "alibi" else 1.0)
     launch = np.full(np.shape(flops), k.gemm.launch_s)
     return Pass(

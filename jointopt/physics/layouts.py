@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -335,13 +334,6 @@ class Recompute:
         every = np.where(self.full[:, None], layers, 0.0)
         return np.asarray(np.where(self.chunk_layers[:, None] > 0, first, every))
 
-    def pairs_again(self, is_moe: bool, pairs: float = 2.0) -> Floats:
-        """Pairs of tensor-parallel collectives of a layer that are redone, (L,): all, or the one of a module.
-
-        A checkpointed MLP gathers its input and scatters its output once more.
-        """
-        return pairs * self.full_share + np.where(self.has("moe" if is_moe else "mlp"), 1.0, 0.0)
-
     def dispatches_again(self) -> Floats:
         """Share of a layer's forward all-to-alls that is redone, (L,)."""
         return np.asarray(np.maximum(self.full_share, self.has("moe")))
@@ -402,17 +394,9 @@ def most_loaded(model: Model, places: Floats, spread: Floats) -> Floats:
 _SKIPPING = ("flash2", "flash3")  # FlashAttention has windows since 2.3; other kernels work all scores out and mask
 # queries that a block of flash kernels works on at once, for heads up to 128 wide (flash_fwd_launch_template.h)
 BLOCK_QUERIES = 128
-
-
-@dataclass(frozen=True)
-class Span:
-    """Keys that a query meets in the mean over a rank's, and the share of the queries whose window starts late, (L,).
-
-    Queries whose window starts after the first token cost a second, partly masked block of keys beside the diagonal's.
-    """
-
-    keys: Floats | float
-    cut: Floats | float = 0.0
+# keys that a query meets in the mean over a rank's, and the share of the queries whose window starts late, (L,): those
+# whose window starts after the first token cost a second, partly masked block of keys beside the diagonal's
+Span = tuple[Floats | float, Floats | float]
 
 
 def windowed_span(seq_length: int, window: int, cp: Floats) -> Span:
@@ -426,7 +410,7 @@ def windowed_span(seq_length: int, window: int, cp: Floats) -> Span:
     ends = seq_length / 2.0 - half, seq_length / 2.0 + half
     first, last = (np.minimum(end, window) * (end - np.minimum(end, window) / 2.0) for end in ends)
     late = [np.maximum(end - window, 0.0) for end in ends]
-    return Span(keys=(last - first) / (2.0 * half), cut=(late[1] - late[0]) / (2.0 * half))
+    return (last - first) / (2.0 * half), (late[1] - late[0]) / (2.0 * half)
 
 
 def seen_share(window: int, seq_length: int) -> float:

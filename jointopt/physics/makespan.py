@@ -55,7 +55,7 @@ def makespan_s(
     after = _full_groups_s(pipes, rows, forward, backward, whole, walked_s)
     if not part.any():
         return after
-    first, back = first_chunks_s(pipes, rows, forward, backward)
+    first, back = _ways_s(pipes, rows, forward, backward)
     before = across_ranks(np.maximum, pipes.before(first + back, rows, LAST))
     some = part & (batches > depth)
     seconds = rows[some], forward[some], backward[some]
@@ -94,20 +94,6 @@ def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, ba
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
     first, back = _ways_s(pipes, rows, forward, backward)
     return path_bound_s(pipes.before(first + back, rows, LAST), forward + backward, batches)
-
-
-def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds that each rank's first chunk takes of one micro-batch, forward and backward, of ranks as those given."""
-    sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
-    if not pipes.split.walked.any():
-        return forward / vpp, backward / vpp
-    first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
-    first *= forward - sends
-    back *= backward - sends
-    even = sends / vpp
-    first += even
-    back += even
-    return first, back
 
 
 def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
@@ -264,12 +250,19 @@ def _traffic_ends_s(costs: StageCosts, rows: Ints, of_ranks: Sequence[Floats], t
 def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
     """Seconds of the first micro-batch on each rank on its way down, and of the last one on its way back to rank 0.
 
-    Of ranks as those given. Ranks of schedules with own passes end as they like: 0.
+    Those of each rank's first chunk, of ranks as those given. Ranks of schedules with own passes end as they like: 0.
     """
-    first, back = first_chunks_s(pipes, rows, forward, backward)
-    if (own := pipes.split.own_passes[pipes.split.which[rows]]).any():
-        back = np.where(own[:, None], 0.0, back)
-    return first, back
+    vpp, sends = pipes.vpp[rows, None], pipes.p2p_s[rows, None]
+    if not pipes.split.walked.any():
+        return forward / vpp, backward / vpp
+    first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
+    first *= forward - sends
+    back *= backward - sends
+    even = sends / vpp
+    first += even
+    back += even
+    own = pipes.split.own_passes[pipes.split.which[rows], None]
+    return first, np.where(own, 0.0, back) if own.any() else back
 
 
 def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:

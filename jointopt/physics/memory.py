@@ -231,7 +231,7 @@ def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, ten
 
 
 @dataclass(frozen=True)
-class Held:
+class LiveLayers:
     """Layers of each kind whose activations the ranks hold, at the times at which each may hold most.
 
     ``group`` (L,): layouts of one split and number of micro-batches; ``layers``: (groups, times, 2, ranks).
@@ -241,7 +241,7 @@ class Held:
     layers: Floats
 
     @classmethod
-    def of(cls, lay: LayoutArrays) -> Held:
+    def of(cls, lay: LayoutArrays) -> LiveLayers:
         """The layers held by all ranks of the layouts."""
         batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
         keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
@@ -249,9 +249,9 @@ class Held:
         times = np.arange(max(map(len, found)))
         return cls(group, np.stack([layers[np.minimum(times, len(layers) - 1)] for layers in found]))
 
-    def of_ranks(self, ranks: Ints) -> Held:
+    def of_ranks(self, ranks: Ints) -> LiveLayers:
         """The layers held by the ranks (groups, K) of each group."""
-        return Held(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
+        return LiveLayers(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
 
     def most_bytes(self, dense: Floats, moe: Floats) -> Floats:
         """Most bytes alive at once on every rank, (L, ranks), of so many bytes per layer of each kind there."""
@@ -278,7 +278,7 @@ class Held:
 
 
 def _layers_held(split: Split, pp: int, which: int, num_micro_batches: int) -> Floats:
-    """`Held.layers` of one split and number of micro-batches, (times, 2, pp)."""
+    """`LiveLayers.layers` of one split and number of micro-batches, (times, 2, pp)."""
     kinds, schedule = (split.dense[which], split.moe[which]), split.schedule[which]
     vpp = kinds[0].shape[1]
     if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
@@ -303,7 +303,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     training: communication, workspaces, other (`process_bytes`).
     """
     lay = LayoutArrays(job, layouts)
-    return _parts(job, lay, Held.of(lay))
+    return _parts(job, lay, LiveLayers.of(lay))
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
@@ -311,14 +311,14 @@ def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     out = np.empty(len(layouts["pp"]))
     for rows, group in by_depth(layouts, _CELLS, _HEAVIEST):
         lay = LayoutArrays(job, group)
-        held = Held.of(lay)
+        held = LiveLayers.of(lay)
         ranks = held.heaviest_ranks(lay.split)
         parts = _parts(job, lay.of_ranks(ranks[held.group]), held.of_ranks(ranks))
         out[rows] = functools.reduce(np.add, parts.values()).max(axis=1)
     return out
 
 
-def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
+def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
     layers, profile, training = lay.layers, job.training.framework, job.training
     params = stage_parameters(job, lay)
     trained = adapter_parameters(job, lay) if training.frozen else params
@@ -348,7 +348,7 @@ def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
     }  # fmt: skip
 
 
-def _captured_bytes(job: Job, lay: LayoutArrays, held: Held, step: Floats) -> Floats:
+def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:
     """Bytes that captured CUDA graphs keep and eager execution frees, (L, pp); ``step`` (L, pp): the optimizer's.
 
     Transformer Engine's graphs: of each layer and micro-batch in flight an input and the gradient of an output. Of one

@@ -266,7 +266,7 @@ class Priced:
         return self.ceiling_mhz if self.costs.kind is None else over_ranks(self.ceiling_mhz, self.costs.kind)
 
 
-def paused(costs: StageCosts, duty: Floats) -> StageCosts:
+def with_pauses(costs: StageCosts, duty: Floats) -> StageCosts:
     """The same work with pauses: kernels take ``duty`` >= 1 times as long, (L, pp)."""
     if not np.any(duty > 1.0):
         return costs
@@ -307,31 +307,26 @@ def passes_s(costs: StageCosts, job: Job, rows: Ints, stretch: Floats) -> tuple[
     return forward, backward, left, kernel
 
 
-@dataclass(frozen=True)
-class EnergyTerms:
-    """Energy of an iteration by how it follows the clock, so that a plan costs few operations; L layouts."""
+def energy_terms(costs: StageCosts, k: PowerConstants) -> dict[str, Floats]:
+    """Energy of an iteration of L layouts by how it follows the clock, so that a plan costs few operations.
 
-    clocked_j: Floats  # (L, pp) at the top clock, follows V²
-    active_j: Floats  # (L, pp) at the top clock, follows f·V²
-    fixed_j: Floats  # (L,) of all stages, whatever the clock
-    sm_s: Floats  # (L, pp) busy at the top clock, follows 1/f
-    other_s: Floats  # (L,) busy whatever the clock, of all stages
-
-
-def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
-    """The work of `clock_law.energy_parts_j` summed into the terms above; SM-bound time times f is constant."""
+    `clock_law.energy_parts_j` summed: ``clocked_j`` (L, pp) at the top clock, follows V²; ``active_j`` (L, pp) at the
+    top clock, follows f·V²; ``fixed_j`` (L,) of all stages, whatever the clock; ``sm_s`` (L, pp) busy at the top clock,
+    follows 1/f; ``other_s`` (L,) busy whatever the clock, of all stages. SM-bound time times f is constant.
+    """
     batches = costs.num_micro_batches[:, None]
     sm = costs.forward_sm_s + costs.backward_sm_s - costs.waiting_sm_s
     memory = costs.forward_memory_s + costs.backward_memory_s
     hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
     link = batches * costs.link_j + costs.iteration_link_j
     steady = batches * (memory + costs.collective_sm_s) + costs.optimizer_s
-    return EnergyTerms(
-        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * steady,
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        sm_s=batches * sm, other_s=steady.sum(axis=1),
-    )  # fmt: skip
+    return {
+        "clocked_j": batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
+        "active_j": k.active_w * steady,
+        "fixed_j": (k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
+        "sm_s": batches * sm,
+        "other_s": steady.sum(axis=1),
+    }
 
 
 def summed(parts: Iterable[Floats]) -> Floats:

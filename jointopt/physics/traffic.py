@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -163,7 +162,9 @@ def tp_traffic(
         pair[0] += ring_delay_s(groups["tp"], job.training.framework.tp_hop_s)
     parts = float(job.model.parts_per_layer)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
-    again = np.minimum(lay.again.pairs_again(routed, parts), pairs)
+    # pairs of collectives that are redone: all, or the one of a module (a checkpointed MLP gathers its input again)
+    module = np.where(lay.again.has("moe" if routed else "mlp"), 1.0, 0.0)
+    again = np.minimum(parts * lay.again.full_share + module, pairs)
     overlap = share(job.training.framework, "tp", lay.layouts["overlap"])
     streams = _exposed(pair, pairs, pairs + again, overlap, layer)
     every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
@@ -239,10 +240,10 @@ def gradient_traffic(
     """
     zero = lay.zero[:, None]
     reduced = gathered = np.zeros((2, *params.dense.shape))
-    for one in gradient_messages(job, lay, groups, params, trained):
-        if np.any(one.sent & (one.group.size > 1)):
-            cost = np.where(one.sent, collective(hw, one.kind, one.size_bytes, one.group), 0.0)
-            reduced, gathered = (reduced, gathered + cost) if one.kind == "all_gather" else (reduced + cost, gathered)
+    for _, kind, size_bytes, group, sent in gradient_messages(job, lay, groups, params, trained):
+        if np.any(sent & (group.size > 1)):
+            cost = np.where(sent, collective(hw, kind, size_bytes, group), 0.0)
+            reduced, gathered = (reduced, gathered + cost) if kind == "all_gather" else (reduced + cost, gathered)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch
     repeats = np.where(zero >= 2, lay.micro_batches[:, None], 1.0)
     once_s, once_j = reduced * repeats + np.where(zero == 3, 0.0, gathered)
@@ -250,14 +251,9 @@ def gradient_traffic(
     return once_s, once_j, gather_s, 2.0 * gather_j
 
 
-class GradientMessage(NamedTuple):
-    """A collective over gradients or weights of data-parallel ranks; ``sent`` (L, 1): by which layouts."""
-
-    parameters: str  # dense or expert
-    kind: str  # of `collectives.KINDS`
-    size_bytes: Floats  # (L, pp), one rank's full buffer
-    group: Group  # (L, 1)
-    sent: Bools
+# A collective over gradients or weights of data-parallel ranks: of which parameters (dense or expert), its kind (of
+# `collectives.KINDS`), bytes (L, pp) of one rank's full buffer, its group (L, 1), and which layouts (L, 1) send it.
+GradientMessage = tuple[str, str, Floats, Group, Bools]
 
 
 def gradient_messages(
@@ -277,10 +273,10 @@ def gradient_messages(
             for key in (name, f"{kind}shard", f"{kind}replica")
         )
         gradients, weights = count * job.training.gradient_comm_bytes, np.where(zero == 3, held, count) * weight_bytes
-        yield GradientMessage(of, "all_reduce", gradients, ranks, whole)
-        yield GradientMessage(of, "reduce_scatter", gradients, shard, ~whole)
-        yield GradientMessage(of, "all_reduce", gradients / shard.size, replica, ~whole)
-        yield GradientMessage(of, "all_gather", weights, shard, zero > 0)
+        yield of, "all_reduce", gradients, ranks, whole
+        yield of, "reduce_scatter", gradients, shard, ~whole
+        yield of, "all_reduce", gradients / shard.size, replica, ~whole
+        yield of, "all_gather", weights, shard, zero > 0
 
 
 def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> tuple[Floats, Floats]:

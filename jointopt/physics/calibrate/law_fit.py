@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ _SHARED = 9  # parameters of the GPU
 _FLOOR = 0.92  # clock below which limits pause work, over that of the knee: 0.89-0.95 on A100-PCIe and A40
 _SHARE, _SHARE_SD = 0.3, 0.7  # logit of the share of time that follows the clock: 0.35 to 0.85 on A40 and A100
 _CURVE_FIELDS = 5
+_WATTS = ("static_w", "wait_w", "pause_w", "limit_w")  # of a `ResponsePrior`, which follow the size of the board
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,6 @@ class ResponsePrior:
     lowest: float = 0.12  # clock over the maximum clock
     scatter: float = 0.05  # of a pass's time under a limit, standard deviation of the logarithm
 
-    def scaled(self, watts: float) -> ResponsePrior:
-        """The same for a board with that many times the power."""
-        own = {name: watts * getattr(self, name) for name in ("static_w", "wait_w", "pause_w", "limit_w")}
-        return replace(self, **own)
-
 
 @dataclass(frozen=True)
 class Hierarchy:
@@ -59,14 +55,9 @@ class Hierarchy:
     lowest: float = 0.12  # clock over the maximum clock
 
     @property
-    def curves(self) -> int:
-        """Number of curves."""
-        return len(self.kind_of)
-
-    @property
     def size(self) -> int:
         """Number of parameters."""
-        return _SHARED + 2 * self.kinds + _CURVE_FIELDS * self.curves
+        return _SHARED + 2 * self.kinds + _CURVE_FIELDS * len(self.kind_of)
 
     def shape(self, theta: Floats) -> Shape:
         """Parameters of the law that all work on the GPU shares."""
@@ -81,7 +72,7 @@ class Hierarchy:
     def work(self, theta: Floats) -> Work:
         """Constants of every curve, (curves,)."""
         share, static = theta[_SHARED : _SHARED + 2 * self.kinds].reshape(2, self.kinds)[:, self.kind_of]
-        own = theta[_SHARED + 2 * self.kinds : self.size].reshape(_CURVE_FIELDS, self.curves)
+        own = theta[_SHARED + 2 * self.kinds : self.size].reshape(_CURVE_FIELDS, len(self.kind_of))
         return Work(
             log_time_s=own[0],
             share=1.0 / (1.0 + np.exp(-(theta[5] + share + own[2]))),
@@ -94,7 +85,7 @@ class Hierarchy:
         """Parameters (k, n) on which readings (n,) of these curves depend: the GPU's, their kind's, their own."""
         shared = np.repeat(np.arange(_SHARED)[:, None], len(curve), axis=1)
         kinds = _SHARED + np.arange(2)[:, None] * self.kinds + self.kind_of[curve]
-        own = _SHARED + 2 * self.kinds + np.arange(_CURVE_FIELDS)[:, None] * self.curves + curve
+        own = _SHARED + 2 * self.kinds + np.arange(_CURVE_FIELDS)[:, None] * len(self.kind_of) + curve
         return np.concatenate([shared, kinds, own])
 
     def prior(
@@ -106,8 +97,8 @@ class Hierarchy:
         shared_sd = [known.knee_sd, known.rise_sd, 0.5, 0.08, 0.08, _SHARE_SD, known.static_sd, known.limit_sd, 0.7]
         nothing = np.zeros(2 * self.kinds)
         kinds_sd = np.repeat([0.4, 0.03], self.kinds)
-        own = np.concatenate([log_time_s, np.zeros(4 * self.curves)])
-        own_sd = np.repeat([0.7, 0.15, 0.25, 0.02, limit_sd], self.curves)
+        own = np.concatenate([log_time_s, np.zeros(4 * len(self.kind_of))])
+        own_sd = np.repeat([0.7, 0.15, 0.25, 0.02, limit_sd], len(self.kind_of))
         return np.concatenate([shared, nothing, own]), np.concatenate([shared_sd, kinds_sd, own_sd])
 
 
@@ -165,7 +156,8 @@ def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
     """Prior of the GPU before its readings, of which the strongest drew ``drawn_w``."""
     usual = ResponsePrior()
     rated_w = (gpu.tdp_w if gpu else None) or max(1.1 * drawn_w, 1.0)
-    prior = usual.scaled(rated_w / usual.limit_w)
+    watts = {name: getattr(usual, name) * rated_w / usual.limit_w for name in _WATTS}
+    prior = replace(usual, **watts)
     if gpu and gpu.power:
         static_w = max(gpu.power.static_w, 0.1 * rated_w)
         wait_w = max(_WAIT_AT_TOP * gpu.power.wait_w, static_w)
@@ -174,7 +166,7 @@ def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
         prior = replace(prior, lowest=_LOWEST * gpu.clock_min_mhz / gpu.clock_max_mhz)
     figures = response_figures(gpu) if gpu else {}
     if figures:
-        watts = {name: figures[name] for name in ("static_w", "wait_w", "pause_w", "limit_w") if name in figures}
+        watts = {name: figures[name] for name in _WATTS if name in figures}
         knee, rise = figures["knee_fraction"], figures["voltage_ratio"] - 1.0
         scatter = figures.get("limit_scatter", prior.scatter)
         prior = replace(prior, knee=knee, rise=rise, scatter=scatter, **watts | _SURE)
@@ -226,11 +218,6 @@ class Prior:
     mean: Floats
     sd: Floats
 
-    def beside(self, index: int, step: float) -> list[Floats]:
-        """Starting points with one parameter lowered and raised, for laws with an optimum on each side."""
-        unit = np.arange(len(self.mean)) == index
-        return [self.mean - step * unit, self.mean + step * unit]
-
 
 @dataclass(frozen=True)
 class Fit:
@@ -256,10 +243,16 @@ class Prediction:
     theta_sd: Floats  # (p,)
 
 
-def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
-    """Parameters of the optimum that holds most of the posterior; ``starts`` where a law has several optima."""
-    weight = np.ones(len(readings.value))
-    found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
+def fit(law: Law, readings: Readings, prior: Prior, two_sided: tuple[int, float] | None = None) -> Fit:
+    """Parameters of the optimum that holds most of the posterior.
+
+    ``two_sided``: a parameter with an optimum on either side of its prior, and how far from it searches start.
+    """
+    weight, starts = np.ones(len(readings.value)), [prior.mean]
+    if two_sided:
+        step = two_sided[1] * (np.arange(len(prior.mean)) == two_sided[0])
+        starts += [prior.mean - step, prior.mean + step]
+    found = [_search(law, readings, prior, weight, start) for start in starts]
     theta = min(found, key=lambda pair: pair[1])[0]
     for _ in range(4):
         # 1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)
@@ -368,10 +361,6 @@ class StageRows:
     power_w: Floats
     mixed: bool = False  # rows are pipelines' iterations, whose passes had other clocks each
 
-    def limits_w(self, board_w: float) -> Floats:
-        """Limit in W of every row, (n,): its own, never above the board's."""
-        return np.fmin(self.limit_w, board_w)
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -404,13 +393,13 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
 
     def logarithms(theta: Floats) -> Floats:
         shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)
-        limit = rows.limits_w(hierarchy.limit_w(theta))
+        limit = np.fmin(rows.limit_w, hierarchy.limit_w(theta))
         return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
 
     law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
     readings = _readings(rows)
     prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
-    found = found.padded(2, n) if found else fit(law, readings, prior, prior.beside(7, 0.1))  # the limit
+    found = found.padded(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
     predicted = predict(law, readings, prior, found)
     # distance of every row's clock from those read, in log x; 0 between them
     z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -22,18 +21,9 @@ _MOST_OF_ITERATION = 1.2  # that passes of a rank may take: clocks on the wall a
 _SECONDS = {"stages": "time_s", "iterations": "time_s", "ranks": "iteration_time_s"}  # that energy_j is of
 
 
-@dataclass(frozen=True)
-class _Span:
-    """The span of a column, or of what is worked out from it, and the units that would explain what is outside."""
-
-    column: str  # that is blamed
-    values: pd.Series
-    low: float
-    high: float
-    expected: str
-    below: str = ""  # the units that a value below may have been mixed up in, of a factor of a thousand
-    above: str = ""
-    slack: float = 0.0
+# The span of a column, or of what is worked out from it: the column that is blamed, its values, the least and the most,
+# what is expected, and the units that values below or above may have been mixed up in, of a factor of a thousand.
+_Span = tuple[str, pd.Series, float, float, str, str, str]
 
 
 def check_readings(table: ResponseTable, gpu: str, named: Named) -> None:
@@ -53,13 +43,13 @@ def check_query(queried: ResponseTable, measured: ResponseTable, gpu: str, named
 
 def _refuse(spans: Iterable[_Span], named: Named) -> None:
     """TableError on the first value outside of its span, with the unit in which it would be within."""
-    for span in spans:
-        at = np.flatnonzero((span.values < span.low - span.slack) | (span.values > span.high + span.slack))
+    for column, values, low, high, expected, below, above in spans:
+        at = np.flatnonzero((values < low) | (values > high))
         if len(at):
-            place, value = cell_at(named(int(span.values.index[at[0]])), span.column), float(span.values.iloc[at[0]])
-            unit, converted = (span.below, value * KILO) if value < span.low else (span.above, value / KILO)
-            hint = f" ({unit}?)" if unit and 0.5 * span.low <= converted <= 2.0 * span.high else ""
-            raise TableError(f"{place}: expected {span.expected}, got {value:.6g}{hint}; correct the row or delete it.")
+            place, value = cell_at(named(int(values.index[at[0]])), column), float(values.iloc[at[0]])
+            unit, converted = (below, value * KILO) if value < low else (above, value / KILO)
+            hint = f" ({unit}?)" if unit and 0.5 * low <= converted <= 2.0 * high else ""
+            raise TableError(f"{place}: expected {expected}, got {value:.6g}{hint}; correct the row or delete it.")
 
 
 def _settings(rows: pd.DataFrame, gpu: str, seen_mhz: float | None = None) -> Iterator[_Span]:
@@ -72,12 +62,12 @@ def _settings(rows: pd.DataFrame, gpu: str, seen_mhz: float | None = None) -> It
     words += ", the highest of the readings, as the catalogue does not know this GPU" * bool(seen_mhz and not listed)
     for name in CLOCK_COLUMNS:
         if name in rows:
-            yield _Span(name, rows[name], low, high, words, "MHz, not GHz", "MHz, not kHz", slack=_TOLERANCE_MHZ)
+            yield name, rows[name], low - _TOLERANCE_MHZ, high + _TOLERANCE_MHZ, words, "MHz, not GHz", "MHz, not kHz"
     low, high = known.power_limit_span_w if known else (0.0, MOST_GPU_POWER_W)
     high = min(high, MOST_GPU_POWER_W)
     if "power_limit_w" in rows:
         words = f"a power limit from {low:g} to {high:g} W"
-        yield _Span("power_limit_w", rows["power_limit_w"], low, high, words, "W, not kW", "W, not mW")
+        yield "power_limit_w", rows["power_limit_w"], low, high, words, "W, not kW", "W, not mW"
 
 
 def _results(table: ResponseTable, gpu: str) -> Iterator[_Span]:
@@ -92,10 +82,10 @@ def _results(table: ResponseTable, gpu: str) -> Iterator[_Span]:
     ratio = rows["energy_j"] / rows[seconds]
     over, gpus = "time_s" if table.kind == "stages" else "iteration_time_s", " and num_gpus" * ("num_gpus" in rows)
     words = f"energy_j over {over}{gpus * (table.kind == 'iterations')}, the mean power of one GPU, {span}"
-    yield _Span("energy_j", ratio, low, high, words, "s, not ms", "J, not mJ")
+    yield "energy_j", ratio, low, high, words, "s, not ms", "J, not mJ"
     stated = rows["avg_power_w"].where(ratio.isna())
-    yield _Span("avg_power_w", stated, low, high, f"the mean power of one GPU, {span}", "W, not kW", "W, not mW")
+    yield "avg_power_w", stated, low, high, f"the mean power of one GPU, {span}", "W, not kW", "W, not mW"
     names = ("forward_time_sum_s", "backward_time_sum_s")
     for name in names if {*names, "iteration_time_s"} <= set(rows) else ():
         words = f"{name} over iteration_time_s to be at most {_MOST_OF_ITERATION:g}"
-        yield _Span(name, rows[name] / rows["iteration_time_s"], 0.0, _MOST_OF_ITERATION, words, "", "s, not ms")
+        yield name, rows[name] / rows["iteration_time_s"], 0.0, _MOST_OF_ITERATION, words, "", "s, not ms"

@@ -19,7 +19,7 @@ from jointopt.physics import traffic
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, limit_left_w, peak_w, stage_positions_c, temperature_c
-from jointopt.physics.costs import Laid, stage_costs
+from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.stage_costs import StageCosts
@@ -254,7 +254,7 @@ def messages(physics: CostModel, index: int) -> list[Message]:
 
     Gradients and weights of data parallelism count as one message of a stage's; frameworks send them in buckets.
     """
-    laid = Laid.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
+    laid = LayoutParts.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
     cluster, hw, found = physics.job.cluster, physics.hardware, []
     for name, kind, moved, group in _largest(physics, laid):
         size_bytes, size, local = (float(np.ravel(x)[0]) for x in (moved, group.size, group.local))
@@ -270,7 +270,7 @@ def messages(physics: CostModel, index: int) -> list[Message]:
     return found
 
 
-def _largest(physics: CostModel, laid: Laid) -> Iterator[tuple[str, str, Floats, Group]]:
+def _largest(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[str, str, Floats, Group]]:
     """(parallelism, kind of collective, bytes, group) as `traffic` and `expert_traffic` have them."""
     job, lay, groups, element = physics.job, laid.lay, laid.groups, physics.hardware.kernels.element_bytes
     yield (
@@ -284,9 +284,9 @@ def _largest(physics: CostModel, laid: Laid) -> Iterator[tuple[str, str, Floats,
     if job.model.is_moe:
         yield "ep", "all_to_all", traffic.routed_bytes(job.model, lay.tokens, lay.token_share, element), groups["ep"]
     yield "pp", "p2p", traffic.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, element), groups["pp"]
-    for one in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
-        if one.sent.any():
-            yield "dp" if one.parameters == "dense" else "expert_dp", one.kind, one.size_bytes.max(axis=1), one.group
+    for of, kind, moved, group, sent in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
+        if sent.any():
+            yield "dp" if of == "dense" else "expert_dp", kind, moved.max(axis=1), group
 
 
 # Dynamic energy of a plan's kernels by level of the memory hierarchy: an attribution, which nothing reads.
