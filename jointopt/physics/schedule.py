@@ -140,24 +140,27 @@ def _dual_order(pp: int, m: int, rank: int) -> list[Pass]:
     return order
 
 
-def predecessor(schedule: str, pp: int, vpp: int, rank: int, one: Pass) -> tuple[int, Pass] | None:
-    """The (rank, pass) that delivers a pass's input; None for the data loader and for a rank's own gradients.
+def predecessor(
+    schedule: str, pp: int, vpp: int, rank: int, kind: int, chunk: int, micro_batch: int
+) -> tuple[int, int, int, int] | None:
+    """(rank, kind, chunk, micro-batch) of the pass that delivers a pass's input.
 
-    A backward pass is delivered by gradients of inputs, be they part of a whole backward pass or not.
+    None for the data loader and for a rank's own gradients of weights. A backward pass is delivered by gradients of
+    inputs, be they part of a whole backward pass or not.
     """
-    if one.kind == WEIGHT:
+    if kind == WEIGHT:
         return None
     last, along_v = pp * vpp - 1, schedule in V_SHAPED
-    place = last - rank if along_v and one.chunk else one.chunk * pp + rank
-    if one.backward and place == last:
-        return rank, Pass(FORWARD, one.chunk, one.micro_batch)
-    place += 1 if one.backward else -1
+    place = last - rank if along_v and chunk else chunk * pp + rank
+    if kind != FORWARD and place == last:
+        return rank, FORWARD, chunk, micro_batch
+    place += -1 if kind == FORWARD else 1
     if place < 0:
         return None
     chunk, source = divmod(place, pp)
     if along_v and chunk:
         source = pp - 1 - source
-    return source, Pass(INPUT if one.backward else FORWARD, chunk, one.micro_batch)
+    return source, FORWARD if kind == FORWARD else INPUT, chunk, micro_batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,18 +199,19 @@ class Graph:
 def schedule_graph(pp: int, vpp: int, num_micro_batches: int, schedule: str = "1f1b") -> Graph:
     """The graph of a schedule: 1F1B, interleaved if vpp > 1; PlanError where there is no such schedule."""
     orders = [rank_order(schedule, pp, num_micro_batches, rank, vpp) for rank in range(pp)]
-    number: dict[tuple[int, Pass] | None, int] = {None: -1}
+    number: dict[tuple[int, ...] | None, int] = {None: -1}
     rows, at, latest = list[tuple[int, ...]](), [0] * pp, [-1] * pp
     total = sum(map(len, orders))
     while len(rows) < total:
         before = len(rows)
         for rank, order in enumerate(orders):
             while at[rank] < len(order):
-                one = order[at[rank]]
-                if (source := number.get(predecessor(schedule, pp, vpp, rank, one))) is None:
+                kind, chunk, micro_batch = order[at[rank]]
+                source = number.get(predecessor(schedule, pp, vpp, rank, kind, chunk, micro_batch))
+                if source is None:
                     break
-                number[rank, one._replace(kind=INPUT) if one.kind == WHOLE else one] = len(rows)
-                rows.append((rank, *one, latest[rank], source))
+                number[rank, INPUT if kind == WHOLE else kind, chunk, micro_batch] = len(rows)
+                rows.append((rank, kind, chunk, micro_batch, latest[rank], source))
                 latest[rank] = len(rows) - 1
                 at[rank] += 1
         if len(rows) == before:
@@ -215,9 +219,9 @@ def schedule_graph(pp: int, vpp: int, num_micro_batches: int, schedule: str = "1
                 f"The pipeline schedule deadlocks after {before} of {total} passes, every rank waiting for another: "
                 f"expected orders in which each input is produced first, got positions {at} that cannot advance."
             )
-    ranks, kind, chunk, micro_batch, previous, source_of = np.array(rows).T
+    ranks, kinds, chunks, micro_batches, previous, source_of = np.array(rows).T
     source_of = np.where(source_of == previous, -1, source_of)
-    return Graph(pp, vpp, num_micro_batches, ranks, kind, chunk, micro_batch, previous, source_of)
+    return Graph(pp, vpp, num_micro_batches, ranks, kinds, chunks, micro_batches, previous, source_of)
 
 
 def ends_s(graph: Graph, duration_s: Floats) -> Floats:

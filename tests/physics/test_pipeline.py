@@ -161,9 +161,10 @@ def test_simulated_operations_respect_rank_and_data_order(pp: int, vpp: int, m: 
         start_s = {op: end_s[rank, op] - seconds[op.backward] for op in order}
         assert all(end_s[rank, before] <= start_s[after] for before, after in pairwise(order))
         for op in order:
-            source, one = predecessor("1f1b", pp, vpp, rank, op) or (0, order[0]._replace(micro_batch=-1))
-            ready_s = end_s.get((source, one._replace(kind=WHOLE) if one.backward else one), 0.0)
-            assert ready_s <= start_s[op]
+            needs = predecessor("1f1b", pp, vpp, rank, *op)
+            if needs is not None:
+                source, kind, *rest = needs
+                assert end_s[source, Pass(kind if kind == FORWARD else WHOLE, *rest)] <= start_s[op]
 
 
 def test_interleaved_order_is_megatrons() -> None:
