@@ -86,7 +86,7 @@ def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list
 
 
 def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kind]) -> Floats:
-    """Seconds (L,) that no pipeline goes below, by two paths of `chunks.path_bound_s`.
+    """Seconds (L,) that no pipeline goes below, by two paths of `makespan.path_bound_s`.
 
     The path through rank j takes the first chunks of the ranks before it and all work of its own. In the mean over j
     that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the

@@ -181,7 +181,7 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
 def stages_in_exhaust(cluster: Cluster, gpus_per_stage: Ints, depth: int) -> Bools:
     """Whether a rank of a stage sits in the exhaust row, (L, depth), or (1, 1) where any rank may be there.
 
-    Ranks are numbered through the nodes as in `spec.plans.placement`: a stage has ``gpus_per_stage`` (L,) in turn. All
+    Ranks are numbered through the nodes as in `jobs.plans.placement`: a stage has ``gpus_per_stage`` (L,) in turn. All
     ranks of a stage wait for its hottest one.
     """
     if cluster.exhaust_ranks is None or not cluster.exhaust_rise_k:

@@ -461,7 +461,7 @@ class CostModel:
 
     @property
     def energy_slope_w(self) -> Floats:
-        """`slack.energy_slope_w` of all GPUs, in W, as corrected, of every layout (L,)."""
+        """`bounds.energy_slope_w` of all GPUs, in W, as corrected, of every layout (L,)."""
         gpus = self.job.cluster.num_gpus
         return self.power_factor * bounds.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
@@ -513,7 +513,7 @@ class CostModel:
         )
 
     def _work_j(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
-        """Energy of all GPUs (n,) but for `slack.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
+        """Energy of all GPUs (n,) but for `bounds.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
         terms, k = self.energy_terms(g), self.power
         x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)

@@ -148,7 +148,7 @@ def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:
     """
     forward, backward = layer.waiting.forward.sm_s, layer.waiting.backward.sm_s
     followed = lay.job.training.framework.compute_clock_share
-    return np.asarray(followed * ((1.0 + lay.again.dispatches_again()) * forward + backward))
+    return np.asarray(followed * ((1.0 + lay.recompute.dispatches_again()) * forward + backward))
 
 
 def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts) -> list[Pass]:
@@ -161,10 +161,10 @@ def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts)
     found = []
     for kind, layer, core in costs.of_kinds:
         selected = layer.forward.times(share) if share else core.forward
-        again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
-        if lay.again.modules.any():
+        again = layer.forward.times(lay.recompute.full_share) + selected.times(lay.recompute.usual.astype(float))
+        if lay.recompute.modules.any():
             for name, work in _module_work(job, hw, lay, costs, kind, core).items():
-                again = again + work.times(lay.again.has(name).astype(float))
+                again = again + work.times(lay.recompute.has(name).astype(float))
         found.append(Pass(layer.forward, layer.backward + again))
     return found
 
@@ -186,7 +186,7 @@ def _module_work(
         up = linear(k, tokens, heads * values, float(model.kv_lora_rank))
         up += linear(k, tokens, heads * qk, float(model.q_lora_rank or model.hidden_size))
         parts["mla_up_proj"] = up.forward
-    apart = (~lay.again.has("moe")).astype(float)
+    apart = (~lay.recompute.has("moe")).astype(float)
     if kind == "dense" and model.has_mlp:
         parts["mlp"] = costs.mlp.forward
     elif model.is_moe:
@@ -412,7 +412,7 @@ def _host_s(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
     layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
     launched_s = profile.expert_host_s * job.model.num_experts / lay.ep
     total = parts * layer[:, None] * layers_of + launched_s[:, None] * moe_layers
-    total = total * (1.0 + RELAUNCHED * lay.again.full_layers(layers_of) / np.maximum(layers_of, 1.0))
+    total = total * (1.0 + RELAUNCHED * lay.recompute.full_layers(layers_of) / np.maximum(layers_of, 1.0))
     each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
     experts = each_s * job.model.num_experts / lay.ep
     exposed = np.asarray(profile.micro_batch_overhead_s + experts[:, None] * moe_layers)

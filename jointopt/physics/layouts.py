@@ -54,7 +54,7 @@ class LayoutArrays:
         kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
         self.zero = np.where(kept, 1, zero)
         self.pp = layouts["pp"].astype(np.int64)
-        self.again = Recompute(layouts, job.model.num_layers)
+        self.recompute = Recompute(layouts, job.model.num_layers)
         self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
         self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp

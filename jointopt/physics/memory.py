@@ -368,7 +368,7 @@ def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
 
     Attention's, the norms', and those of the whole MLP or of modules of it, which count only where the whole is kept.
     """
-    model, training, re = job.model, job.training, lay.again
+    model, training, re = job.model, job.training, lay.recompute
     feeding = model.has_attention * kept_input_bytes(training, "linear_qkv")
     feeding += model.has_mlp * kept_input_bytes(training, "linear_fc1")
     norms = feeding * model.hidden_size
@@ -411,16 +411,16 @@ def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]
         of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
     scores = lay.tokens * score_bytes(model, training, lay.tp)
-    whole = lay.again.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
+    whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
     per_layer, working = {}, np.zeros(whole.shape)
     for kind, own in of_kind.items():
         # what the first product of an adapter hands to the second; inputs are those of the layers
         adapted = sum(one.tokens for one in adapters(model, training, kind, *lay.adapter_cuts))
         layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
-        dropped = dropped_bytes(job, lay, kind) if lay.again.modules.any() else 0.0
-        kept = layer - np.where(lay.again.usual, share * (layer - inputs) if share else scores, dropped)
+        dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
+        kept = layer - np.where(lay.recompute.usual, share * (layer - inputs) if share else scores, dropped)
         per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
-        restored = np.where(lay.again.usual & (share > 0), layer - inputs, layer - kept)
+        restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
         at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
         working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
     # Scores that live only while their layer is at work (derived here for 16 bit). Unfused: an fp32 copy, its softmax

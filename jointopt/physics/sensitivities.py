@@ -108,7 +108,7 @@ NETWORK, HOST = CONSTANTS.index("inter_node"), CONSTANTS.index("host")
 _AFTER_PRICING = frozenset(("host", "micro_batch", "dp_overlap"))  # leave kernels and collectives as is
 
 
-def _moved(job: Job, name: str, by: float) -> Job:
+def _with_constant(job: Job, name: str, by: float) -> Job:
     """The job that differs by so much of one of the `CONSTANTS`."""
     f, factor = job.training.framework, float(np.exp(by))
     if name in _SPEEDS:
@@ -132,7 +132,7 @@ def _moved(job: Job, name: str, by: float) -> Job:
 def moved(job: Job, by: Floats) -> Job:
     """The job with the physics' own constants moved ``by`` so much each, (`CONSTANTS`,), in the units of their list."""
     for name, amount in zip(CONSTANTS, by.tolist(), strict=True):
-        job = _moved(job, name, amount) if amount else job
+        job = _with_constant(job, name, amount) if amount else job
     return job
 
 
@@ -196,7 +196,7 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
         return pieces[-1][2]
 
     time_s = physics.least_time_s(index, stage_clock_mhz, noted)
-    jobs, times = {name: _moved(physics.job, name, STEP) for name in names}, dict[str, Floats]()
+    jobs, times = {name: _with_constant(physics.job, name, STEP) for name in names}, dict[str, Floats]()
     if (slower := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
         more_s, before_s = (job.training.framework.iteration_overhead_s for job in (slower, physics.job))
         times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)

@@ -118,6 +118,6 @@ def peak_tflops(job: Job) -> float:
 
 
 def with_rates(job: Job, plans: Columns) -> Columns:
-    """Plans with the columns of `THROUGHPUT`, and what their site draws and pays (`facility.with_site`)."""
+    """Plans with the columns of `THROUGHPUT`, and what their site draws and pays (`site.with_site`)."""
     layouts = {name: plans[name] for name in LAYOUT_COLUMNS if name in plans}
     return with_site(job, plans) | throughput(job, layouts, plans["iteration_time_s"], plans["energy_j"])

@@ -163,8 +163,8 @@ def tp_traffic(
     parts = float(job.model.parts_per_layer)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
     # pairs of collectives that are redone: all, or the one of a module (a checkpointed MLP gathers its input again)
-    module = np.where(lay.again.has("moe" if routed else "mlp"), 1.0, 0.0)
-    again = np.minimum(parts * lay.again.full_share + module, pairs)
+    module = np.where(lay.recompute.has("moe" if routed else "mlp"), 1.0, 0.0)
+    again = np.minimum(parts * lay.recompute.full_share + module, pairs)
     overlap = share(job.training.framework, "tp", lay.layouts["overlap"])
     streams = _exposed(pair, pairs, pairs + again, overlap, layer)
     every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
@@ -178,7 +178,7 @@ def tp_traffic(
     )
     return (
         streams
-        + _exposed(gathered, 1.0, lay.again.full_share, 0.0, layer)
+        + _exposed(gathered, 1.0, lay.recompute.full_share, 0.0, layer)
         + _exposed(scattered, 0.0, np.ones_like(lay.tp), 0.0, layer)
     )
 
@@ -203,7 +203,9 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
     for one in adapters(job.model, job.training, kind, *lay.adapter_cuts):
         group, sp = groups["etp" if one.routed else "tp"], lay.sp & (not one.routed)
         low, wide = (element * one.tokens * width for width in (job.training.lora_dim or 0, job.model.hidden_size))
-        again = np.maximum(lay.again.full_share, lay.again.has("moe" if kind == "moe" else "mlp") if one.mlp else 0.0)
+        again = np.maximum(
+            lay.recompute.full_share, lay.recompute.has("moe" if kind == "moe" else "mlp") if one.mlp else 0.0
+        )
         whole, cut, gathered = (
             collective(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
         )
@@ -224,7 +226,7 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         return Traffic(*np.zeros((3, len(lay.tp))))
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
     once = collective(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.again.full_share, job.training.framework.cp_overlap, core)
+    return _exposed(once, 1.0, 2.0 + lay.recompute.full_share, job.training.framework.cp_overlap, core)
 
 
 def gradient_traffic(
@@ -384,7 +386,7 @@ def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer
     memory-bound ones too.
     """
     seconds, joules = once
-    forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
+    forward, backward = seconds, seconds * (1.0 + lay.recompute.dispatches_again())
     profile = job.training.framework
     overlap = max(profile.ep_overlap, profile.chosen_ep_overlap * job.training.overlap_moe_a2a)
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
@@ -392,4 +394,4 @@ def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer
     whole, window = forward + backward, (layer.forward.time_s + layer.backward.time_s) / (1.0 - kept)
     hidden = np.minimum(overlap * whole, window) * (1.0 - alone)
     left = 1.0 - np.divide(hidden * (1.0 - kept), whole, out=np.zeros_like(whole), where=whole > 0)
-    return Traffic(forward * left, backward * left, (2.0 + lay.again.dispatches_again()) * joules, kept * hidden)
+    return Traffic(forward * left, backward * left, (2.0 + lay.recompute.dispatches_again()) * joules, kept * hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -307,18 +308,15 @@ def _search(law: Law, readings: Readings, prior: Prior, weight: Floats, start: F
 
     known = np.flatnonzero(readings.known)
     lower = cholesky(_covariance(readings, weight), lower=True)
-    measured = readings.value[known]
-
-    def whitened(value: Floats) -> Floats:
-        return np.asarray(solve_triangular(lower, value, lower=True, check_finite=False))
-
-    def misses(theta: Floats) -> Floats:
-        return np.concatenate([whitened(law.at(theta)[known] - measured), (theta - prior.mean) / prior.sd])
-
-    def slopes(theta: Floats) -> Floats:
-        return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
-
-    found = least_squares(misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60)
+    whitened = functools.partial(solve_triangular, lower, lower=True, check_finite=False)
+    found = least_squares(
+        lambda theta: np.concatenate(
+            [whitened(law.at(theta)[known] - readings.value[known]), (theta - prior.mean) / prior.sd]
+        ),
+        start,
+        lambda theta: np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)]),
+        x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60,
+    )  # fmt: skip
     return found.x, 2.0 * float(found.cost) + float(np.linalg.slogdet(found.jac.T @ found.jac)[1])
 
 
@@ -398,7 +396,7 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
 
     law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
     readings = _readings(rows)
-    prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
+    prior = Prior(*hierarchy.prior(known, *_first_guesses(rows, known)))
     found = found.padded(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
     predicted = predict(law, readings, prior, found)
     # distance of every row's clock from those read, in log x; 0 between them
@@ -443,16 +441,13 @@ def departures(x: Floats, limit_w: Floats) -> Floats:
     return np.asarray(near * (limited[:, None] == limited[None, :]))
 
 
-def _first_times(rows: StageRows) -> Floats:
-    """Logarithm of every curve's time at the maximum clock, had 70 % of it followed the clock."""
+def _first_guesses(rows: StageRows, known: ResponsePrior) -> tuple[Floats, Floats]:
+    """Logarithm of every curve's time at the maximum clock, had 70 % of it followed the clock, and switching power."""
+    curves = rows.curve, len(rows.kind_of)
     with np.errstate(divide="ignore", invalid="ignore"):
         guess = np.log(rows.time_s) + 0.7 * np.log(rows.x)
-    return per_curve(guess, rows.curve, len(rows.kind_of), np.nanmin)
-
-
-def _first_switching_w(rows: StageRows, known: ResponsePrior) -> Floats:
     above = np.maximum(rows.power_w - known.static_w, 5.0) / switching_shape(rows.x, known.knee, known.rise)
-    return per_curve(above, rows.curve, len(rows.kind_of), np.nanmedian)
+    return per_curve(guess, *curves, np.nanmin), per_curve(above, *curves, np.nanmedian)
 
 
 def per_curve(values: Floats, curve: Ints, curves: int, of: Callable[[Floats], Any]) -> Floats:
