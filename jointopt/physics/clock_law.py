@@ -33,7 +33,7 @@ def voltage_slope(knee: float, voltage_ratio: float) -> float:
 
 
 def relative_voltage(clock_mhz: Array, max_clock_mhz: float, knee: float, voltage_ratio: float) -> Floats:
-    """V(f) / V(f_max): 1 / ``voltage_ratio`` up to the ``knee`` (a fraction of f_max), linear above, 1 at the top.
+    """The voltage curve V(f)/V(f_max): 1/``voltage_ratio`` up to the ``knee`` (of f_max), linear above, 1 at the top.
 
     Fitted to training stages of A100 and A40 at every clock (published with Perseus, SOSP'24), power to 0.8-0.9 % on
     the A100. Knee and ratio of newer GPUs, of which no sweep is public, are assumed (``catalog/power.yaml``).

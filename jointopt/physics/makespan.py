@@ -295,9 +295,9 @@ def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints,
 
     ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking
     receives. Derived here: the longest path through the schedules of Narayanan et al. 2021 (arXiv:2104.04473), whose
-    (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks: the bubble is (p - 1)/(v m) of the work. Exact for
-    equal chunks within a rank and a head on the last; chunks of other layers: `chunked_time_s`. PlanError for a plan
-    with no such schedule.
+    (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks: the pipeline bubble is (p - 1)/(v m) of the work. Exact
+    for equal chunks within a rank and a head on the last; chunks of other layers: `chunked_time_s`. PlanError for a
+    plan with no such schedule.
     """
     pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
     check_micro_batches(pp, vpp, m)
@@ -385,11 +385,6 @@ def last_turns_s(forward_s: Floats, backward_s: Floats, m: Ints) -> Floats:
     return np.asarray(_running_max(arrived) + s[1:] + (p - 1 - rank) * backward_s)
 
 
-def _warmup_column(p: int, v: int, m: int) -> Floats:
-    """Warm-up forwards of each rank, (p, 1)."""
-    return np.array([warmup_slots(p, v, m, rank) for rank in range(p)], dtype=np.float64)[:, None]
-
-
 @dataclass(frozen=True)
 class _Passes:
     """Passes of one direction, one chunk of each rank, and the sums and maxima that paths through them are made of."""
@@ -410,7 +405,7 @@ def _interleaved_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) 
     listed are all that can win is not proven, but tested over 10^6 plans (tests/bench/bench_pipeline.py).
     """
     f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
-    warmup = _warmup_column(len(t), v, 2 * len(t))
+    warmup = warmup_slots(len(t), v, 2 * len(t), np.arange(len(t))[:, None]).astype(np.float64)
     path = _fill_s(f, b, t, v, warmup)
     path += _fill_s(b, f, t, v, warmup)
     path += (m * v - warmup) * t
@@ -425,7 +420,7 @@ def _one_group_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) ->
     """
     f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
     p, c, slots = len(t), (len(t) - 2) // 2, len(t) * v
-    warmup, first = _warmup_column(p, v, p), slice(c + 1)
+    warmup, first = warmup_slots(p, v, p, np.arange(p)[:, None]).astype(np.float64), slice(c + 1)
     last_slot = np.full((c + 1, 1), slots - 1.0)
     all_f, all_b = _forward_path_s(f, v, last_slot, first), _forward_path_s(b, v, last_slot, first)
     in_f, _, up_f = _turning_paths_s(f, b, t, v, warmup)

@@ -168,7 +168,7 @@ def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Float
 def dense_layer_activations(
     model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
 ) -> Floats:
-    """Bytes that one dense layer keeps for its backward pass, nothing recomputed.
+    """Activation memory in bytes of one dense layer: what it keeps for its backward pass, nothing recomputed.
 
     s·b·h·(10 + 24/t + 5·a·s/(h·t)) for GPT with dropout, all over t under SP (Korthikanti et al. 2022, arXiv:2205.05198
     equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.

@@ -37,15 +37,14 @@ class Pass(NamedTuple):
         return self.kind != FORWARD
 
 
-def warmup_slots(pp: int, vpp: int, num_micro_batches: int, rank: int) -> int:
-    """Forwards (of one chunk each) that a rank runs before its first backward.
+def warmup_slots(pp: int, vpp: int, num_micro_batches: int, rank: Ints | int) -> Ints:
+    """Forwards (of one chunk each) that a rank runs before its first backward; of several ranks an array.
 
     1F1B and interleaved: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; counts as in Megatron Core's
     `get_pp_rank_microbatches` with micro-batch groups of p. Older Megatron-LM ran all forwards first when m = p.
     """
-    ahead = pp - 1 - rank
-    slots = ahead if vpp == 1 else 2 * ahead + (vpp - 1) * pp
-    return min(slots, num_micro_batches * vpp)
+    ahead = np.subtract(pp - 1, rank)
+    return np.asarray(np.minimum(ahead if vpp == 1 else 2 * ahead + (vpp - 1) * pp, num_micro_batches * vpp))
 
 
 def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list[Pass]:
@@ -56,7 +55,7 @@ def schedule_order(pp: int, vpp: int, num_micro_batches: int, rank: int) -> list
     """
     check_micro_batches(np.array([pp]), np.array([vpp]), np.array([num_micro_batches]))
     slots, group = num_micro_batches * vpp, pp if vpp > 1 else 1
-    warmup = warmup_slots(pp, vpp, num_micro_batches, rank)
+    warmup = int(warmup_slots(pp, vpp, num_micro_batches, rank))
     forward, backward = [], []
     for slot in range(slots):
         groups, inside = divmod(slot, group * vpp)
@@ -300,7 +299,7 @@ def alive_chunks(pp: int, vpp: int, num_micro_batches: int) -> Ints:
     if vpp == 1:
         return np.asarray(np.minimum(num_micro_batches, pp - np.arange(pp))[:, None, None])
     slots = -(-num_micro_batches // pp) * pp * vpp
-    warmup = np.minimum(2 * (pp - 1 - np.arange(pp)[:, None]) + (vpp - 1) * pp, slots)
+    warmup = warmup_slots(pp, vpp, slots // vpp, np.arange(pp)[:, None])
     turns = pp * np.arange(vpp + 1)[None]
     rounds = np.concatenate([np.broadcast_to(turns, (pp, vpp + 1)), -(warmup + 1) % pp + turns], axis=1)
     rounds = np.minimum(rounds, np.maximum(slots - warmup - 1, 0))
