@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,34 +25,15 @@ from jointopt.physics.clock_law import (
     squared_voltage,
 )
 from jointopt.physics.cooling import Cooler, Rests
-from jointopt.physics.costs import with_recompute
-from jointopt.physics.layer_costs import LayerCosts, layer_costs, layer_traffic, waiting_sm_s
+from jointopt.physics.costs import LayerCosts, layer_costs, layer_traffic, waiting_sm_s, with_recompute
 from jointopt.physics.layers import Pass
 from jointopt.physics.layouts import LayoutArrays, skipping_window, split_of
 from jointopt.physics.makespan import StageTimes
-from jointopt.physics.stage_costs import EnergyTerms, StageCosts
+from jointopt.physics.stage_costs import StageCosts
 from jointopt.physics.traffic import Hardware, Traffic
 
 _AT_ONCE = 16_384  # layouts: each array then takes 128 KiB of the cache
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """One kind of layer: how many the model has, and of one micro-batch in one of them kernels and collectives."""
-
-    count: int
-    work: Pass  # (L,), what is recomputed included
-    moved: Traffic  # (L,)
-
-    @property
-    def forward_s(self) -> Floats:
-        """Seconds forward, (L,)."""
-        return self.work.forward.time_s + self.moved.forward_s
-
-    @property
-    def backward_s(self) -> Floats:
-        """Seconds backward, (L,)."""
-        return self.work.backward.time_s + self.moved.backward_s
+_Kind = tuple[int, Pass, Traffic]  # how many layers of it the model has; kernels and collectives of one, (L,)
 
 
 def quick_bound(
@@ -63,58 +43,50 @@ def quick_bound(
 
     Derived here. The time is that of `_pipeline_s` for kernels and exposed collectives alone: sends, gradients,
     ZeRO-3's gathers, optimizer step, host, and clocks below the top one only add to it. The energy is that of the same
-    work at the lowest voltage, and of GPUs that idle for that time: `slack.energy_floor_j` with fewer parts.
+    work at the lowest voltage, and of GPUs that idle for that time: `pipeline_floor_j` with fewer parts.
     """
     layouts, of = without_limits(layouts)
-    blocks = (slice(start, start + _AT_ONCE) for start in range(0, max(len(layouts["pp"]), 1), _AT_ONCE))
-    found = [_of_block(job, hw, {n: values[b] for n, values in layouts.items()}, power, cooler) for b in blocks]
-    time_s, energy_j = (np.concatenate(values)[of] for values in zip(*found, strict=True))
-    return time_s, energy_j
-
-
-def _of_block(job: Job, hw: Hardware, layouts: Columns, power: PowerConstants, cooler: Cooler) -> tuple[Floats, Floats]:
-    lay = LayoutArrays(job, layouts)
-    layer = layer_costs(job, hw, lay)
-    kinds = _kinds(job, hw, lay, layer)
-    time_s = _pipeline_s(job, lay, layer, kinds) + job.training.framework.iteration_overhead_s
-    whole = [one.work.times(one.count) for one in kinds]
-    work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(job.training.framework)
-    joules = sum((one.count * one.moved.joules for one in kinds), np.zeros(len(time_s)))
-    flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
-    waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
-    sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
-    clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
-    fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
-    clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
-    floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * layouts["pp"], power, cooler)
-    return time_s, floor_j * (layouts["dp"] * layouts["tp"] * layouts["cp"])
+    bound, profile = np.empty((2, len(layouts["pp"]))), job.training.framework
+    for block in (slice(start, start + _AT_ONCE) for start in range(0, len(layouts["pp"]), _AT_ONCE)):
+        lay = LayoutArrays(job, {name: values[block] for name, values in layouts.items()})
+        layer = layer_costs(job, hw, lay)
+        kinds = _kinds(job, hw, lay, layer)
+        time_s = _pipeline_s(job, lay, layer, kinds) + profile.iteration_overhead_s
+        whole = [one.times(count) for count, one, _ in kinds]
+        work = functools.reduce(operator.add, [*whole, layer.embedding, layer.head]).clocked(profile)
+        joules = sum((count * sent.joules for count, _, sent in kinds), np.zeros(len(time_s)))
+        flops = (work.forward.flops + work.backward.flops) * hw.kernels.flop_energy
+        waiting_s = (job.model.num_moe_layers + job.model.mtp_num_layers) * waiting_sm_s(lay, layer)
+        sm_s = work.forward.sm_s + work.backward.sm_s - waiting_s
+        clocked_j = power.pj_per_flop * PICO * flops + power.active_w * sm_s
+        fixed_j = power.pj_per_hbm_byte * PICO * (work.forward.hbm_bytes + work.backward.hbm_bytes) + joules
+        clocked_j, fixed_j = lay.micro_batches * clocked_j, lay.micro_batches * fixed_j
+        floor_j = pipeline_floor_j(clocked_j, fixed_j, time_s * lay.pp, power, cooler)
+        bound[:, block] = time_s, floor_j * (lay.dp * lay.tp * lay.cp)
+    time_s, energy_j = bound
+    return time_s[of], energy_j[of]
 
 
 def _kinds(job: Job, hw: Hardware, lay: LayoutArrays, layer: LayerCosts) -> list[_Kind]:
-    """The kinds of layers that the model has."""
+    """The kinds of layers that the model has, as `Split.kinds` has those of chunks."""
+    model, every = job.model, job.model.num_layers + job.model.mtp_num_layers
+    dense = model.num_dense_layers if model.is_moe else every
+    counts: tuple[int, ...] = (dense, every - dense)
+    if skipping_window(job):
+        windowed = sum(model.windowed_layers[:dense]), sum(model.windowed_layers[dense:])
+        counts = dense - windowed[0], every - dense - windowed[1], *windowed
     groups = placement(lay.layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
     per_layer = layer_traffic(job, hw, lay, groups, layer).values()
     found = []
-    for place, (work, count) in enumerate(zip(with_recompute(job, hw, lay, layer), _counts(job), strict=True)):
+    for place, (work, count) in enumerate(zip(with_recompute(job, hw, lay, layer), counts, strict=True)):
         if count:
-            moved = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
-            found.append(_Kind(count, work, functools.reduce(operator.add, moved)))
+            sent = [part for of_kinds in per_layer if (part := of_kinds[place]) is not None]
+            found.append((count, work, functools.reduce(operator.add, sent)))
     return found
 
 
-def _counts(job: Job) -> tuple[int, ...]:
-    """Layers of the model by what they cost, as `Split.kinds` has those of chunks."""
-    model = job.model
-    every = model.num_layers + model.mtp_num_layers
-    dense = model.num_dense_layers if model.is_moe else every
-    if not skipping_window(job):
-        return dense, every - dense
-    windowed = sum(model.windowed_layers[:dense]), sum(model.windowed_layers[dense:])
-    return dense - windowed[0], every - dense - windowed[1], *windowed
-
-
 def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kind]) -> Floats:
-    """Seconds (L,) that no pipeline goes below, by two paths of `chunks.path_bound_s`.
+    """Seconds (L,) that no pipeline goes below, by two paths of `makespan.path_bound_s`.
 
     The path through rank j takes the first chunks of the ranks before it and all work of its own. In the mean over j
     that is all work over pp and (pp - 1) / 2 chunks; through the last rank it is pp - 1 chunks, its layers and the
@@ -123,11 +95,15 @@ def _pipeline_s(job: Job, lay: LayoutArrays, layer: LayerCosts, kinds: list[_Kin
     of micro-batches is not full no chunk is counted: each rank's own work still is (`makespan.makespan_s`).
     """
     pp, vpp, batches = lay.layouts["pp"], lay.layouts["vpp"], lay.micro_batches
-    ends = [layer.embedding.forward, layer.embedding.backward, layer.head.forward, layer.head.backward]
-    work_s = sum((one.count * (one.forward_s + one.backward_s) for one in kinds), sum(part.time_s for part in ends))
+    ends_s = [part.time_s for end in (layer.embedding, layer.head) for part in (end.forward, end.backward)]
+    forward_s = [work.forward.time_s + sent.forward_s for _, work, sent in kinds]
+    backward_s = [work.backward.time_s + sent.backward_s for _, work, sent in kinds]
+    layers = zip(kinds, forward_s, backward_s, strict=True)
+    work_s = sum((kind[0] * (forward + backward) for kind, forward, backward in layers), sum(ends_s))
     fewest = _fewest_layers(job, lay)
     own = np.isin(lay.layouts["schedule"], [SCHEDULE.code(name) for name in CHUNKS_OF_SCHEDULE])
-    first_s = fewest * np.minimum.reduce([one.forward_s + np.where(own, 0.0, one.backward_s) for one in kinds])
+    passes_s = [f + np.where(own, 0.0, b) for f, b in zip(forward_s, backward_s, strict=True)]
+    first_s = fewest * np.minimum.reduce(passes_s)
     before_s = np.where((vpp == 1) | (batches % pp == 0), (pp - 1) * first_s, 0.0)
     last_s = vpp * first_s + np.where(own, 0.0, layer.head.forward.time_s + layer.head.backward.time_s)
     path_s = np.maximum(batches * work_s / pp + before_s / 2.0, batches * last_s + before_s)
@@ -158,41 +134,30 @@ def stage_clocks_mhz(
     At slack 1 a stage runs at the lowest grid clock at which it keeps up with the slowest, at 0 at the same clock (the
     intrinsic energy bloat of Perseus, Chung et al., SOSP'24). Snapped up, so that no stage is a new bottleneck.
     """
-    step = max(_CELLS // ceiling_mhz.shape[1], 1)
-    out = np.empty((len(rows), ceiling_mhz.shape[1]))
+    out, step = np.empty((len(rows), ceiling_mhz.shape[1])), max(_CELLS // ceiling_mhz.shape[1], 1)
+    hidden = np.broadcast_to(gather_overlap, (len(rows), 1))
     for some in (slice(start, start + step) for start in range(0, len(rows), step)):
-        genes = rows[some], bottleneck_mhz[some], slack[some]
-        hidden = gather_overlap if isinstance(gather_overlap, float) else gather_overlap[some]
-        out[some] = _stage_clocks_mhz(costs, ceiling_mhz, *genes, grid_mhz, top_mhz, hidden)
+        shared_mhz, of = bottleneck_mhz[some, None], rows[some]
+        stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz.take(of, 0))
+        gather = costs.gather_s.take(of, 0)  # hides under either pass, up to the overlap
+        exposed = (1.0 - hidden[some]) * gather
+        host = costs.host_s.take(of, 0)
+        passes = []
+        for sm_s, memory_s, comm_s, part in (
+            (costs.forward_sm_s, costs.forward_memory_s, costs.forward_comm_s, 3.0),
+            (costs.backward_sm_s, costs.backward_memory_s, costs.backward_comm_s, 1.5),
+        ):
+            sm, rest = sm_s.take(of, 0), memory_s.take(of, 0) + comm_s.take(of, 0) + exposed
+            least = np.maximum(host / part + exposed, gather)
+            passes.append((sm, rest, np.maximum(sm * stretch + rest, least)))
+        own = passes[0][2] + passes[1][2]
+        longest = own.max(axis=1, keepdims=True)
+        room = longest / np.maximum(own, 1e-12)  # both passes may take this much longer; of an idle stage any time
+        lowest = np.maximum(*(sm * top_mhz / np.maximum(own * room - rest, 1e-12) for sm, rest, own in passes))
+        wanted = shared_mhz + slack[some, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
+        at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
+        out[some] = np.minimum(grid_mhz[at], shared_mhz)
     return out
-
-
-def _stage_clocks_mhz(
-    costs: StageCosts, ceiling_mhz: Floats, rows: Ints, bottleneck_mhz: Floats, slack: Floats, grid_mhz: Floats,
-    top_mhz: float, gather_overlap: Floats | float,
-) -> Floats:  # fmt: skip
-    shared_mhz = bottleneck_mhz[:, None]
-    stretch = top_mhz / np.minimum(shared_mhz, ceiling_mhz.take(rows, 0))
-    gather = costs.gather_s.take(rows, 0)  # hides under either pass, up to the overlap
-    exposed = (1.0 - gather_overlap) * gather
-    forward, backward = (
-        (sm_s.take(rows, 0), memory_s.take(rows, 0) + comm_s.take(rows, 0) + exposed)
-        for sm_s, memory_s, comm_s in (
-            (costs.forward_sm_s, costs.forward_memory_s, costs.forward_comm_s),
-            (costs.backward_sm_s, costs.backward_memory_s, costs.backward_comm_s),
-        )
-    )
-    host = costs.host_s.take(rows, 0)
-    own_forward = np.maximum(forward[0] * stretch + forward[1], np.maximum(host / 3.0 + exposed, gather))
-    own_backward = np.maximum(backward[0] * stretch + backward[1], np.maximum(host / 1.5 + exposed, gather))
-    own = own_forward + own_backward
-    longest = own.max(axis=1, keepdims=True)
-    room = longest / np.maximum(own, 1e-12)  # both passes may take this much longer; of a stage without work any time
-    passes = ((*forward, own_forward), (*backward, own_backward))
-    lowest = np.maximum(*(sm * top_mhz / np.maximum(own * room - rest, 1e-12) for sm, rest, own in passes))
-    wanted = shared_mhz + slack[:, None] * (np.minimum(lowest, shared_mhz) - shared_mhz)
-    at = np.minimum(np.searchsorted(grid_mhz, wanted - 1e-6), len(grid_mhz) - 1)
-    return np.asarray(np.minimum(grid_mhz[at], shared_mhz))
 
 
 def ceilings(
@@ -220,32 +185,24 @@ def rests(costs: StageCosts, t: StageTimes, wait_w: float) -> Rests:
     """
     running_s = t.kernel_s - costs.waiting_sm_s + costs.collective_sm_s
     busy_s = costs.num_micro_batches[:, None] * running_s + costs.optimizer_s
-    return Rests(busy_s / t.total_s[:, None], t.total_s[:, None], wait_w)
-
-
-def energy_floor_j(
-    costs: StageCosts, terms: EnergyTerms, constants: PowerConstants, cooler: Cooler, fastest_s: Floats
-) -> Floats:
-    """Energy (L,) in J of the whole job that no clocks of a layout go below, given its time at the top clock (L,).
-
-    Derived here from `clock_law.energy_parts_j`: static power and leakage over the fastest time, dynamic work at
-    the lowest voltage, all bytes and links.
-    """
-    clocked_j = terms.clocked_j.sum(axis=1)
-    return costs.replicas * pipeline_floor_j(clocked_j, terms.fixed_j, fastest_s * costs.depth, constants, cooler)
+    return busy_s / t.total_s[:, None], t.total_s[:, None], wait_w
 
 
 def pipeline_floor_j(
     clocked_j: Floats, fixed_j: Floats, rank_s: Floats, constants: PowerConstants, cooler: Cooler
 ) -> Floats:
-    """`energy_floor_j` of one GPU per stage, (L,): work that follows V², work that does not, seconds of all stages."""
+    """Energy (L,) in J of one GPU per stage that no clocks go below, given the seconds of all stages at the top clock.
+
+    Derived here from `clock_law.energy_parts_j`: static power and leakage over the fastest time, dynamic work, which
+    follows V², at the lowest voltage, all bytes and links.
+    """
     lowest = float(squared_voltage(0.0, 1.0, constants.knee_fraction, constants.voltage_ratio))
     return np.asarray(lowest * clocked_j + fixed_j + idle_power_w(constants, cooler) * rank_s)
 
 
 def idle_power_w(constants: PowerConstants, cooler: Cooler) -> float:
     """Power in W that no GPU goes below: static power and leakage."""
-    return max(constants.static_w + cooler.leakage_w, 0.0)
+    return max(constants.static_w + cooler.mean_leakage_w, 0.0)
 
 
 def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> float:
@@ -254,4 +211,4 @@ def energy_slope_w(constants: PowerConstants, cooler: Cooler, num_gpus: int) -> 
     Derived here: with w the waiting power of all GPUs, what is left is work: kernels, whose energy grows with the
     clock, less the waiting that they displace, which shrinks as they get faster.
     """
-    return num_gpus * (max(constants.wait_w, constants.static_w) + cooler.leakage_w)
+    return num_gpus * (max(constants.wait_w, constants.static_w) + cooler.mean_leakage_w)

@@ -33,7 +33,7 @@ def voltage_slope(knee: float, voltage_ratio: float) -> float:
 
 
 def relative_voltage(clock_mhz: Array, max_clock_mhz: float, knee: float, voltage_ratio: float) -> Floats:
-    """V(f) / V(f_max): 1 / ``voltage_ratio`` up to the ``knee`` (a fraction of f_max), linear above, 1 at the top.
+    """The voltage curve V(f)/V(f_max): 1/``voltage_ratio`` up to the ``knee`` (of f_max), linear above, 1 at the top.
 
     Fitted to training stages of A100 and A40 at every clock (published with Perseus, SOSP'24), power to 0.8-0.9 % on
     the A100. Knee and ratio of newer GPUs, of which no sweep is public, are assumed (``catalog/power.yaml``).
@@ -59,18 +59,17 @@ def scaled_time_s(sm_s: Array, other_s: Array, clock_mhz: Array, max_clock_mhz: 
 
 
 def busy_power_w(
-    constants: PowerConstants, clock_mhz: Array, max_clock_mhz: float, busy_s: Array, flops: Array, hbm_bytes:
-    Array, comm_j: Array = 0.0,
-) -> Floats:  # fmt: skip
+    constants: PowerConstants, clock_mhz: Array, max_clock_mhz: float, busy_s: Array, flops: Array, hbm_bytes: Array
+) -> Floats:
     """Mean power in W of one GPU while work runs that takes ``busy_s`` at that clock (0 for none), before any limit.
 
-    static + active·x·v² + (pj_per_flop·flops·v² + pj_per_hbm_byte·bytes + links) / busy_s: P0 + c·f·V² of the readings
+    static + active·x·v² + (pj_per_flop·flops·v² + pj_per_hbm_byte·bytes) / busy_s: P0 + c·f·V² of the readings
     of `relative_voltage`, its second term split by a count of operations and bytes (derived here).
     """
     v2 = squared_voltage(clock_mhz, max_clock_mhz, constants.knee_fraction, constants.voltage_ratio)
     work_j = np.multiply(flops, constants.pj_per_flop * PICO) * v2
     work_j += np.multiply(hbm_bytes, constants.pj_per_hbm_byte * PICO)
-    work_j += comm_j
+
     v2 *= clock_mhz
     v2 *= constants.active_w / max_clock_mhz
     v2 += constants.static_w
@@ -79,7 +78,7 @@ def busy_power_w(
 
 def capped_clock_mhz(
     constants: PowerConstants, sm_s: Array, other_s: Array, flops: Array, hbm_bytes: Array, limit_w: Array,
-    max_clock_mhz: float, min_clock_mhz: float, comm_j: Array = 0.0,
+    max_clock_mhz: float, min_clock_mhz: float,
 ) -> Floats:  # fmt: skip
     """Highest clock in MHz at which the work's mean power meets the limit; the maximum where the limit does not bind.
 
@@ -87,19 +86,19 @@ def capped_clock_mhz(
     the limit still demands there is `duty_cycled_time_s`. Derived here: the root of `busy_power_w` = limit, to 2e-10.
     """
     top_s = np.add(sm_s, other_s)
-    power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes, comm_j)
+    power = busy_power_w(constants, max_clock_mhz, max_clock_mhz, top_s, flops, hbm_bytes)
     exceeds = np.asarray(power > limit_w)
     clock = np.full(exceeds.shape, max_clock_mhz, np.float64)
     over = np.flatnonzero(exceeds)
     if over.size:
-        some = (sm_s, other_s, flops, hbm_bytes, comm_j, limit_w)
-        sm, other, operations, moved, link_j, limit = (
+        some = (sm_s, other_s, flops, hbm_bytes, limit_w)
+        sm, other, operations, moved, limit = (
             np.broadcast_to(np.asarray(a, np.float64), exceeds.shape).reshape(-1).take(over) for a in some
         )
         compute_j = operations * (constants.pj_per_flop * PICO)
-        fixed_j = moved * (constants.pj_per_hbm_byte * PICO) + link_j
+        fixed_j = moved * (constants.pj_per_hbm_byte * PICO)
         load = (np.full_like(sm, constants.active_w), compute_j, fixed_j, sm, other)
-        x = _limited(load, limit - constants.static_w, constants.knee_fraction, constants.voltage_ratio)
+        x = _clock_at_power(load, limit - constants.static_w, constants.knee_fraction, constants.voltage_ratio)
         clock.reshape(-1)[over] = np.maximum(x, min_clock_mhz / max_clock_mhz) * max_clock_mhz
     return clock
 
@@ -108,45 +107,37 @@ _Load = tuple[Floats, Floats, Floats, Floats, Floats]
 """W that follow x·v², J that follow v², J that follow nothing, s that follow 1/x, s that follow nothing: (n,) each."""
 
 
-def _limited(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, highest: float = 1.0) -> Floats:
-    """Root x = f / f_max, (n,), at most ``highest``, of power above static = ``room_w``."""
+def _clock_at_power(load: _Load, room_w: Floats, knee: float, voltage_ratio: float, highest: float = 1.0) -> Floats:
+    """Root x = f / f_max, (n,), at most ``highest``, of power above static = ``room_w``: exact up to the knee.
+
+    Above it by Newton from the right, where the power curves upwards.
+    """
     active_w, compute_j, fixed_j, sm_s, other_s = load
+    # below the knee the voltage stays: active·x + work·x / (sm + other·x) = room, as q·x² + p·x − c = 0 in the form
+    # that does not cancel; zero where the static power alone is over the limit
     lowest = float(squared_voltage(0.0, 1.0, knee, voltage_ratio))
-    x = _root_below_knee(active_w * lowest, compute_j * lowest + fixed_j, sm_s, other_s, room_w)
-    above = np.flatnonzero(~(x <= knee))  # also where no clock below the knee draws that much
-    if above.size:
-        some = (active_w[above], compute_j[above], fixed_j[above], sm_s[above], other_s[above])
-        x[above] = _root_above_knee(some, room_w[above], knee, voltage_slope(knee, voltage_ratio), highest)
-    return x
-
-
-def _root_below_knee(active_w: Floats, work_j: Floats, sm_s: Floats, other_s: Floats, room_w: Floats) -> Floats:
-    """Positive root of active·x + work·x / (sm + other·x) = room; the voltage does not change below the knee."""
-    # q·x² + p·x − c = 0, in the form that does not cancel; zero where the static power alone is over the limit
+    below_w = active_w * lowest
     c = np.maximum(room_w, 0.0) * sm_s
-    p = active_w * sm_s + work_j - room_w * other_s
-    root = np.sqrt(p * p + 4.0 * active_w * other_s * c)
+    p = below_w * sm_s + (compute_j * lowest + fixed_j) - room_w * other_s
+    root = np.sqrt(p * p + 4.0 * below_w * other_s * c)
     with np.errstate(divide="ignore", invalid="ignore"):
-        forward = 2.0 * c / (p + root)
-        back = (root - p) / (2.0 * active_w * other_s)
-    return np.where(p > 0.0, forward, back)
-
-
-def _root_above_knee(load: _Load, room_w: Floats, knee: float, rise: float, highest: float) -> Floats:
-    """Root in [knee, highest] by Newton from the right, where the power curves upwards."""
-    active_w, compute_j, fixed_j, sm_s, other_s = load
-    x = np.ones_like(room_w)
+        x = np.where(p > 0.0, 2.0 * c / (p + root), (root - p) / (2.0 * below_w * other_s))
+    above = np.flatnonzero(~(x <= knee))  # also where no clock below the knee draws that much
+    if not above.size:
+        return x
+    active_w, compute_j, fixed_j, sm_s, other_s, room_w = (part[above] for part in (*load, room_w))
+    faster, rise = np.ones_like(room_w), voltage_slope(knee, voltage_ratio)
     for _ in range(_NEWTON_STEPS):
-        v = 1.0 + rise * (x - 1.0)
+        v = 1.0 + rise * (faster - 1.0)
         v2 = v * v
         v *= 2.0 * rise
-        per_s = 1.0 / (sm_s + other_s * x)
+        per_s = 1.0 / (sm_s + other_s * faster)
         work_w = (compute_j * v2 + fixed_j) * per_s
-        excess = x * (active_w * v2 + work_w) - room_w
-        per_s *= sm_s
-        slope = active_w * (v2 + x * v) + x * compute_j * v / (sm_s + other_s * x) + work_w * per_s
-        x -= excess / slope
-        np.clip(x, knee, highest, out=x)
+        excess = faster * (active_w * v2 + work_w) - room_w
+        slope = active_w * (v2 + faster * v) + faster * compute_j * v * per_s + work_w * per_s * sm_s
+        faster -= excess / slope
+        np.clip(faster, knee, highest, out=faster)
+    x[above] = faster
     return x
 
 
@@ -232,7 +223,7 @@ def reached_clock(shape: Shape, work: Work, x: Floats, limit_w: Floats) -> Float
     room_w, switching_w = np.broadcast_arrays(room_w, work.switching_w)
     nothing = np.zeros(room_w.size)
     load = (switching_w.ravel(), nothing, nothing, nothing + 1.0, nothing)
-    ceiling = _limited(load, room_w.ravel(), shape.knee, 1.0 + shape.rise, _HIGHEST).reshape(room_w.shape)
+    ceiling = _clock_at_power(load, room_w.ravel(), shape.knee, 1.0 + shape.rise, _HIGHEST).reshape(room_w.shape)
     reached = soft_min(x, ceiling, shape.softness)
     return np.minimum(-soft_min(-reached, -np.minimum(shape.floor, x), _FLOOR_CORNER), x)
 
@@ -282,7 +273,7 @@ def lead_s(lag_s: Array, gap_s: Floats) -> Floats:
     return np.asarray(-lag_s * np.expm1(-gap_s / _RAMP_S))
 
 
-def led(free: Floats, held: Floats, ahead_s: Floats) -> Floats:
+def lagged_limit(free: Floats, held: Floats, ahead_s: Floats) -> Floats:
     """(seconds, watts) (2, n) of work that is ``free`` of its limit for up to ``ahead_s`` and then ``held`` by it."""
     burst_s = np.minimum(ahead_s, free[0])
     rest_s = (1.0 - burst_s / free[0]) * held[0]

@@ -46,8 +46,13 @@ def link_bytes(
     ``local`` hops one crosses the network. In-network reduction (SHARP) would send half of that.
     """
     message, size, inside = _checked(kind, message_bytes, size, local)
-    sent = _ring_factor(kind, size) * message
-    remote = np.where(inside >= size, 0.0, _remote_share(kind, size, inside))
+    sent = ring_share(kind, size) * message
+    remote = 1.0 / inside
+    if kind == "p2p":
+        remote = np.ones_like(size)
+    elif kind == "all_to_all":
+        remote = (size - inside) / np.maximum(size - 1.0, 1.0)
+    remote = np.where(inside >= size, 0.0, remote)
     return sent * (1.0 - remote), sent * remote
 
 
@@ -61,20 +66,14 @@ def _checked(kind: str, message: npt.ArrayLike, size: npt.ArrayLike, local: npt.
     return tuple(np.broadcast_arrays(message, size, np.minimum(local, size)))
 
 
-def _ring_factor(kind: str, size: Floats) -> Floats:
-    """Bytes that a member sends per byte of the full buffer."""
+def ring_share(kind: str, size: Floats) -> Floats:
+    """Bytes that each of ``size`` ranks of a ring sends per byte of the full buffer: (n - 1)/n, twice in an all-reduce.
+
+    A ring all-reduce is a reduce-scatter and an all-gather (Patarasuk and Yuan 2009, section 3); a send has one peer.
+    """
     if kind == "p2p":
         return np.where(size > 1.0, 1.0, 0.0)
     return (2.0 if kind == "all_reduce" else 1.0) * (size - 1.0) / size
-
-
-def _remote_share(kind: str, size: Floats, local: Floats) -> Floats:
-    """Share of what a member sends that leaves its domain."""
-    if kind == "p2p":
-        return np.ones_like(size)
-    if kind == "all_to_all":
-        return (size - local) / np.maximum(size - 1.0, 1.0)
-    return 1.0 / local
 
 
 def _intra_s(kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links) -> Floats:
@@ -83,7 +82,7 @@ def _intra_s(kind: str, message: Floats, size: Floats, local: Floats, c: Collect
         return _intra_s("all_to_all", 2.0 * message, np.full_like(size, 2.0), local, c, links)
     # linear in the ring up to the sizes measured, logarithmic from there with the same slope, as trees are
     hops = np.minimum(size, FITTED_MEMBERS) - 2.0 + FITTED_MEMBERS * np.log(np.maximum(size / FITTED_MEMBERS, 1.0))
-    sent = _ring_factor(kind, size) * message
+    sent = ring_share(kind, size) * message
     times = [p.latency_s + p.member_s * hops + sent / _bus_bytes_per_s(p, size, c, links) for p in c.protocols[kind]]
     # the 8-norm minimum: near a crossover NCCL mixes protocols and beats each of the straight lines
     rates = sum((np.square(np.square(np.square(1.0 / t))) for t in times), np.zeros(()))
@@ -111,7 +110,7 @@ def _reduced_s(kind: str, message: Floats, size: Floats, local: Floats, c: Colle
         hops_s = intra_hops * p.intra_hop_s + inter_hops * (p.inter_hop_s + links.inter_latency_s)
         return p.start_s + rounds * hops_s + sent / (p.bandwidth_fraction * speed)
 
-    times = [seconds(p, size - nodes, nodes - 1.0, _ring_factor(kind, size) * message) for p in c.ring]
+    times = [seconds(p, size - nodes, nodes - 1.0, ring_share(kind, size) * message) for p in c.ring]
     if kind == "all_reduce":
         times += [seconds(p, local - 1.0, np.ceil(np.log2(nodes)), 2.0 * message) for p in c.tree]
     return np.asarray(np.minimum.reduce(times))
@@ -119,9 +118,7 @@ def _reduced_s(kind: str, message: Floats, size: Floats, local: Floats, c: Colle
 
 def _direct_s(kind: str, message: Floats, size: Floats, local: Floats, c: CollectiveConstants, links: Links) -> Floats:
     """Each member sends to each peer: remote shares through its own NIC, while local ones use the domain."""
-    remote = _remote_share(kind, size, local)
-    sent = _ring_factor(kind, size) * message
-    return _both_links_s(sent * (1.0 - remote), sent * remote, size - local, local, c, links)
+    return _both_links_s(*link_bytes(kind, message, size, local), size - local, local, c, links)
 
 
 def _sent_s(_: str, message: Floats, _size: Floats, _local: Floats, c: CollectiveConstants, links: Links) -> Floats:

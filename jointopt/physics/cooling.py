@@ -17,6 +17,7 @@ from jointopt.core.schema import Bools, Columns, Floats, Ints
 from jointopt.jobs.cluster import Cluster, Gpu, PowerConstants
 
 Array = npt.NDArray[np.float64] | float
+Rests = tuple[Floats, Floats, float]  # share of an iteration in which kernels run, its seconds, watts while waiting
 
 DESIGN_INLET_C = 35.0  # air at which the cooler still holds the TDP (upper end of ASHRAE's class A2)
 DESIGN_MARGIN_K = 10.0  # what is left to the throttle temperature then
@@ -80,22 +81,15 @@ def peak_share(busy_share: Array, iteration_s: Array, time_constant_s: Array) ->
     return np.asarray(np.expm1(-np.multiply(busy_share, turns)) / np.expm1(-turns))
 
 
-@dataclass(frozen=True)
-class Rests:
-    """How long GPUs run and wait in an iteration, arrays that broadcast over layouts and stages."""
+def burst_limit_w(cooler: Cooler, busy_share: Array, iteration_s: Array, wait_w: float) -> Floats:
+    """Power in W that kernels may draw so that no moment of an iteration is above the throttle temperature.
 
-    busy_share: Floats
-    iteration_s: Floats
-    wait_w: float
-
-    def burst_w(self, cooler: Cooler) -> Floats:
-        """Power in W that kernels may draw so that no moment of an iteration is above the throttle temperature.
-
-        No more than as if they lasted where waiting alone is that hot.
-        """
-        share = peak_share(self.busy_share, self.iteration_s, cooler.time_constant_s)
-        room_w = cooler.throttle_power_w - self.wait_w
-        return np.asarray(self.wait_w + room_w / (share if room_w > 0.0 else 1.0))
+    ``busy_share``: of the iteration, in which kernels run; ``wait_w``: what a GPU draws for the rest. By `peak_share`;
+    no more than as if kernels lasted where waiting alone is that hot.
+    """
+    share = peak_share(busy_share, iteration_s, cooler.time_constant_s)
+    room_w = cooler.throttle_power_w - wait_w
+    return np.asarray(wait_w + room_w / (share if room_w > 0.0 else 1.0))
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,7 @@ class Cooler:
     """Steady state of the GPUs of one node; without a TDP there is no thermal model (NaN, no leakage).
 
     GPUs of the exhaust row breathe air that is ``exhaust_rise_k`` warmer than ``inlet_c``; all others the inlet's.
-    Powers are in W at the reference temperature.
+    ``exhaust``: whether GPUs sit in the exhaust row; the hottest ones do. Powers are in W at the reference temperature.
     """
 
     inlet_c: float
@@ -116,7 +110,7 @@ class Cooler:
     @property
     def slowing(self) -> float:
         """Factor on steps of temperature and on the time that they take, as leakage follows temperature."""
-        return 1.0 / (1.0 - self.resistance_k_per_w * self.leakage_w_per_k)
+        return 1.0 / (1.0 - self.resistance_k_per_w * self.leakage_w_per_k) if self.leakage_w_per_k else 1.0
 
     @property
     def time_constant_s(self) -> float:
@@ -124,66 +118,41 @@ class Cooler:
         return TIME_CONSTANT_S * self.slowing
 
     @property
-    def mean_inlet_c(self) -> float:
-        """Air in °C, the mean over positions."""
-        return self.inlet_c + self.exhaust_share * self.exhaust_rise_k
-
-    @property
     def hottest_inlet_c(self) -> float:
         """Air in °C of the hottest position."""
         return self.inlet_c + self.exhaust_rise_k
 
     def temperature_c(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Temperature in °C of GPUs of which those of ``exhaust`` sit in the exhaust row; of the hottest by default."""
-        return self._temperature_c(reference_power_w, np.where(exhaust, self.hottest_inlet_c, self.inlet_c))
+        """Temperature in °C of GPUs that draw so much."""
+        air_c = np.where(exhaust, self.hottest_inlet_c, self.inlet_c)
+        return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
 
-    def temperature_by_position_c(self, reference_power_w: Floats) -> dict[str, Floats]:
-        """Temperature by where the GPU sits: ``inlet`` and, where a node has one, ``exhaust``."""
-        positions = {"inlet": self._temperature_c(reference_power_w, self.inlet_c)}
-        return positions | ({"exhaust": self.temperature_c(reference_power_w)} if self.exhaust_share else {})
+    def leakage_w(self, reference_power_w: Floats, exhaust: Bools | bool = True) -> Floats:
+        """Leakage in W of GPUs that draw so much, beyond that of the reference temperature, as limits count it."""
+        if not self.leakage_w_per_k:
+            return np.zeros(np.shape(reference_power_w))
+        return (self.temperature_c(reference_power_w, exhaust) - REFERENCE_C) * self.leakage_w_per_k
+
+    def air_leakage_w(self, exhaust: Bools | Array = True) -> Floats:
+        """Leakage in W beyond that in the reference air (negative in cooler air): linear in the air's temperature.
+
+        The same at any power, as leakage is linear in the GPU's. ``exhaust`` may be a share of GPUs.
+        """
+        warmer_k = self.inlet_c + np.multiply(exhaust, self.exhaust_rise_k) - REFERENCE_AIR_C
+        return np.asarray(warmer_k * self.leakage_w_per_k * self.slowing)
 
     @property
-    def hottest_leakage_line(self) -> tuple[float, float]:
-        """(a in W, b in W per W) of leakage = a + b x power of the hottest GPU, as limits count it."""
-        at_zero, at_one = self._leakage_w(np.array([0.0, 1.0]), self.hottest_inlet_c)
-        return float(at_zero), float(at_one - at_zero)
-
-    @property
-    def leakage_w(self) -> float:
-        """Power in W beyond that in the reference air (negative in cooler air), mean over positions."""
-        return float(self._beyond_reference_w(self.mean_inlet_c))
-
-    @property
-    def leakage_parts_w(self) -> tuple[float, float]:
-        """`leakage_w` as (what GPUs leak in such air, what they leak as that heats them)."""
-        at_air = (self.mean_inlet_c - REFERENCE_AIR_C) * self.leakage_w_per_k
-        return at_air, self.leakage_w - at_air
-
-    def peak_leakage_w(self, exhaust: Bools | bool = True) -> Floats:
-        """`leakage_w` in W of GPUs placed as for `temperature_c`."""
-        return self._beyond_reference_w(np.where(exhaust, self.hottest_inlet_c, self.inlet_c))
+    def mean_leakage_w(self) -> float:
+        """`air_leakage_w`, the mean over positions."""
+        return float(self.air_leakage_w(self.exhaust_share))
 
     def reached_w(self, kernel_limit_w: Floats, exhaust: Bools | bool = True) -> Floats:
-        """Power in W that GPUs draw which run at a limit of `kernel_limit_w`, placed as for `temperature_c`.
+        """Power in W that GPUs draw which run at a limit of `kernel_limit_w`.
 
         A cool one leaks less than limits count on, which is not given to its kernels.
         """
-        air_c = np.where(exhaust, self.hottest_inlet_c, self.inlet_c)
-        leaks_w = np.maximum(self._leakage_w(kernel_limit_w, air_c), self._beyond_reference_w(air_c))
+        leaks_w = np.maximum(self.leakage_w(kernel_limit_w, exhaust), self.air_leakage_w(exhaust))
         return np.asarray(kernel_limit_w + np.maximum(leaks_w, 0.0))
-
-    def _beyond_reference_w(self, air_c: Array) -> Floats:
-        """Leakage in W as it is linear in the temperature, and that in the air's: the same at any power."""
-        warmer_k = np.subtract(air_c, REFERENCE_AIR_C)
-        return np.asarray(warmer_k * (self.leakage_w_per_k * self.slowing if self.leakage_w_per_k else 0.0))
-
-    def _temperature_c(self, reference_power_w: Floats, air_c: Array) -> Floats:
-        return temperature_c(reference_power_w, air_c, self.resistance_k_per_w, self.leakage_w_per_k)
-
-    def _leakage_w(self, reference_power_w: Floats, air_c: Array) -> Floats:
-        if not self.leakage_w_per_k:
-            return np.zeros(np.shape(reference_power_w))
-        return (self._temperature_c(reference_power_w, air_c) - REFERENCE_C) * self.leakage_w_per_k
 
 
 def throttle_c(gpu: Gpu) -> float:
@@ -212,7 +181,7 @@ def cooler(cluster: Cluster, constants: PowerConstants) -> Cooler:
 def stages_in_exhaust(cluster: Cluster, gpus_per_stage: Ints, depth: int) -> Bools:
     """Whether a rank of a stage sits in the exhaust row, (L, depth), or (1, 1) where any rank may be there.
 
-    Ranks are numbered through the nodes as in `spec.plans.placement`: a stage has ``gpus_per_stage`` (L,) in turn. All
+    Ranks are numbered through the nodes as in `jobs.plans.placement`: a stage has ``gpus_per_stage`` (L,) in turn. All
     ranks of a stage wait for its hottest one.
     """
     if cluster.exhaust_ranks is None or not cluster.exhaust_rise_k:
@@ -230,8 +199,12 @@ def _stages_with(ranks: Collection[int], per_node: int, gpus_per_stage: Ints, de
 def position_temperatures_c(
     cluster: Cluster, cooler: Cooler, reference_power_w: Floats, gpus_per_stage: int
 ) -> dict[str, Floats]:
-    """`Cooler.temperature_by_position_c` of the stages of one plan, (pp,); NaN in a row that has none of a stage."""
-    found = cooler.temperature_by_position_c(reference_power_w)
+    """Temperature in °C of the stages of one plan, (pp,), at the ``inlet`` and, where a node has one, ``exhaust``.
+
+    NaN in a row that has no rank of a stage.
+    """
+    rows = {"inlet": False} | ({"exhaust": True} if cooler.exhaust_share else {})
+    found = {name: cooler.temperature_c(reference_power_w, row) for name, row in rows.items()}
     if cluster.exhaust_ranks is None or "exhaust" not in found:
         return found
     behind = set(cluster.exhaust_ranks)
@@ -271,10 +244,10 @@ def power_limit_w(cluster: Cluster, layouts: Columns, rows: Ints, depth: int) ->
 def electrical_limit_w(limit_w: Floats, cooler: Cooler) -> Floats:
     """A limit in W less leakage in the hottest GPU: what kernels may draw at the reference, never more.
 
-    `temperature_c`'s leakage line, solved for the power at the reference (derived here), or what its air adds.
+    Leakage, a line a + b·P of the power P, solved for it (derived here), or what the hottest GPU's air adds.
     """
-    at_zero, gain = cooler.hottest_leakage_line
-    left_w = np.minimum((limit_w - at_zero) / (1.0 + gain), limit_w - cooler.peak_leakage_w())
+    at_zero, at_one = cooler.leakage_w(np.array([0.0, 1.0]))
+    left_w = np.minimum((limit_w - at_zero) / (1.0 + at_one - at_zero), limit_w - cooler.air_leakage_w())
     # fmin: a GPU of unknown power still has a time
     return np.asarray(np.fmin(limit_w, left_w))
 
@@ -289,9 +262,10 @@ def kernel_limit_w(
 ) -> Floats:
     """Power in W that kernels may draw, at the reference temperature, within a limit and before a GPU throttles.
 
-    Without ``rests`` as if they ran for ever. Raises InfeasibleError where that does not exceed the static power.
+    ``rests``: what `burst_limit_w` takes; without them as if kernels ran for ever. Raises InfeasibleError where that
+    does not exceed the static power.
     """
-    throttle_w = cooler.throttle_power_w if rests is None else rests.burst_w(cooler)
+    throttle_w = cooler.throttle_power_w if rests is None else burst_limit_w(cooler, *rests)
     cold = np.fmin(electrical_limit_w(limit_w, cooler), throttle_w)
     watts, idle = float(cold.min()), f"{cluster.gpu.id} draws {static_w:.4g} W whatever runs"
     if watts <= static_w and watts < cooler.throttle_power_w:

@@ -15,7 +15,7 @@ import numpy as np
 from jointopt.core.schema import DEGREES, Bools, Columns, Floats, Ints, num_gpus
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.kernels import kernel_constants
-from jointopt.jobs.cluster import Cluster, PowerConstants
+from jointopt.jobs.cluster import PowerConstants
 from jointopt.jobs.defaults import completed
 from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import KernelConstants
@@ -32,12 +32,10 @@ from jointopt.physics.cooling import (
     power_limit_w,
     stages_in_exhaust,
 )
-from jointopt.physics.layer_costs import ShapeCosts
 from jointopt.physics.layouts import LayoutArrays, lots
 from jointopt.physics.makespan import StageTimes, least_makespan_s
 from jointopt.physics.memory import peak_memory_bytes
-from jointopt.physics.pipelines import of_rows
-from jointopt.physics.stage_costs import summed
+from jointopt.physics.stage_costs import of_rows, summed
 from jointopt.physics.traffic import hardware
 
 # Power that GPUs were measured to draw where the physics has it otherwise, and what a limit leaves them then.
@@ -81,29 +79,24 @@ class Drawn:
         if (limit_w == self.limit_w).all():
             return limit_w
         factor, offset_w = self.line[:, rows, None]
-        met_w = np.minimum((limit_w - offset_w) / factor, self._met_in_the_mean_w(limit_w, rows))
+        # power of kernels at which the mean meets the limit: between clocks along a line, below the lowest in
+        # proportion, and at no power above the highest
+        mean_w, burst_w = self.mean_w[:, rows, None], self.burst_w[:, rows, None]
+        in_mean_w = burst_w[0] * limit_w / mean_w[0]
+        for k in range(len(mean_w) - 1):
+            share = (limit_w - mean_w[k]) / np.maximum(mean_w[k + 1] - mean_w[k], 1e-9)
+            in_mean_w = np.where(limit_w > mean_w[k], burst_w[k] + share * (burst_w[k + 1] - burst_w[k]), in_mean_w)
+        in_mean_w = np.where(limit_w >= mean_w[-1], np.inf, in_mean_w)
+        met_w = np.minimum((limit_w - offset_w) / factor, in_mean_w)
         below, above = np.minimum(met_w, self.limit_w), np.minimum(np.maximum(met_w, self.limit_w), limit_w)
         least_w = idle_w + LEAST_ROOM * max(self.limit_w - idle_w, 0.0)
         left_w: Floats = np.maximum(np.where(limit_w < self.limit_w, below, above), np.minimum(limit_w, least_w))
         return left_w
 
-    def _met_in_the_mean_w(self, limit_w: Floats, rows: Ints) -> Floats:
-        """Power of kernels by the physics at the clock at which mean power meets limits; infinite where it never does.
-
-        Between the clocks along a line, below the lowest in proportion.
-        """
-        mean_w, burst_w = self.mean_w[:, rows, None], self.burst_w[:, rows, None]
-        met_w = burst_w[0] * limit_w / mean_w[0]
-        for k in range(len(mean_w) - 1):
-            share = (limit_w - mean_w[k]) / np.maximum(mean_w[k + 1] - mean_w[k], 1e-9)
-            met_w = np.where(limit_w > mean_w[k], burst_w[k] + share * (burst_w[k + 1] - burst_w[k]), met_w)
-        return np.where(limit_w >= mean_w[-1], np.inf, met_w)
-
 
 def hottest_idle_w(constants: PowerConstants, cooler: Cooler) -> float:
     """Watts that a GPU in the hottest air draws whatever runs, leakage included."""
-    at_zero, gain = cooler.hottest_leakage_line
-    return max((1.0 + gain) * constants.static_w + at_zero, constants.static_w)
+    return constants.static_w + max(float(cooler.leakage_w(np.array(constants.static_w))), 0.0)
 
 
 def limit_left_w(physics: CostModel, rows: Ints, depth: int) -> Floats:
@@ -136,27 +129,12 @@ def by_mean_power(index: Ints) -> HeatScale:
     return HeatScale()
 
 
-def unscaled(index: Ints) -> HeatScale:
-    """The scale that changes nothing, whatever is known of mean power."""
-    same = np.stack([np.ones(len(index)), np.zeros(len(index))])
-    return HeatScale(same, same)
-
-
 def by_physics_alone(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
-    """`heat` of plans without what was measured of power, peaks or temperature."""
+    """`CostModel.heat` of plans without what was measured of power, peaks or temperature."""
     alone = copy.copy(physics)
-    alone.heat_scale = unscaled
-    return heat(alone, index, stage_clock_mhz)
-
-
-def heat(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
-    """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage of plans: see `CostModel.heat`."""
-    out = {name: np.empty(len(index)) for name in HEAT}
-    for g, at, rows, depth in physics.parts(index):
-        t = physics.times(g, rows, stage_clock_mhz[at, :depth])
-        out["temperature_c"][at] = temperature_c(physics, index[at], t).max(axis=1)
-        out["peak_power_w"][at] = peak_w(physics, index[at], t).max(axis=1)
-    return out
+    same = np.array([[1.0], [0.0]])
+    alone.heat_scale = lambda some: HeatScale(np.repeat(same, len(some), 1), np.repeat(same, len(some), 1))
+    return alone.heat(index, stage_clock_mhz)
 
 
 def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
@@ -173,8 +151,9 @@ def peak_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
         return np.minimum(found_w, np.maximum(limit_w, burst_w))
     if scale.overshoot == np.inf:
         return found_w
-    held_w = np.minimum(_mean_w(physics, index, t), limit_w)
-    return np.maximum(np.minimum(found_w, scale.overshoot * limit_w), held_w)
+    parts_j = physics.energy_parts(g, physics.row_of[index], t).values()
+    mean_w = _as_mean(physics, index, summed(parts_j) / t.total_s[:, None])
+    return np.maximum(np.minimum(found_w, scale.overshoot * limit_w), np.minimum(mean_w, limit_w))
 
 
 def as_peaks(physics: CostModel, index: Ints, burst_w: Floats) -> Floats:
@@ -215,15 +194,13 @@ def _as_mean(physics: CostModel, index: Ints, watts: Floats) -> Floats:
     return np.asarray(physics.power_factor[index, None] * watts + physics.power_offset_w[index, None])
 
 
-def _mean_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
-    """Mean power (n, pp) of stages of layouts ``index`` of one group, as corrected, leakage included."""
-    parts = physics.energy_parts(int(physics.group_of[index[0]]), physics.row_of[index], t)
-    return _as_mean(physics, index, summed(parts.values()) / t.total_s[:, None])
-
-
 def _heating_w(physics: CostModel, index: Ints, t: StageTimes) -> Floats:
-    """Mean power (n, pp) that heats GPUs: as measured, but that of the physics where its temperature is corrected."""
-    mean_w = physics.cold_power_w(int(physics.group_of[index[0]]), physics.row_of[index], t)
+    """Mean power (n, pp) that heats GPUs: as measured, but that of the physics where its temperature is corrected.
+
+    At the reference temperature.
+    """
+    parts_j = physics.cold_parts(int(physics.group_of[index[0]]), physics.row_of[index], t).values()
+    mean_w = np.asarray(summed(parts_j) / t.total_s[:, None])
     return mean_w if physics.heat_scale(index).rise is not None else _as_mean(physics, index, mean_w)
 
 
@@ -261,7 +238,7 @@ class CostModel:
         # per group (1, 1), (L, 1) or (L, pp): what kernels may draw at the reference temperature
         self.limits_w: list[Floats] = []
         self.distinct: list[sc.Priced] = []  # by group
-        self._energy_terms: dict[int, sc.EnergyTerms] = {}  # by group, of those whose energy was queried
+        self._energy_terms: dict[int, dict[str, Floats]] = {}  # by group, of those whose energy was queried
         self.time_factor = np.ones(len(layouts["pp"]))  # (L,), see `corrected`
         self.memory_factor, self.power_factor = 1.0, np.ones(len(layouts["pp"]))
         self.power_offset_w = np.zeros(len(layouts["pp"]))
@@ -295,31 +272,28 @@ class CostModel:
     def lots(self, index: Ints) -> Iterator[tuple[Ints, sc.StageCosts]]:
         """Costs of lots of the layouts ``index`` under no power limit, and which of the layouts these are."""
         for at, part in lots({name: values[index] for name, values in self.layouts.items()}, _PRICED_CELLS, _CELLS):
-            rows = index[at]
-            laid = self.common.of_lot(rows, self.job, part) if self.common else None
+            rows, laid = index[at], None
+            if self.common:
+                known = self.common.laid  # worked out for the first job
+                laid = known[rows.tobytes()] = known.get(rows.tobytes()) or pc.LayoutParts.of(self.job, part)
             yield rows, pc.differing_costs(self.job, self.hardware, part, self.shapes.of_layouts(rows), laid)
 
     def add(self, rows: Ints, costs: sc.StageCosts) -> None:
-        """Sets the costs of layouts ``rows``, at the clocks that their limits leave."""
+        """Sets the costs of layouts ``rows``, at the clocks that their limits leave, as further groups."""
+        cluster, lowest_mhz = self.job.cluster, self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
         for at, group in costs.by_depth():
-            self._add(rows[at], group)
-
-    def _add(self, rows: Ints, costs: sc.StageCosts) -> None:
-        self.group_of[rows], self.row_of[rows] = len(self.distinct), np.arange(len(rows))
-        limit_w, g = limit_left_w(self, rows, costs.depth), len(self.distinct)
-        own = (limit_w, self.job.cluster, self.power, costs.replicas, costs.depth)
-        self._hold(g, costs, kernel_limits_w(*own))
-        for _ in range(_WARMINGS if self.cooler.throttle_power_w < limit_w.max() else 0):
-            t = self.times(g, np.arange(len(rows)), np.full((1, 1), self.top_mhz))
-            self._hold(g, costs, kernel_limits_w(*own, bounds.rests(self.groups[g], t, self.power.wait_w)))
-
-    def _hold(self, g: int, costs: sc.StageCosts, limit_w: Floats) -> None:
-        """Make ``costs`` under the limits of their kernels the last group, ``g``."""
-        costs = costs if limit_w.shape[1] == 1 else costs.of_all_ranks()
-        lowest_mhz = self.job.cluster.gpu.clock_min_mhz or 0.1 * self.top_mhz
-        ceiling, duty = bounds.ceilings(costs, self.power, limit_w, self.top_mhz, lowest_mhz)
-        costs = sc.paused(costs, duty)
-        self.limits_w[g:], self.distinct[g:] = [limit_w], [sc.Priced(costs, ceiling)]
+            g, of = len(self.distinct), rows[at]
+            self.group_of[of], self.row_of[of] = g, np.arange(len(of))
+            limit_w, rests = limit_left_w(self, of, group.depth), None
+            hot = self.cooler.throttle_power_w < limit_w.max()
+            for turn in range(1 + _WARMINGS * hot):
+                if turn:
+                    t = self.times(g, np.arange(len(of)), np.full((1, 1), self.top_mhz))
+                    rests = bounds.rests(self.groups[g], t, self.power.wait_w)
+                kernel_w = kernel_limits_w(limit_w, cluster, self.power, group.replicas, group.depth, rests)
+                held = group if kernel_w.shape[1] == 1 else group.of_all_ranks()
+                ceiling, duty = bounds.ceilings(held, self.power, kernel_w, self.top_mhz, lowest_mhz)
+                self.limits_w[g:], self.distinct[g:] = [kernel_w], [sc.Priced(sc.with_pauses(held, duty), ceiling)]
 
     @property
     def groups(self) -> list[sc.StageCosts]:
@@ -332,9 +306,9 @@ class CostModel:
         return [group.ceiling_of_all_ranks for group in self.distinct]
 
     @functools.cached_property
-    def shapes(self) -> ShapeCosts:
+    def shapes(self) -> pc.ShapeCosts:
         """Kernels of the layouts by their distinct shapes."""
-        return ShapeCosts.of(self.job, self.hardware, LayoutArrays(self.job, self.layouts))
+        return pc.ShapeCosts.of(self.job, self.hardware, LayoutArrays(self.job, self.layouts))
 
     def corrected(
         self, time_factor: Floats, memory_factor: float = 1.0, power_factor: Floats | float = 1.0,
@@ -386,7 +360,14 @@ class CostModel:
         """Seconds (n,) that the time of `evaluate` is not below, fast: the same but where chunks of a rank differ."""
         out = np.empty(len(index))
         for g, at, rows, depth in self.parts(index):
-            out[at] = self._least_time_s(g, rows, stage_clock_mhz[at, :depth], makespan)
+            costs, clock_mhz = self.distinct[g].costs, stage_clock_mhz[at, :depth]
+            if clock_mhz.shape[1] > 1 or costs.kind is None:
+                out[at] = self.times(g, rows, clock_mhz, makespan).total_s
+                continue
+            # at one clock from the ranks that differ alone
+            clock = np.minimum(clock_mhz, of_rows(self.distinct[g].ceiling_mhz, rows))
+            passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
+            out[at] = ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
         return out * self.time_factor[index]
 
     def work_j(self, index: Ints, stage_clock_mhz: Floats) -> Floats:
@@ -449,7 +430,7 @@ class CostModel:
         offset_j = self.power_offset_w[index] * ranks * time_s
         return time_s * factor, (self.power_factor[index] * energy_j + offset_j) * factor
 
-    def energy_terms(self, g: int) -> sc.EnergyTerms:
+    def energy_terms(self, g: int) -> dict[str, Floats]:
         """Energy of the layouts of group ``g`` by how it follows the clock."""
         if g not in self._energy_terms:
             self._energy_terms[g] = sc.energy_terms(self.groups[g], self.power)
@@ -458,12 +439,13 @@ class CostModel:
     def _floor(self, g: int) -> tuple[Floats, Floats]:
         """`lower_bound` of all layouts of group ``g``, uncorrected."""
         if g not in self._floors:
-            costs = self.groups[g]
+            costs, terms = self.groups[g], self.energy_terms(g)
             rows = np.arange(len(costs.num_micro_batches))
             top = np.full((len(rows), costs.depth), self.top_mhz)
-            fastest = self.times(g, rows, top, ms.least_makespan_s).total_s
-            floor_j = bounds.energy_floor_j(costs, self.energy_terms(g), self.power, self.cooler, fastest)
-            self._floors[g] = fastest, floor_j
+            fastest_s = self.times(g, rows, top, ms.least_makespan_s).total_s
+            of_pipelines = terms["clocked_j"].sum(axis=1), terms["fixed_j"], fastest_s * costs.depth
+            floor_j = costs.replicas * bounds.pipeline_floor_j(*of_pipelines, self.power, self.cooler)
+            self._floors[g] = fastest_s, floor_j
         return self._floors[g]
 
     def quick_bound(self, index: Ints) -> tuple[Floats, Floats]:
@@ -479,7 +461,7 @@ class CostModel:
 
     @property
     def energy_slope_w(self) -> Floats:
-        """`slack.energy_slope_w` of all GPUs, in W, as corrected, of every layout (L,)."""
+        """`bounds.energy_slope_w` of all GPUs, in W, as corrected, of every layout (L,)."""
         gpus = self.job.cluster.num_gpus
         return self.power_factor * bounds.energy_slope_w(self.power, self.cooler, gpus) + self.power_offset_w * gpus
 
@@ -498,43 +480,27 @@ class CostModel:
 
     def times(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan = ms.makespan_s) -> ms.StageTimes:
         """Schedule of plans of group ``g``: all about time; the ``makespan`` may be a bound of it, which is fast."""
-        stages = self._stages(g, rows, clock_mhz)
-        costs = self.groups[g]
-        seconds = makespan(costs.pipelines, rows, *stages[1:3])
-        return ms.StageTimes(*stages, seconds, *ms.ends_s(costs, self.job, rows, stages[1:3], seconds))
+        costs, clock = self.groups[g], self.reached_mhz(g, rows, clock_mhz)
+        stages = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)
+        seconds = makespan(costs.pipelines, rows, *stages[:2])
+        return ms.StageTimes(clock, *stages, seconds, *ms.ends_s(costs, self.job, rows, stages[:2], seconds))
 
     def reached_mhz(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
         """Clocks (n, pp) that stages of group ``g`` reach within their power limits, of clocks (n, pp) or (n, 1)."""
         return np.minimum(clock_mhz, self.ceilings[g].take(rows, 0))
-
-    def _stages(self, g: int, rows: Ints, clock_mhz: Floats) -> ms.Stages:
-        clock = self.reached_mhz(g, rows, clock_mhz)
-        return clock, *sc.passes_s(self.groups[g], self.job, rows, self.top_mhz / clock)
-
-    def _least_time_s(self, g: int, rows: Ints, clock_mhz: Floats, makespan: ms.Makespan) -> Floats:
-        """Total seconds (n,) of plans of group ``g``; at one clock (n, 1) from the ranks that differ alone."""
-        costs, ceiling = self.distinct[g].costs, self.distinct[g].ceiling_mhz
-        if clock_mhz.shape[1] > 1 or costs.kind is None:
-            return self.times(g, rows, clock_mhz, makespan).total_s
-        clock = np.minimum(clock_mhz, of_rows(ceiling, rows))
-        passes = sc.passes_s(costs, self.job, rows, self.top_mhz / clock)[:2]
-        return ms.ends_s(costs, self.job, rows, passes, makespan(costs.pipelines, rows, *passes))[-1]
 
     def energy_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part, (n, pp); they add up to the rank's energy.
 
         ``static`` is that of a GPU as cool as the air; ``leakage`` is what its own heat adds.
         """
-        parts = self._cold_parts(g, rows, t)
+        parts = self.cold_parts(g, rows, t)
         total = np.broadcast_to(t.total_s[:, None], parts["static"].shape)
-        at_air, heated = self.cooler.leakage_parts_w
-        return parts | {"static": parts["static"] + at_air * total, "leakage": heated * total}
+        leaks_w = self.cooler.mean_leakage_w
+        at_air_w = leaks_w / self.cooler.slowing
+        return parts | {"static": parts["static"] + at_air_w * total, "leakage": (leaks_w - at_air_w) * total}
 
-    def cold_power_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
-        """Mean power of each stage's ranks at the reference temperature, (n, pp)."""
-        return np.asarray(sc.summed(self._cold_parts(g, rows, t).values()) / t.total_s[:, None])
-
-    def _cold_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
+    def cold_parts(self, g: int, rows: Ints, t: ms.StageTimes) -> dict[str, Floats]:
         """Joules per rank of each stage by part at the reference temperature, (n, pp)."""
         costs = self.groups[g]
         batches, waiting = costs.num_micro_batches[rows][:, None], costs.waiting_sm_s[rows] * self.top_mhz / t.clock_mhz
@@ -547,19 +513,24 @@ class CostModel:
         )
 
     def _work_j(self, g: int, rows: Ints, clock_mhz: Floats) -> Floats:
-        """Energy of all GPUs (n,) but for `slack.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
+        """Energy of all GPUs (n,) but for `bounds.energy_slope_w` over the time, at clocks (n, pp) of the stages."""
         terms, k = self.energy_terms(g), self.power
         x = clock_mhz / self.top_mhz
         v2 = clock_law.squared_voltage(x, 1.0, k.knee_fraction, k.voltage_ratio)
-        busy = np.einsum("ij,ij->i", terms.sm_s.take(rows, 0), 1.0 / x) + terms.other_s[rows]
-        x *= terms.active_j.take(rows, 0)
-        x += terms.clocked_j.take(rows, 0)
-        work = np.einsum("ij,ij->i", x, v2) + terms.fixed_j[rows] - max(k.wait_w - k.static_w, 0.0) * busy
+        busy = np.einsum("ij,ij->i", terms["sm_s"].take(rows, 0), 1.0 / x) + terms["other_s"][rows]
+        x *= terms["active_j"].take(rows, 0)
+        x += terms["clocked_j"].take(rows, 0)
+        work = np.einsum("ij,ij->i", x, v2) + terms["fixed_j"][rows] - max(k.wait_w - k.static_w, 0.0) * busy
         return np.asarray(work * self.groups[g].replicas[rows])
 
     def heat(self, index: Ints, stage_clock_mhz: Floats) -> Columns:
         """``peak_power_w`` and ``temperature_c`` (n,) of the hottest stage: for chosen plans, not inside a search."""
-        return heat(self, index, stage_clock_mhz)
+        out = {name: np.empty(len(index)) for name in HEAT}
+        for g, at, rows, depth in self.parts(index):
+            t = self.times(g, rows, stage_clock_mhz[at, :depth])
+            out["temperature_c"][at] = temperature_c(self, index[at], t).max(axis=1)
+            out["peak_power_w"][at] = peak_w(self, index[at], t).max(axis=1)
+        return out
 
     def burst_w(self, g: int, rows: Ints, t: ms.StageTimes) -> Floats:
         """Power of the hottest GPU while a micro-batch's kernels run, leakage included, (n, pp), within the limit."""
@@ -568,7 +539,7 @@ class CostModel:
         burst = clock_law.busy_power_w(self.power, t.clock_mhz, self.top_mhz, *work)
         exhaust = self.in_exhaust(g, rows)
         held = self.cooler.reached_w(limit_w if len(limit_w) == 1 else limit_w[rows], exhaust)
-        return np.asarray(np.minimum(burst + self.cooler.peak_leakage_w(exhaust), held))
+        return np.asarray(np.minimum(burst + self.cooler.air_leakage_w(exhaust), held))
 
     def in_exhaust(self, g: int, rows: Ints) -> Bools:
         """`stages_in_exhaust` of plans of group ``g``."""
@@ -585,12 +556,18 @@ class CostModel:
         return np.asarray(np.maximum.reduce([values / bound - 1.0 for values, bound in self.limits(out).values()]))
 
     def limits(self, out: Columns) -> dict[str, tuple[Floats, float]]:
-        """Bounded predictions: predicted values (n,) and the bound, by the constraint's name."""
-        return bounded(self.job, out, self.memory_reach)
+        """Bounded predictions: predicted values (n,) and the bound, by the constraint's name.
+
+        Memory may exceed its limit by the factor ``memory_reach``.
+        """
+        memory = out["peak_memory_gib"], self.memory_reach * memory_limit_gib(self.job)
+        return {"memory (GiB)": memory, **stated(self.job, out)}
 
     def broken_limits(self, out: Columns) -> tuple[str, ...]:
-        """One sentence for each stated constraint that the first plan of ``out`` breaks."""
-        return broken_bounds(self.job, out)
+        """One sentence for each stated constraint that the first plan of ``out`` breaks; memory is not here."""
+        found = ((name, values[0], bound) for name, (values, bound) in stated(self.job, out).items())
+        broken = [(name, *(with_unit(name, f"{x:.4g}") for x in both)) for name, *both in found if both[0] > both[1]]
+        return tuple(f"{name} is {value}, over the limit of {most}." for name, value, most in broken)
 
 
 _NAN = float("nan")
@@ -600,13 +577,9 @@ _UNKNOWN_POWER = PowerConstants(_NAN, _NAN, _NAN, _NAN, _NAN, knee_fraction=1.0,
 # The constraints of a job on what is predicted of its plans.
 
 
-def _as_it_is(_: Cluster, values: Floats) -> Floats:
-    return values
-
-
 # constraint: the results that its value is worked out from, and how
 _VALUES: dict[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
-    **{name: ((name,), _as_it_is) for name in ("iteration_time_s", "energy_j", "avg_power_w")},
+    **{name: ((name,), lambda _, values: values) for name in ("iteration_time_s", "energy_j", "avg_power_w")},
     "facility_energy_j": (("iteration_time_s", "energy_j"), site.facility_energy_j),
     "cluster_power_kw": (("avg_power_w",), site.cluster_power_kw),
 }
@@ -647,18 +620,3 @@ def judged_by(job: Job) -> tuple[str, ...]:
     """The results that the job's constraints, but for memory's, are worked out from."""
     named = (columns for name, (columns, _) in _VALUES.items() if getattr(job.constraints, name) is not None)
     return tuple(dict.fromkeys(column for columns in named for column in columns))
-
-
-def bounded(job: Job, out: Columns, memory_reach: float = 1.0) -> dict[str, tuple[Floats, float]]:
-    """Bounded predictions: values of ``out`` (n,) and the bound, by the constraint's name.
-
-    Memory may exceed its limit by the factor ``memory_reach``.
-    """
-    return {"memory (GiB)": (out["peak_memory_gib"], memory_reach * memory_limit_gib(job)), **stated(job, out)}
-
-
-def broken_bounds(job: Job, out: Columns) -> tuple[str, ...]:
-    """One sentence for each constraint that the job states and the first plan of ``out`` breaks; memory is not here."""
-    broken = ((name, values[0], bound) for name, (values, bound) in stated(job, out).items() if values[0] > bound)
-    figures = ((name, *(with_unit(name, f"{figure:.4g}") for figure in both)) for name, *both in broken)
-    return tuple(f"{name} is {value}, over the limit of {most}." for name, value, most in figures)

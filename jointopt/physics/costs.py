@@ -1,45 +1,239 @@
-"""Costs of layouts before any clock is chosen, the SM-bound share kept apart.
+"""Costs of layouts before any clock is chosen, the SM-bound share kept apart: of a layer of each kind, then of stages.
 
 Arrays are (layouts, pp) unless stated, or (layouts, K) of the ranks that differ; times are of one micro-batch at the
-maximum clock.
+maximum clock. Kernels of a layer are priced once per distinct shape, (L,).
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from jointopt.core.schema import Columns, Floats, Ints
+from jointopt.core.units import GB
+from jointopt.jobs.catalog.kernels import host_bytes_per_s
 from jointopt.jobs.framework import V_SHAPED
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.placement import Group, even_domain, placement
-from jointopt.physics import offload, traffic
-from jointopt.physics.layer_costs import (
-    LayerCosts,
-    PerLayer,
-    ShapeCosts,
-    layer_costs,
-    layer_traffic,
-    over_stages,
-    waiting_sm_s,
+from jointopt.physics import layers, traffic
+from jointopt.physics.layers import (
+    QUANTIZED,
+    STREAMED,
+    Pass,
+    Work,
+    adapter_kernels,
+    adapters,
+    elementwise,
+    linear,
+    mlp_layer,
+    no_kernels,
 )
-from jointopt.physics.layers import QUANTIZED, STREAMED, Pass, Work
-from jointopt.physics.layouts import LayoutArrays
-from jointopt.physics.memory import Parameters, stage_parameters, trained_parameters
-from jointopt.physics.recompute_work import module_work
+from jointopt.physics.layouts import LayoutArrays, Span, skipping_window, windowed_span
+from jointopt.physics.memory import Parameters, adapter_parameters, batch_bytes, stage_parameters
 from jointopt.physics.stage_costs import StageCosts, summed
+from jointopt.physics.traffic import Hardware, Traffic
 
 # Of the host's time for a layer, what it takes to launch its forward pass again: PyTorch's checkpoints on an H100 whose
 # host is slow, three models of 16 to 32 layers (0.79 to 0.88; launches alone would be a third).
 RELAUNCHED = 0.83
+_HOST_MEMORY_GBYTES_PER_S = 50.0  # a GPU's share: eight to twelve DDR channels of 25 to 40 GB/s for four GPUs
+PerLayer = tuple[Traffic | None, ...]  # by kind of layer, as `Split.kinds`
 
 
 @dataclass(frozen=True)
-class Laid:
+class LayerCosts:
+    """Kernels of one layer of each kind, its attention core, and embedding and head, (L,).
+
+    ``mlp`` and ``experts``: what a layer of each kind has beside its attention. ``waiting``: of an MoE layer's seconds
+    those in which a mean rank waits for the one with the most tokens.
+    """
+
+    dense: Pass
+    moe: Pass
+    core: Pass
+    mlp: Pass
+    experts: Pass
+    embedding: Pass
+    head: Pass
+    waiting: Pass
+    windowed: LayerCosts | None = None  # the same of layers that look back a window, where their kernels take less
+
+    @property
+    def of_kinds(self) -> list[tuple[str, Pass, Pass]]:
+        """A layer and its attention core by kind, as `layouts.Split.kinds`; each ``dense`` or ``moe``."""
+        own = [("dense", self.dense, self.core), ("moe", self.moe, self.core)]
+        return own + self.windowed.of_kinds if self.windowed else own
+
+    def map(self, of: Callable[[Floats], Floats]) -> LayerCosts:
+        """All of them after ``of``."""
+        parts: dict[str, Any] = {name: part.map(of) if part else None for name, part in vars(self).items()}
+        return LayerCosts(**parts)
+
+
+@dataclass(frozen=True)
+class ShapeCosts:
+    """Kernels of the distinct shapes that layouts of any depths have, and which of them each layout has, (L,)."""
+
+    distinct: LayerCosts
+    which: Ints
+
+    @classmethod
+    def of(cls, job: Job, hw: Hardware, lay: LayoutArrays) -> ShapeCosts:
+        """Price each shape once."""
+        shape = np.zeros(len(lay.tp), np.int64)
+        for column in ("micro_batch_size", "tp", "ep", "sequence_parallel", "cp", "etp"):
+            values = lay.layouts[column].astype(np.int64)
+            shape = shape * (values.max(initial=0) + 1) + values
+        _, first, which = np.unique(shape, return_index=True, return_inverse=True)
+        return cls(_layer_costs(job, hw, lay, first), which)
+
+    def of_layouts(self, rows: Ints) -> LayerCosts:
+        """The kernels of some of the layouts."""
+        which = self.which[rows]
+        return self.distinct.map(lambda x: x[which])
+
+
+def layer_costs(job: Job, hw: Hardware, lay: LayoutArrays) -> LayerCosts:
+    """Kernels of one micro-batch, (L,), priced once per distinct shape."""
+    return ShapeCosts.of(job, hw, lay).of_layouts(np.arange(len(lay.tp)))
+
+
+def _layer_costs(job: Job, hw: Hardware, lay: LayoutArrays, rows: Ints) -> LayerCosts:
+    """Kernels of one micro-batch of those layouts; the head and its loss again for each further token predicted.
+
+    DeepSeek-V3 (arXiv:2412.19437), section 2.2: after a projection of two hidden states to one, which takes the head's
+    time per multiplication.
+    """
+    model, training, k = job.model, job.training, hw.kernels
+    tokens, tp, sharded, sp = (x[rows] for x in (lay.tokens, lay.tp, lay.sharded_tokens, lay.sp))
+    first = last = mlp = experts = waiting = no_kernels(rows.shape)
+    if not model.block:
+        first = layers.embedding(k, model, tokens, tp)
+        heads = 1.0 + model.mtp_num_layers * (1.0 + 2.0 * model.hidden_size / model.vocab_size)
+        last = layers.head(k, model, tokens, tp).times(heads)
+    if model.has_mlp:
+        mlp = mlp_layer(k, model, tokens, model.ffn_hidden_size / tp, sharded)
+    if model.is_moe:
+        ways = lay.ep, lay.expert_tp, lay.token_share, lay.expert_load, lay.expert_spread
+        experts, waiting = layers.moe_layer(k, model, tokens, tp, sharded, *(x[rows] for x in ways))
+
+    def of_span(span: Span | None = None) -> LayerCosts:
+        """The kernels where queries meet a span of keys: of the whole sequence under context parallelism too."""
+        core = attention = no_kernels(rows.shape)
+        if model.has_attention:
+            core = layers.attention_core(k, model, tokens, training.seq_length, tp, span)
+            attention = layers.attention_layer(k, model, tokens, core, tp, sharded)
+        dense = attention + mlp if model.has_mlp else attention
+        kinds = {"dense": dense, "moe": attention + experts if model.is_moe else dense}
+        for kind in kinds if training.frozen else ():
+            found = adapters(model, training, kind, *(x[rows] for x in lay.adapter_cuts))
+            kinds[kind] = functools.reduce(operator.add, adapter_kernels(k, found, training, sp), kinds[kind])
+        return LayerCosts(kinds["dense"], kinds["moe"], core, mlp, experts, first, last, waiting)
+
+    costs = of_span()
+    if window := skipping_window(job):
+        costs = replace(costs, windowed=of_span(windowed_span(training.seq_length, window, lay.cp[rows])))
+    return costs.map(lambda x: x if np.shape(x) == rows.shape else np.broadcast_to(x, rows.shape))
+
+
+def waiting_sm_s(lay: LayoutArrays, layer: LayerCosts) -> Floats:
+    """Seconds (L,) of one MoE layer in which a mean rank waits for the one with the most tokens, with recompute.
+
+    Those that follow the clock alone: others, by a profile's ``compute_clock_share``, are counted as work.
+    """
+    forward, backward = layer.waiting.forward.sm_s, layer.waiting.backward.sm_s
+    followed = lay.job.training.framework.compute_clock_share
+    return np.asarray(followed * ((1.0 + lay.recompute.dispatches_again()) * forward + backward))
+
+
+def with_recompute(job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts) -> list[Pass]:
+    """Layers of each kind with forward work repeated before the backward pass: all (full), core or share (selective).
+
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named
+    modules repeat their own kernels; ``recompute_num_layers`` a share of the layers.
+    """
+    share = job.training.framework.selective_share
+    found = []
+    for kind, layer, core in costs.of_kinds:
+        selected = layer.forward.times(share) if share else core.forward
+        again = layer.forward.times(lay.recompute.full_share) + selected.times(lay.recompute.usual.astype(float))
+        if lay.recompute.modules.any():
+            for name, work in _module_work(job, hw, lay, costs, kind, core).items():
+                again = again + work.times(lay.recompute.has(name).astype(float))
+        found.append(Pass(layer.forward, layer.backward + again))
+    return found
+
+
+def _module_work(
+    job: Job, hw: Hardware, lay: LayoutArrays, costs: LayerCosts, kind: str, core: Pass
+) -> dict[str, Work]:
+    """Forward kernels of the modules that a layer of one kind, ``dense`` or ``moe``, may recompute, (L,) each.
+
+    A module inside a recomputed one counts once: an expert's activation and shared experts under ``moe``.
+    """
+    k, model, tokens, tp = hw.kernels, job.model, lay.tokens, lay.tp
+    norms = elementwise(k, 4.0 * lay.sharded_tokens * model.hidden_size * k.element_bytes, 2)
+    parts = {"core_attn": core.forward, "layernorm": norms}
+    if model.kv_lora_rank:
+        # MLA's products from the latents to queries, keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1)
+        heads = model.num_attention_heads / tp
+        qk, values = model.qk_nope_head_dim + model.qk_rope_head_dim, model.qk_nope_head_dim + model.v_head_dim
+        up = linear(k, tokens, heads * values, float(model.kv_lora_rank))
+        up += linear(k, tokens, heads * qk, float(model.q_lora_rank or model.hidden_size))
+        parts["mla_up_proj"] = up.forward
+    apart = (~lay.recompute.has("moe")).astype(float)
+    if kind == "dense" and model.has_mlp:
+        parts["mlp"] = costs.mlp.forward
+    elif model.is_moe:
+        parts["moe"] = costs.experts.forward
+        # the activation of the routed experts: up (and gate) read, the product written
+        copies: Floats = tokens * lay.token_share * model.moe_router_topk / lay.expert_tp * lay.expert_load
+        width = (3 if model.gated_mlp else 2) * model.moe_ffn_hidden_size
+        parts["moe_act"] = elementwise(k, copies * width * k.element_bytes, 1).times(apart)
+        if model.num_shared_experts:
+            shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
+            parts["shared_experts"] = mlp_layer(k, model, tokens, shared, lay.sharded_tokens).forward.times(apart)
+    own = [one for one in adapters(model, job.training, kind, *lay.adapter_cuts) if one.mlp]
+    whole = "mlp" if kind == "dense" else "moe"
+    for one in adapter_kernels(k, own, job.training, lay.sp):
+        parts[whole] = parts[whole] + one.forward
+    return parts
+
+
+def layer_traffic(
+    job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: LayerCosts
+) -> dict[str, PerLayer]:
+    """Collectives of one micro-batch inside one layer, by kind of parallelism; None where a layer has none.
+
+    Of each kind those of a dense and of an MoE layer, and of either that looks back a window: keys and values of the
+    whole sequence go to all context-parallel ranks all the same, as Transformer Engine's all-gather form has it.
+    """
+    of, is_moe = (job, hw, lay, groups), job.model.is_moe
+    found: dict[str, PerLayer] = {}
+    for one in (layer, layer.windowed) if layer.windowed else (layer,):
+        core = traffic.cp_traffic(*of, one.core)
+        dense = traffic.tp_traffic(*of, one.dense)
+        routed = traffic.tp_traffic(*of, one.moe, routed=True) if is_moe else None
+        if job.training.frozen:
+            dense = dense + traffic.adapter_traffic(*of, "dense")
+            routed = routed + traffic.adapter_traffic(*of, "moe") if routed else None
+        parts: dict[str, PerLayer] = {"tp_comm": (dense, routed), "cp_comm": (core, core if is_moe else None)}
+        if is_moe:
+            parts["ep_comm"] = (None, traffic.ep_traffic(*of, one.moe))
+        found = {name: found.get(name, ()) + pair for name, pair in parts.items()}
+    return found
+
+
+# Costs of every stage.
+
+
+@dataclass(frozen=True)
+class LayoutParts:
     """Layouts as the formulas read them: all that no speed and no overhead of the job changes.
 
     Of their ranks only those that differ; ``kind`` (L, pp): which of them each rank is as.
@@ -50,70 +244,74 @@ class Laid:
     groups: dict[str, Group]
     parameters: Parameters
     trained: Parameters  # of them, those that get gradients
-    gradients: list[tuple[object, tuple[Floats, ...]]] = field(default_factory=list, init=False)
-    worked: list[tuple[object, Pass, list[Pass]]] = field(default_factory=list, init=False)
+    answers: dict[str, tuple[object, Any]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(cls, job: Job, layouts: Columns) -> Laid:
+    def of(cls, job: Job, layouts: Columns) -> LayoutParts:
         """The layouts of a job."""
-        lay, kind = LayoutArrays(job, layouts).of_differing_ranks()
+        # of layouts of several depths up to the deepest pp, behind a layout's own ranks the first again
+        lay = LayoutArrays(job, layouts)
+        ranks, kind = lay.split.differing_ranks
+        lay, kind = lay.of_ranks(np.asfortranarray(ranks[lay.split.which])), kind[lay.split.which]
         groups = placement(layouts, even_domain(job.cluster), job.training.framework.experts_span_tp)
-        held = stage_parameters(job, lay, lay.layers)
-        return cls(lay, kind, groups, held, trained_parameters(job, lay, held))
+        held = stage_parameters(job, lay)
+        return cls(lay, kind, groups, held, adapter_parameters(job, lay) if job.training.frozen else held)
 
-    def work(self, job: Job, hw: traffic.Hardware, layer: LayerCosts) -> tuple[Pass, list[Pass]]:
-        """`work_per_stage` and `with_recompute`, worked out once for all jobs whose kernels are those of the first."""
-        if self.worked and self.worked[0][0] == hw.kernels:
-            return self.worked[0][1:]
-        kinds = with_recompute(job, hw, self.lay, layer)
-        found = work_per_stage(job, self.lay, layer, kinds), kinds
-        if not self.worked:
-            self.worked.append((hw.kernels, *found))
-        return found
-
-    def gradient_traffic(self, job: Job, hw: traffic.Hardware) -> tuple[Floats, ...]:
-        """`traffic.gradient_traffic`, worked out once for all jobs whose links are those of the first."""
-        rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
-        if self.gradients and self.gradients[0][0] == rates:
-            return self.gradients[0][1]
-        found = traffic.gradient_traffic(job, hw, self.lay, self.groups, self.parameters, self.trained)
-        if not self.gradients:
-            self.gradients.append((rates, found))
-        return found
+    def once(self, name: str, rates: object, price: Callable[[], Any]) -> Any:
+        """What ``price`` returns, worked out once for all jobs whose ``rates`` are those of the first."""
+        if name not in self.answers:
+            self.answers[name] = rates, price()
+        known, found = self.answers[name]
+        return found if known == rates else price()
 
 
-def stage_costs(job: Job, hw: traffic.Hardware, layouts: Columns) -> StageCosts:
+@dataclass(frozen=True)
+class Common:
+    """Parts that the costs of layouts have in common for jobs that differ from one in speeds and overheads alone."""
+
+    hardware: Hardware  # of that one, whose shapes they are
+    shapes: ShapeCosts
+    laid: dict[bytes, LayoutParts] = field(default_factory=dict)  # by the rows of a lot of layouts
+    collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
+
+
+def stage_costs(job: Job, hw: Hardware, layouts: Columns) -> StageCosts:
     """Costs of every rank, (L, pp), of layouts that share one pipeline depth."""
     return differing_costs(job, hw, layouts).of_all_ranks()
 
 
 def differing_costs(
-    job: Job, hw: traffic.Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: Laid | None = None
+    job: Job, hw: Hardware, layouts: Columns, layer: LayerCosts | None = None, laid: LayoutParts | None = None
 ) -> StageCosts:
-    """Costs of layouts, in the order of their pipeline depth, by the formulas of `compute`, `traffic` and `memory`.
+    """Costs of layouts, in the order of their pipeline depth, by the formulas of `layers`, `traffic` and `memory`.
 
     Of ranks that differ alone (`StageCosts.of_all_ranks`). ``layer``, ``laid``: their kernels, how they lie, if known.
 
     A micro-batch takes a third of the host's time forward and two thirds backward, as kernels do (backward is two
     products per product forward): derived here, as is what follows from the profile's host floors.
     """
-    laid, profile = laid or Laid.of(job, layouts), job.training.framework
-    lay, groups, trained, layers = laid.lay, laid.groups, laid.trained, laid.lay.layers
+    laid, profile = laid or LayoutParts.of(job, layouts), job.training.framework
+    lay, groups, trained, layers_of = laid.lay, laid.groups, laid.trained, laid.lay.layers
     layer = layer or layer_costs(job, hw, lay)
-    work, kinds = laid.work(job, hw, layer)
+    kinds = laid.once("kernels", hw.kernels, lambda: with_recompute(job, hw, lay, layer))
+    work = laid.once("work", hw.kernels, lambda: work_per_stage(job, lay, layer, kinds))
     per_layer = layer_traffic(job, hw, lay, groups, layer)
-    exposed = {name: over_stages(lay, one) for name, one in per_layer.items()}
+    # collectives of all layers of each stage
+    exposed = {
+        name: functools.reduce(operator.add, (t.over(n) for t, n in zip(of, lay.layers_of_kinds, strict=True) if t))
+        for name, of in per_layer.items()
+    }
     if lay.offloads_activations.any():
-        exposed["offload"] = offload.activation_traffic(job, hw, lay, work)
+        exposed["offload"] = _activation_traffic(job, hw, lay, work)
     p2p_s, p2p_j = traffic.pipeline_traffic(job, hw, lay, groups)
     overlap = np.maximum(profile.pp_overlap, np.where(lay.vpp > 1, profile.interleaved_pp_overlap, 0.0))
-    reduce_s, reduce_j, gather_s, gather_j = laid.gradient_traffic(job, hw)
-    step_s, step_bytes = _optimizer_step(job, hw, lay, layers, trained)
-    if lay.offloads_optimizer.any():
-        on_host = lay.offloads_optimizer[:, None]
-        step_s = np.where(on_host, offload.optimizer_step_s(job, lay, trained), step_s)
-        step_bytes = np.where(on_host, 0.0, step_bytes)
-    host = _exposed_host_s(job, lay, layers)
+    of_gradients = job, hw, lay, groups, laid.parameters, trained
+    rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
+    reduce_s, reduce_j, gather_s, gather_j = laid.once(
+        "gradients", rates, lambda: traffic.gradient_traffic(*of_gradients)
+    )
+    step_s, step_bytes = _optimizer_step(job, hw, lay, trained)
+    floor, host = _host_s(job, lay)
     backward = work.backward + _gradient_sum(job, hw, lay, trained)
     link_parts_j = {name: t.joules for name, t in exposed.items()}
     # a stage sends two per chunk and micro-batch, the two ends of the pipeline have one neighbour less
@@ -121,134 +319,22 @@ def differing_costs(
     sends = 2.0 * lay.vpp[:, None] - turns * lay.borders
     link_parts_j |= {"pp_comm": p2p_j[:, None] * sends, "zero_comm": gather_j}
     return StageCosts(
-        layouts=layouts | {"zero_stage": lay.zero}, layers=layers, split=lay.split,
+        layouts=layouts | {"zero_stage": lay.zero}, layers=layers_of, split=lay.split,
         units_s=_units_s(job, layer, kinds, per_layer), num_micro_batches=lay.micro_batches,
         replicas=(layouts["dp"] * layouts["tp"] * layouts["cp"]).astype(np.int64),
         forward_sm_s=work.forward.sm_s, forward_memory_s=work.forward.memory_s,
         forward_comm_s=summed(t.forward_s for t in exposed.values()) + host / 3.0,
         backward_sm_s=backward.sm_s, backward_memory_s=backward.memory_s,
         backward_comm_s=summed(t.backward_s for t in exposed.values()) + host * 2.0 / 3.0,
-        host_s=_host_s(job, lay, layers), p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
+        host_s=floor, p2p_s=p2p_s * lay.vpp * (1.0 - overlap), gather_s=gather_s,
         reduce_s=reduce_s, optimizer_s=step_s, slowest_step_s=step_s.max(axis=1),
         flops=(work.forward.flops + work.backward.flops) * hw.kernels.flop_energy,
         forward_flops=work.forward.flops * hw.kernels.flop_energy, collective_sm_s=traffic.sm_s(exposed),
         hbm_bytes=work.forward.hbm_bytes + backward.hbm_bytes, link_j=summed(link_parts_j.values()),
         iteration_link_j=reduce_j, iteration_hbm_bytes=step_bytes, link_parts_j=link_parts_j, kind=laid.kind,
         comm_parts_s={name: t.forward_s + t.backward_s for name, t in exposed.items()}, ranks=lay.ranks,
-        waiting_sm_s=waiting_sm_s(lay, layer)[:, None] * (layers - lay.dense_layers),
+        waiting_sm_s=waiting_sm_s(lay, layer)[:, None] * (layers_of - lay.dense_layers),
     )  # fmt: skip
-
-
-def _units_s(job: Job, layer: LayerCosts, repeated: Sequence[Pass], per_layer: dict[str, PerLayer]) -> Floats:
-    """The measure by which chunks share the time of their rank, (L, 3, kinds + 2), as in `StageCosts`.
-
-    Gradients of weights are a product for each product forward; the attention core has none.
-    """
-    kinds = layer.of_kinds
-    units = np.zeros((len(layer.head.forward.sm_s), 3, len(kinds) + 2))
-    for column, part in enumerate((*repeated, layer.embedding, layer.head)):
-        units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
-    if job.training.frozen:  # adapters' gradients are small, and wait for nothing
-        return _with_traffic(units, per_layer)
-    for column, (_, one, core) in enumerate(kinds):
-        units[:, 2, column] = np.maximum(one.forward.sm_s - core.forward.sm_s, 0.0)
-    units[:, 2, -1] = layer.head.forward.sm_s
-    return _with_traffic(units, per_layer)
-
-
-def _with_traffic(units: Floats, per_layer: dict[str, PerLayer]) -> Floats:
-    """The same with the collectives of layers, added in place."""
-    for of_kinds in per_layer.values():
-        for column, moved in enumerate(of_kinds):
-            if moved is not None:
-                units[:, 0, column] += moved.forward_s
-                units[:, 1, column] += moved.backward_s
-    return units
-
-
-def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
-    """Costs of the job ``before`` as they are for ``job``, which differs in what its host takes per micro-batch."""
-    more_s = job.training.framework.micro_batch_overhead_s - before.training.framework.micro_batch_overhead_s
-    found = replace(
-        costs,
-        forward_comm_s=costs.forward_comm_s + more_s / 3.0,
-        backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
-        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks), costs.layers),
-    )
-    found.__dict__["pipelines"] = costs.pipelines  # the host changes no share of a chunk, which takes long to work out
-    return found
-
-
-def _host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Least time of one micro-batch on each stage, (L, pp): what the host needs to launch its layers and experts.
-
-    Attention or an MLP alone is half a layer: profiles state what a whole one needs. A pipeline inside one node needs
-    what one stage does (nanotron's runs on eight GPUs). Recomputed layers are launched again (`RELAUNCHED`).
-    """
-    profile, per_node = job.training.framework, job.cluster.gpus_per_node
-    parts = job.model.parts_per_layer / 2.0
-    per_rank_s = profile.host_floor_pp_tp_s + profile.host_floor_network_tp_s * (lay.tp > per_node)
-    across = (lay.pp > 1) & (lay.dp * lay.cp * lay.tp * lay.pp > per_node)
-    layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
-    experts = profile.expert_host_s * job.model.num_experts / lay.ep
-    moe_layers = layers - lay.dense_layers
-    total = parts * layer[:, None] * layers + experts[:, None] * moe_layers
-    total = total * (1.0 + RELAUNCHED * lay.again.full_layers(layers) / np.maximum(layers, 1.0))
-    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0))
-
-
-def _exposed_host_s(job: Job, lay: LayoutArrays, layers: Floats) -> Floats:
-    """Time that the host adds to each micro-batch on each stage, (L, pp): the framework's own, and per local expert.
-
-    A dispatcher waits for the number of tokens of each expert, so the launches that follow do not hide behind kernels.
-    """
-    profile = job.training.framework
-    each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
-    experts = each_s * job.model.num_experts / lay.ep
-    return np.asarray(profile.micro_batch_overhead_s + experts[:, None] * (layers - lay.dense_layers))
-
-
-def _optimizer_step(
-    job: Job, hw: traffic.Hardware, lay: LayoutArrays, layers: Floats, params: Parameters
-) -> tuple[Floats, Floats]:
-    """(seconds, bytes of device memory) of the step, (L, pp): memory-bound, of whose bandwidth streaming reaches 0.8.
-
-    Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B).
-    """
-    shard, expert_shard = (np.where(lay.zero >= 1, n, 1.0)[:, None] for n in (lay.shards, lay.expert_shards))
-    step_bytes = 30.0 * (params.dense / shard + params.expert / expert_shard)
-    # ZeRO-1 and 2 put gathered weights together where each rank's slice is a copy of its own
-    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.shards - 1.0, 0.0)
-    slices_s = job.training.framework.zero_slice_s * copies[:, None] * layers
-    return step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + slices_s, step_bytes
-
-
-def _gradient_sum(job: Job, hw: traffic.Hardware, lay: LayoutArrays, params: Parameters) -> Work:
-    """Kernels that add the gradients of a micro-batch to those before, (L, pp): memory-bound.
-
-    Of trained ``params``, the profile's ``accumulated_bytes`` each; ZeRO-2 and 3 add what a rank keeps of them. The
-    first micro-batch, which has nothing before it, counts as the others.
-    """
-    shard, expert_shard = (np.where(lay.zero >= 2, n, 1.0)[:, None] for n in (lay.shards, lay.expert_shards))
-    added = job.training.framework.accumulated_bytes * (params.dense / shard + params.expert / expert_shard)
-    none, seconds = np.zeros_like(added), added / (STREAMED * hw.kernels.gemm.hbm_bytes_per_s)
-    return Work(sm_s=none, memory_s=seconds, flops=none, hbm_bytes=added).clocked(job.training.framework)
-
-
-@dataclass(frozen=True)
-class Common:
-    """Parts that the costs of layouts have in common for jobs that differ from one in speeds and overheads alone."""
-
-    hardware: traffic.Hardware  # of that one, whose shapes they are
-    shapes: ShapeCosts
-    laid: dict[bytes, Laid] = field(default_factory=dict)  # by the rows of a lot of layouts
-    collectives: dict[tuple[object, ...], Floats] = field(default_factory=dict)
-
-    def of_lot(self, rows: Ints, job: Job, layouts: Columns) -> Laid:
-        """The `Laid` of the layouts of a lot, which are these ``rows`` of all, worked out for the first job."""
-        if (key := rows.tobytes()) not in self.laid:
-            self.laid[key] = Laid.of(job, layouts)
-        return self.laid[key]
 
 
 def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Sequence[Pass]) -> Pass:
@@ -258,25 +344,108 @@ def work_per_stage(job: Job, lay: LayoutArrays, costs: LayerCosts, repeated: Seq
     """
     parts = [*zip(repeated, lay.layers_of_kinds, strict=True), (costs.embedding, lay.starts), (costs.head, lay.ends)]
 
-    def outer(part: Pass, per_stage: Floats) -> Pass:
-        return part.map(lambda x: x[:, None] * per_stage)
+    def over(part: Pass, count: Floats) -> Pass:
+        return part.map(lambda x: x[:, None] * count)
 
-    return functools.reduce(operator.add, (outer(*part) for part in parts)).clocked(job.training.framework)
+    return functools.reduce(operator.add, (over(*part) for part in parts)).clocked(job.training.framework)
 
 
-def with_recompute(job: Job, hw: traffic.Hardware, lay: LayoutArrays, costs: LayerCosts) -> list[Pass]:
-    """Layers of each kind with forward work repeated before the backward pass: all (full), core or share (selective).
+def _units_s(job: Job, layer: LayerCosts, repeated: Sequence[Pass], per_layer: dict[str, PerLayer]) -> Floats:
+    """The measure by which chunks share the time of their rank, (L, 3, kinds + 2), as in `StageCosts`.
 
-    Korthikanti et al. 2022 (arXiv:2205.05198) section 5; with a profile's ``selective_share`` some layers, whole. Named
-    modules repeat their own kernels; ``recompute_num_layers`` a share of the layers.
+    With the collectives of layers. Gradients of weights are a product for each product forward; the attention core has
+    none, and adapters' gradients are small, and wait for nothing.
     """
-    share = job.training.framework.selective_share
-    found = []
-    for kind, layer, core in costs.of_kinds:
-        selected = layer.forward.times(share) if share else core.forward
-        again = layer.forward.times(lay.again.full_share) + selected.times(lay.again.usual.astype(float))
-        if lay.again.modules.any():
-            beside = costs.mlp if kind == "dense" else costs.experts
-            again = again + module_work(job, hw.kernels, lay, (core, beside), kind)
-        found.append(Pass(layer.forward, layer.backward + again))
+    kinds = layer.of_kinds
+    units = np.zeros((len(layer.head.forward.sm_s), 3, len(kinds) + 2))
+    for column, part in enumerate((*repeated, layer.embedding, layer.head)):
+        units[:, 0, column], units[:, 1, column] = part.forward.time_s, part.backward.time_s
+    if not job.training.frozen:
+        for column, (_, one, core) in enumerate(kinds):
+            units[:, 2, column] = np.maximum(one.forward.sm_s - core.forward.sm_s, 0.0)
+        units[:, 2, -1] = layer.head.forward.sm_s
+    for of_kinds in per_layer.values():
+        for column, moved in enumerate(of_kinds):
+            if moved is not None:
+                units[:, 0, column] += moved.forward_s
+                units[:, 1, column] += moved.backward_s
+    return units
+
+
+def _activation_traffic(job: Job, hw: Hardware, lay: LayoutArrays, work: Pass) -> Traffic:
+    """Copies of a micro-batch's kept activations out (forward) and in (backward), less what kernels hide, (L, pp).
+
+    As Megatron Core's offloading and PyTorch's save_on_cpu: one copy each way at the host link's rate, hidden under the
+    kernels of the same pass; energy as over the scale-up link.
+    """
+    moved = np.where(lay.offloads_activations[:, None], batch_bytes(job, lay), 0.0)
+    seconds = moved / host_bytes_per_s(job.cluster.gpu)
+    forward, backward = (np.maximum(seconds - side.time_s, 0.0) for side in (work.forward, work.backward))
+    return Traffic(forward, backward, 2.0 * hw.intra_j_per_byte * moved)
+
+
+def with_host_of(job: Job, costs: StageCosts, before: Job) -> StageCosts:
+    """Costs of the job ``before`` as they are for ``job``, which differs in what its host takes per micro-batch."""
+    more_s = job.training.framework.micro_batch_overhead_s - before.training.framework.micro_batch_overhead_s
+    found = replace(
+        costs,
+        forward_comm_s=costs.forward_comm_s + more_s / 3.0,
+        backward_comm_s=costs.backward_comm_s + more_s * 2.0 / 3.0,
+        host_s=_host_s(job, LayoutArrays(job, costs.layouts).of_ranks(costs.ranks))[0],
+    )
+    found.__dict__["pipelines"] = costs.pipelines  # the host changes no share of a chunk, which takes long to work out
     return found
+
+
+def _host_s(job: Job, lay: LayoutArrays) -> tuple[Floats, Floats]:
+    """(least time of one micro-batch on each stage, what the host adds to its kernels and collectives), (L, pp) each.
+
+    The least is what the host needs to launch its layers and experts. Attention or an MLP alone is half a layer:
+    profiles state what a whole one needs. A pipeline inside one node needs what one stage does (nanotron's runs on
+    eight GPUs). Recomputed layers are launched again (`RELAUNCHED`). What it adds is the framework's own, and per local
+    expert: a dispatcher waits for the number of tokens of each, so the launches that follow do not hide behind kernels.
+    """
+    profile, per_node, layers_of = job.training.framework, job.cluster.gpus_per_node, lay.layers
+    parts, moe_layers = job.model.parts_per_layer / 2.0, lay.layers - lay.dense_layers
+    per_rank_s = profile.host_floor_pp_tp_s + profile.host_floor_network_tp_s * (lay.tp > per_node)
+    across = (lay.pp > 1) & (lay.dp * lay.cp * lay.tp * lay.pp > per_node)
+    layer = np.where(across, profile.host_floor_pp_s + per_rank_s * lay.tp, profile.host_floor_s)
+    launched_s = profile.expert_host_s * job.model.num_experts / lay.ep
+    total = parts * layer[:, None] * layers_of + launched_s[:, None] * moe_layers
+    total = total * (1.0 + RELAUNCHED * lay.recompute.full_layers(layers_of) / np.maximum(layers_of, 1.0))
+    each_s = profile.expert_launch_s + profile.expert_quantize_s * (job.training.dtype in QUANTIZED)
+    experts = each_s * job.model.num_experts / lay.ep
+    exposed = np.asarray(profile.micro_batch_overhead_s + experts[:, None] * moe_layers)
+    return np.asarray(total * (job.cluster.gpu.host_time_factor or 1.0)), exposed
+
+
+def _optimizer_step(job: Job, hw: Hardware, lay: LayoutArrays, params: Parameters) -> tuple[Floats, Floats]:
+    """(seconds, bytes of device memory) of the step, (L, pp): memory-bound, of whose bandwidth streaming reaches 0.8.
+
+    Adam reads and writes master and moments (24 B), reads the gradient (4 B), writes the weight (2 B). An offloaded one
+    sends gradients down, steps in host memory, and sends weights up, nothing hidden (ZeRO-Offload: Ren et al. 2021,
+    arXiv:2101.06840, section 4).
+    """
+    training, own = job.training, params.sharded(1, *lay.zero_shards)
+    step_bytes = 30.0 * own
+    # ZeRO-1 and 2 put gathered weights together where each rank's slice is a copy of its own
+    copies = np.where((lay.zero == 1) | (lay.zero == 2), lay.shards - 1.0, 0.0)
+    slices_s = training.framework.zero_slice_s * copies[:, None] * lay.layers
+    step_s = step_bytes / (0.8 * hw.kernels.gemm.hbm_bytes_per_s) + slices_s
+    on_host = lay.offloads_optimizer[:, None]
+    if not on_host.any():
+        return step_s, step_bytes
+    link = (training.gradient_bytes + training.weight_gather_bytes) / host_bytes_per_s(job.cluster.gpu)
+    memory = (2.0 * training.optimizer_bytes + training.gradient_bytes) / (_HOST_MEMORY_GBYTES_PER_S * GB)
+    return np.where(on_host, own * (link + memory), step_s), np.where(on_host, 0.0, step_bytes)
+
+
+def _gradient_sum(job: Job, hw: Hardware, lay: LayoutArrays, params: Parameters) -> Work:
+    """Kernels that add the gradients of a micro-batch to those before, (L, pp): memory-bound.
+
+    Of trained ``params``, the profile's ``accumulated_bytes`` each; ZeRO-2 and 3 add what a rank keeps of them. The
+    first micro-batch, which has nothing before it, counts as the others.
+    """
+    added = job.training.framework.accumulated_bytes * params.sharded(2, *lay.zero_shards)
+    none, seconds = np.zeros_like(added), added / (STREAMED * hw.kernels.gemm.hbm_bytes_per_s)
+    return Work(sm_s=none, memory_s=seconds, flops=none, hbm_bytes=added).clocked(job.training.framework)

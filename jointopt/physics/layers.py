@@ -1,19 +1,19 @@
-"""Kernels of one transformer layer, of the embedding and of the head: their time, flops and bytes.
+"""Kernels of one transformer layer, its adapters, of the embedding and of the head: their time, flops and bytes.
 
 Of one micro-batch on one rank, at the maximum clock; ``tokens`` are the rank's (micro-batch x sequence / cp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jointopt.core.schema import Floats
+from jointopt.core.schema import Bools, Floats
 from jointopt.jobs.catalog import kernels as arch
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import Job, ScalingRecipe
+from jointopt.jobs.job import Job, ScalingRecipe, Training
 from jointopt.jobs.kernels import GemmConstants, KernelConstants
 from jointopt.jobs.model import Model
 from jointopt.physics.layouts import BLOCK_QUERIES, Span, kv_heads_of_rank
@@ -87,6 +87,12 @@ class Pass:
         return Pass(self.forward.clocked(profile), self.backward.clocked(profile))
 
 
+def no_kernels(shape: tuple[int, ...]) -> Pass:
+    """Passes that take nothing, arrays of that shape."""
+    none = Work(*np.zeros((4, *shape)))
+    return Pass(none, none)
+
+
 @dataclass(frozen=True)
 class Kernels:
     """Speed at which one GPU runs kernels under one framework and precision."""
@@ -104,14 +110,8 @@ class Kernels:
     unaligned_head_factor: float
     grouped_experts: bool = True
     frozen: bool = False  # weights get no gradients (LoRA)
-    recipe: ScalingRecipe | None = (
-        None  # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
-    )
-
-    @property
-    def core_flops_per_s(self) -> float:
-        """Peak flop/s of the attention core, which runs in 16 bit or fp32."""
-        return self.gemm.peak_flops / dtype_time_factor(self.gemm, self.wide_dtype)
+    # that scales operands of fp8 and fp4, whose constants ``gemm`` has; None: not stated
+    recipe: ScalingRecipe | None = None
 
     @property
     def flop_energy(self) -> float:
@@ -120,9 +120,13 @@ class Kernels:
 
 
 def kernels(job: Job, constants: KernelConstants) -> Kernels:
-    """The kernels that the job's GPU, precision and framework run."""
+    """The kernels that the job's GPU, precision and framework run.
+
+    Products whose operands a recipe scales move bytes with scales, and take the time over one scale per tensor that
+    Transformer Engine's published timings of large products have (``catalog/scaling.yaml``).
+    """
     training, profile, gpu = job.training, job.training.framework, job.cluster.gpu
-    gemm, overhead = constants.gemm, arch.training_factor(gpu)
+    gemm, overhead, recipe = constants.gemm, arch.training_factor(gpu), job.training.fp8_recipe
     slower = profile.slower_on.get(gpu.architecture.lower(), {})
     plain, unfused = arch.fp32_time_factor(gpu), 1.0 if training.fused_norm else 1.5
     if training.dtype == "fp32" and not profile.tf32 and plain is not None:
@@ -130,8 +134,14 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         top_share = max(tile.peak_fraction for tile in gemm.tiles)
         gemm = replace(gemm, dtype_time_factor={**gemm.dtype_time_factor, "fp32": plain * top_share / 0.9})
         overhead = 1.0
+    if recipe is not None:
+        scaled_s = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
+        gemm = replace(
+            gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
+            dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: scaled_s},
+        )  # fmt: skip
     return Kernels(
-        gemm=scaled(gemm, training.fp8_recipe), recipe=training.fp8_recipe, dtype=training.dtype,
+        gemm=gemm, recipe=recipe, dtype=training.dtype,
         wide_dtype=training.dtype if training.dtype in ("fp32", "fp16") else "bf16",
         element_bytes=4.0 if training.dtype == "fp32" else 2.0, attention=training.attention,
         core=arch.attention_constants(gpu, training.attention).slower(
@@ -142,20 +152,6 @@ def kernels(job: Job, constants: KernelConstants) -> Kernels:
         loss_passes=profile.loss_passes, unaligned=arch.unaligned_factors(gpu),
         unaligned_head_factor=profile.unaligned_head_factor, grouped_experts=profile.grouped_experts,
         frozen=training.frozen,
-    )  # fmt: skip
-
-
-def scaled(gemm: GemmConstants, recipe: ScalingRecipe | None) -> GemmConstants:
-    """The constants of products whose operands that recipe scales: bytes with scales, time over one scale per tensor.
-
-    The factors are ratios of Transformer Engine's published timings (``catalog/scaling.yaml``), of large products.
-    """
-    if recipe is None:
-        return gemm
-    slower = dtype_time_factor(gemm, recipe.dtype) * recipe.product_time_factor
-    return replace(
-        gemm, dtype_bytes={**gemm.dtype_bytes, recipe.dtype: recipe.operand_bytes},
-        dtype_time_factor={**gemm.dtype_time_factor, recipe.dtype: slower},
     )  # fmt: skip
 
 
@@ -185,9 +181,9 @@ def linear(
     """Kernels of a linear layer tokens x depth -> tokens x n: one product forward, two backward (dgrad, wgrad).
 
     Frozen weights have no wgrad. 2·tokens·n·depth flops each (Narayanan et al. 2021, arXiv:2104.04473, appendix); time
-    by `gemm.gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative ``spread``;
-    ``padded`` (vocabularies) are aligned whatever n is. Tokens of a rank that gathers its inputs (``gathered_from``),
-    or the gradients of its outputs (``scattered_to``), are cast before that under a stated recipe.
+    by `products.gemm_time_s`. ``count`` layers (experts) run grouped, or one by one, on tokens of that relative
+    ``spread``; ``padded`` (vocabularies) are aligned whatever n is. Tokens of a rank that gathers its inputs
+    (``gathered_from``), or the gradients of its outputs (``scattered_to``), are cast before that under a stated recipe.
     """
     aligned = 1.0 if padded else alignment_factor(k, n, depth)
 
@@ -204,13 +200,9 @@ def linear(
     if (dtype or k.dtype) not in QUANTIZED:
         return products
     return products + Pass(
-        quantization(k, count * a * c, _own(gathered_from, count * c)),
-        quantization(k, count * a * b, _own(scattered_to, count * b)),
+        quantization(k, count * a * c, None if gathered_from is None else gathered_from * (count * c)),
+        quantization(k, count * a * b, None if scattered_to is None else scattered_to * (count * b)),
     )
-
-
-def _own(tokens: Floats | None, width: Floats) -> Floats | None:
-    return None if tokens is None else tokens * width
 
 
 def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Work:
@@ -218,26 +210,22 @@ def quantization(k: Kernels, elements: Floats, own: Floats | None = None) -> Wor
 
     One copy by rows for this product, one by columns for the gradient of the weights (Transformer Engine's quantizers),
     which frozen weights have not. Weights are cast once per iteration and not counted. A stated recipe reads and writes
-    what its kernels do (`ScalingRecipe.cast_bytes`).
+    what its kernels do (`ScalingRecipe.cast_bytes`): a rank casts its ``own`` share of ``elements`` and gathers the
+    others quantized; what is scaled per tensor along rows, then transposed where products want that copy (before
+    Blackwell).
     """
-    if k.recipe is not None:
-        moved = _cast_bytes(k.recipe, k, elements, elements if own is None else own)
-        return elementwise(k, moved / k.elementwise_factor, k.recipe.launches)
-    copies = 1.0 if k.frozen else 2.0
-    moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
-    return elementwise(k, moved / k.elementwise_factor, 1)
-
-
-def _cast_bytes(recipe: ScalingRecipe, k: Kernels, elements: Floats, own: Floats) -> Floats:
-    """Bytes that casting moves where a rank has its ``own`` share of ``elements`` and gathers the others quantized.
-
-    What is scaled per tensor is gathered along rows, then transposed where products want that copy (before Blackwell).
-    """
+    recipe = k.recipe
+    if recipe is None:
+        copies = 1.0 if k.frozen else 2.0
+        moved = elements * (k.element_bytes + copies * k.gemm.dtype_bytes[k.dtype])
+        return elementwise(k, moved / k.elementwise_factor, 1)
+    own = elements if own is None else own
     whole = recipe.cast_bytes(k.element_bytes, k.frozen)
-    if recipe.scale_bytes or recipe.copies < 2.0 or k.frozen:
-        return own * whole
-    rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
-    return np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
+    moved = own * whole
+    if not recipe.scale_bytes and recipe.copies >= 2.0 and not k.frozen:
+        rows = recipe.cast_bytes(k.element_bytes, one_copy=True)
+        moved = np.where(own < elements, own * rows + 2.0 * recipe.value_bytes * elements, own * whole)
+    return elementwise(k, moved / k.elementwise_factor, recipe.launches)
 
 
 STREAMED = 0.85  # share of the nominal bandwidth that streaming kernels reach
@@ -274,34 +262,32 @@ def attention_core(
     """
     d_qk = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
     d_v = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    core_flops_per_s = k.gemm.peak_flops / dtype_time_factor(k.gemm, k.wide_dtype)
     flops = 2.0 * tokens * seq_length * model.num_attention_heads * (d_qk + d_v) / tp
     io = 4.0 * k.element_bytes * tokens * model.num_attention_heads * d_v / tp
     if k.attention in _SCORE_BYTES:
-        return _scores_in_memory(k, tokens * seq_length * model.num_attention_heads / tp, flops, io, (d_qk, d_v))
-    span = span or Span(seq_length / 2.0)
-    ramp = span.keys / (span.keys + (k.core.half_length + span.cut * BLOCK_QUERIES) / 2.0)
+        # the core where every score is worked out and goes through memory; a head's elements are rows of its products
+        scores = tokens * seq_length * model.num_attention_heads / tp
+        forward_bytes, backward_bytes = (k.element_bytes / 2.0 * each for each in _SCORE_BYTES[k.attention])
+        slower = float(alignment_factor(k, d_qk, d_v))
+        slower *= 1.0 if k.wide_dtype == "fp32" or d_qk % 8 == d_v % 8 == 0 else k.unaligned_head_factor
+        core = core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
+        return Pass(
+            Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
+            + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
+            Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
+            + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
+        )
+    keys, cut = span or (seq_length / 2.0, 0.0)
+    ramp = keys / (keys + (k.core.half_length + cut * BLOCK_QUERIES) / 2.0)
     ramp = ramp * min(1.0, (d_qk + d_v) / 256.0) ** 0.3
-    seen = span.keys / seq_length * flops
-    seconds = seen / (k.core_flops_per_s * ramp) * k.compute_factor
+    seen = keys / seq_length * flops
+    seconds = seen / (core_flops_per_s * ramp) * k.compute_factor
     seconds = seconds * (ALIBI_FACTOR if model.position_embedding == "alibi" else 1.0)
     launch = np.full(np.shape(flops), k.gemm.launch_s)
     return Pass(
         Work(seconds / k.core.forward, launch, seen, io),
         Work(2.5 * seconds / k.core.backward, 2 * launch, 2.5 * seen, 2 * io),
-    )
-
-
-def _scores_in_memory(k: Kernels, scores: Floats, flops: Floats, io: Floats, widths: tuple[int, int]) -> Pass:
-    """The core where every score is worked out and goes through memory; a head's elements are rows of its products."""
-    forward_bytes, backward_bytes = (k.element_bytes / 2.0 * held for held in _SCORE_BYTES[k.attention])
-    slower = float(alignment_factor(k, *widths))
-    slower *= 1.0 if k.wide_dtype == "fp32" or widths[0] % 8 == widths[1] % 8 == 0 else k.unaligned_head_factor
-    core = k.core_flops_per_s * (0.8 if k.wide_dtype == "fp32" else 0.55) / slower
-    return Pass(
-        Work(flops / core * k.compute_factor, np.zeros_like(flops), flops, io)
-        + elementwise(k, scores * forward_bytes / k.elementwise_factor, 4),
-        Work(2 * flops / core * k.compute_factor, np.zeros_like(flops), 2 * flops, 2 * io)
-        + elementwise(k, scores * backward_bytes / k.elementwise_factor, 6),
     )
 
 
@@ -377,50 +363,100 @@ def head(k: Kernels, model: Model, tokens: Floats, tp: Floats) -> Pass:
 # Kernels of the experts of a layer: router, permutation, grouped products, shared experts.
 
 
-@dataclass(frozen=True)
-class Routing:
-    """How tokens come to the experts of a rank, (L,) each."""
-
-    ep: Floats
-    expert_tp: Floats  # cuts an expert's width
-    # share of the rank's tokens that its experts see: 1 where tp cuts them, 1/tp where ranks route their own slice
-    token_share: Floats
-    load: Floats  # tokens of the most loaded rank over the mean
-    spread: Floats  # standard deviation of an expert's tokens over their mean
-
-
 def moe_layer(
-    k: Kernels, model: Model, tokens: Floats, way: Routing, tp: Floats, sharded_tokens: Floats
-) -> tuple[Pass, Pass]:
+    k: Kernels, model: Model, tokens: Floats, tp: Floats, sharded_tokens: Floats, ep: Floats, expert_tp: Floats,
+    token_share: Floats, load: Floats, spread: Floats,
+) -> tuple[Pass, Pass]:  # fmt: skip
     """Kernels of router, permutation, grouped expert products and shared experts; and how long of it a mean rank waits.
+
+    A rank's experts, one of ``ep`` parts of all, each cut by ``expert_tp``, see ``token_share`` of the rank's tokens: 1
+    where tp cuts them, 1/tp where ranks route their own slice. ``load``: tokens of the most loaded rank over the mean;
+    ``spread``: standard deviation of an expert's tokens over their mean.
 
     Seconds are those of the rank with the most tokens, for which all wait in the combine that follows; flops, bytes and
     what is counted as work are a mean rank's, which waits for so many of these seconds. The router is never in fp8 or
     fp4: frameworks keep it out of Transformer Engine's quantized products (Megatron Core's ``moe_router_dtype``).
     """
-    routed = tokens * way.token_share * model.moe_router_topk
-    local_experts = model.num_experts / way.ep
-    per_expert = np.maximum(routed / local_experts, 1.0) * way.load  # in the mean peers send what is sent away
-    moved = 2.0 * (1.0 + way.load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
-    width = model.moe_ffn_hidden_size / way.expert_tp
-    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, way.spread)
+    routed = tokens * token_share * model.moe_router_topk
+    local_experts = model.num_experts / ep
+    per_expert = np.maximum(routed / local_experts, 1.0) * load  # in the mean peers send what is sent away
+    moved = 2.0 * (1.0 + load) * routed * model.hidden_size * k.element_bytes  # as sent, and as received
+    width = model.moe_ffn_hidden_size / expert_tp
+    experts = mlp_layer(k, model, per_expert, width, sharded_tokens, local_experts, spread)
     router = linear(k, sharded_tokens, float(model.num_experts), float(model.hidden_size), dtype=k.wide_dtype)
-    experts, waiting = _of_a_mean_rank(experts, way.load)
-    work = experts + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
+    mean, passes = 1.0 / load, (experts.forward, experts.backward)
+    own = Pass(*(replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean) for work in passes))
+    waiting = Pass(*(Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean) for work in passes))
+    work = own + router + Pass(elementwise(k, moved, 4), elementwise(k, moved, 4))
     if model.num_shared_experts:
         shared = model.num_shared_experts * model.moe_ffn_hidden_size / tp
         work += mlp_layer(k, model, tokens, shared, sharded_tokens)
     return work, waiting
 
 
-def _of_a_mean_rank(experts: Pass, load: Floats) -> tuple[Pass, Pass]:
-    """Flops and bytes of a rank with the mean of tokens in the most loaded one's time; how long it waits of that."""
-    mean = 1.0 / load
+# LoRA: adapters of low rank beside frozen linear layers (Hu et al. 2021, arXiv:2106.09685): weights and kernels. As
+# Megatron-Bridge lays them (its peft/utils.py, ParallelLinearAdapter): a product down to the rank and one up again, in
+# 16 bit, both cut by the ranks that cut their layer; one adapter serves all experts that a rank holds.
 
-    def own(work: Work) -> Work:
-        return replace(work, flops=work.flops * mean, hbm_bytes=work.hbm_bytes * mean)
 
-    def idle(work: Work) -> Work:
-        return Work(work.sm_s * (1.0 - mean), 0.0 * mean, 0.0 * mean, 0.0 * mean)
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one linear layer on one rank of L layouts."""
 
-    return Pass(own(experts.forward), own(experts.backward)), Pass(idle(experts.forward), idle(experts.backward))
+    fan_in: float  # of the whole layer
+    fan_out: float
+    row: bool  # its layer is cut along its inputs, else along its outputs
+    tokens: Floats  # (L,) that go through it
+    tp: Floats  # (L,) ranks that cut it
+    routed: bool = False  # of experts
+    mlp: bool = True  # of an MLP, else of attention
+
+    def parameters(self, dim: int) -> Floats:
+        """Weights of a rank, (L,)."""
+        return dim * (self.fan_in + self.fan_out) / self.tp
+
+
+def adapters(
+    model: Model, training: Training, kind: str, tokens: Floats, tp: Floats, share: Floats, expert_tp: Floats
+) -> list[Adapter]:
+    """The adapters of one layer of a kind, ``dense`` or ``moe``; none where all weights are trained.
+
+    Of ``tokens`` (L,) through the layers of a rank, which ``tp`` (L,) ranks cut; the rank's experts see a ``share`` of
+    them, and are cut by ``expert_tp``: `LayoutArrays.adapter_cuts`.
+    """
+    h, heads = model.hidden_size, model.num_attention_heads
+    head_width = model.v_head_dim if model.kv_lora_rank else model.head_dim
+    found = [("linear_proj", Adapter(heads * head_width, h, True, tokens, tp, mlp=False))]
+    if not model.kv_lora_rank:  # latent attention has no one product of queries, keys and values
+        values = (heads + 2 * model.num_query_groups) * model.head_dim
+        found.insert(0, ("linear_qkv", Adapter(h, values, False, tokens, tp, mlp=False)))
+    mlps = [(model.ffn_hidden_size, tokens, tp, False)] if kind == "dense" else []
+    if kind == "moe" and model.is_moe:
+        mlps.append((model.moe_ffn_hidden_size, tokens * share * model.moe_router_topk, expert_tp, True))
+        if model.num_shared_experts:
+            mlps.append((model.num_shared_experts * model.moe_ffn_hidden_size, tokens, tp, False))
+    for width, through, cut, routed in mlps:
+        up = (2 if model.gated_mlp else 1) * width
+        found.append(("linear_fc1", Adapter(h, up, False, through, cut, routed)))
+        found.append(("linear_fc2", Adapter(width, h, True, through, cut, routed)))
+    return [adapter for name, adapter in found if name in training.adapted]
+
+
+def adapter_kernels(k: Kernels, found: Sequence[Adapter], training: Training, sp: Bools) -> list[Pass]:
+    """Kernels of each adapter, (L,); ``sp`` (L,): under sequence parallelism.
+
+    Both products; forward the sum's scale and addition, backward the gradient's scale and that of the shared input.
+    Scale and addition are kernels of their own in any framework. What a row-parallel layer adds is whole on each rank,
+    but for its slice of the sequence.
+    """
+    k, dim = replace(k, dtype=k.wide_dtype, frozen=False), float(training.lora_dim or 0)
+    unfused, out = k.element_bytes / k.elementwise_factor, []
+    for one in found:
+        inputs = one.fan_in / (one.tp if one.row else 1.0)
+        down = linear(k, one.tokens, dim if one.row else dim / one.tp, inputs)
+        up = linear(k, one.tokens, one.fan_out / one.tp, dim)
+        added = one.tokens * one.fan_out / np.where(one.row & ~sp, 1.0, one.tp) * unfused
+        read = 3.0 * one.tokens * inputs * unfused
+        scaled = Pass(elementwise(k, 5.0 * added, 2), elementwise(k, 2.0 * added + read, 2))
+        out.append(down + up + scaled)
+    return out

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -48,9 +47,6 @@ class LayoutArrays:
         f = {k: v.astype(float) for k, v in layouts.items()}
         self.tp, self.cp, self.ep, self.dp, self.vpp = f["tp"], f["cp"], f["ep"], f["dp"], f["vpp"]
         self.sp = layouts["sequence_parallel"].astype(bool)
-        self.recompute = layouts["recompute"]
-        self.full = self.recompute == RECOMPUTE_CODES["full"]
-        self.selective = self.recompute == RECOMPUTE_CODES["selective"]
         profile = job.training.framework
         # one rank has nothing to shard, whatever a recorded run calls its stage
         zero = np.where(layouts["dp"] * layouts["cp"] > 1, layouts["zero_stage"], 0)
@@ -58,13 +54,12 @@ class LayoutArrays:
         kept = (layouts["pp"] > 1) & (zero > 1) & profile.gathers_once_with_pipeline
         self.zero = np.where(kept, 1, zero)
         self.pp = layouts["pp"].astype(np.int64)
-        self.again = Recompute(layouts, self.selective, self.full, job.model.num_layers)
+        self.recompute = Recompute(layouts, job.model.num_layers)
         self.offloads_optimizer = layouts["offload"] == OFFLOAD.code("optimizer")
         self.offloads_activations = layouts["offload"] == OFFLOAD.code("activations")
         self.tokens = f["micro_batch_size"] * job.training.seq_length / self.cp
-        self.micro_batches = (job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])).astype(
-            np.int64
-        )
+        batches = job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])
+        self.micro_batches = batches.astype(np.int64)
         # experts see the tokens of as many tensor ranks as cut them
         self.expert_tp = np.maximum(f["etp"], 1.0)
         spanned = self.dp * self.cp * (self.tp / self.expert_tp if profile.experts_span_tp else 1.0)
@@ -74,20 +69,15 @@ class LayoutArrays:
         self.expert_shards = np.maximum(self.expert_dp / f["dp_replicate"], 1.0)
         self.token_share = self.expert_tp / self.tp
         self.sharded_tokens = np.where(self.sp, self.tokens / self.tp, self.tokens)
+        # what `memory.Parameters.sharded` and `adapters.adapters` need to know of a layout
+        self.zero_shards = self.zero[:, None], self.shards[:, None], self.expert_shards[:, None]
+        self.adapter_cuts = self.tokens, self.tp, self.token_share, self.expert_tp
 
     def of_ranks(self, ranks: Ints | None) -> LayoutArrays:
         """The same layouts, of whose ranks only those of (L, K) are looked at; None: all."""
         part = copy.copy(self)
         part.ranks = ranks
         return part
-
-    def of_differing_ranks(self) -> tuple[LayoutArrays, Ints]:
-        """The same layouts with those ranks (L, K) alone that differ, and which of these each rank is as, (L, pp).
-
-        Of layouts of several depths up to the deepest pp, behind a layout's own ranks the first again.
-        """
-        ranks, kind = self.split.differing_ranks
-        return self.of_ranks(np.asfortranarray(ranks[self.split.which])), kind[self.split.which]
 
     @functools.cached_property
     def expert_spread(self) -> Floats:
@@ -173,17 +163,17 @@ class Split:
         # layers by what they cost: dense ones, those with experts; then those of either that look back a window
         self.kinds: list[list[Floats]] = [dense, moe]
         if windowed is not None:
-            whole = [
-                [np.round(n - w, 9) for n, w in zip(*pair, strict=True)]
-                for pair in zip((dense, moe), windowed, strict=True)
-            ]
+            pairs = zip((dense, moe), windowed, strict=True)
+            whole = [[np.round(n - w, 9) for n, w in zip(*pair, strict=True)] for pair in pairs]
             self.kinds = [*whole, *windowed]
-        uneven = np.array([any(map(_differ, kinds)) for kinds in zip(*self.kinds, strict=True)])
+        uneven = [
+            any((of_kind != of_kind[:, :1]).any() for of_kind in kinds) for kinds in zip(*self.kinds, strict=True)
+        ]
         own = np.array([name in CHUNKS_OF_SCHEDULE for name in schedule])
         # pipelines without a closed form: chunks that differ, or a schedule with passes of its own
         piped = np.array([len(chunks) > 1 for chunks in dense])
         self.own_passes = own & piped
-        self.walked = (uneven | own) & piped
+        self.walked = (np.array(uneven) | own) & piped
 
     def of(self, rows: Ints | slice) -> Split:
         """The split of some of the layouts."""
@@ -208,7 +198,7 @@ class Split:
 
     def of_rank(self, chunks: list[Floats], ranks: Ints | None = None) -> Floats:
         """Layers of one kind that each rank holds, (L, pp), or those of ``ranks`` (L, K)."""
-        layers = _of_ranks(chunks)
+        layers = layers_of_ranks(chunks)
         return np.asfortranarray(layers[self.which] if ranks is None else layers[self.which[:, None], ranks])
 
     @functools.cached_property
@@ -239,12 +229,8 @@ class Split:
                     out[:, number, name] = before[places[0]], before[places[-1]]
         return out
 
-    def layers(self, kind: str) -> Floats:
-        """Layers of a kind that each rank holds, (splits, pp)."""
-        return _of_ranks(getattr(self, kind))
 
-
-def _of_ranks(chunks: list[Floats]) -> Floats:
+def layers_of_ranks(chunks: list[Floats]) -> Floats:
     """Layers of ranks, (splits, deepest pp), from those of their chunks."""
     return _filled([of_rank.sum(axis=1) for of_rank in chunks])
 
@@ -255,10 +241,6 @@ def _filled(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     for number, row in enumerate(rows):
         out[number, : len(row)] = row
     return out
-
-
-def _differ(chunks: Floats) -> bool:
-    return bool((chunks != chunks[:, :1]).any())
 
 
 def split_of(job: Job, pp: int, vpp: int, code: int) -> Sequence[float]:
@@ -274,14 +256,16 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
     layers of an MoE model lead. Layers that predict further tokens follow the last one: on the last chunk where a split
     does not count them.
     """
-    keys, which = np.unique(_keys_of(layouts), return_inverse=True)
-    model = job.model
-    schedules, dense, moe = [], list[Floats](), list[Floats]()
+    # a number for each depth, interleaving, schedule and split; models have at most 10,000 layers (14 bits)
+    pp, vpp, schedule = (layouts[name].astype(np.int64) for name in ("pp", "vpp", "schedule"))
+    keys, which = np.unique(pp << 49 | vpp << 35 | schedule << 27 | layouts["stage_layers"], return_inverse=True)
+    model, schedules = job.model, list[str]()
+    dense, moe, *windowed = (list[Floats]() for _ in range(4))
     windows = np.cumsum([0.0, *model.windowed_layers]) if skipping_window(job) else None
-    windowed: tuple[list[Floats], list[Floats]] = [], []
-    for pp, vpp, schedule, code in (_parts_of(key) for key in keys.tolist()):
-        schedules.append(SCHEDULE.text(schedule))
-        layers = np.array(split_of(job, pp, vpp, code), dtype=float)
+    for key in keys.tolist():
+        depth, chunks_of_rank = key >> 49, key >> 35 & 0x3FFF
+        schedules.append(SCHEDULE.text(key >> 27 & 0xFF))
+        layers = np.array(split_of(job, depth, chunks_of_rank, key & 0x7FFFFFF), dtype=float)
         if layers.sum() == model.num_layers:  # multi-token-prediction layers follow the last one
             layers[-1] += model.mtp_num_layers
         before = np.cumsum(layers) - layers
@@ -292,22 +276,12 @@ def chunk_layers(job: Job, layouts: Columns) -> Split:
             at, middle, end = (np.interp(x, numbers, windows) for x in (before, before + leading, before + layers))
             parts += [(windowed[0], np.round(middle - at, 9)), (windowed[1], np.round(end - middle, 9))]
         for found, kind in parts:
-            chunks = kind.reshape(vpp, pp).T.copy()
+            chunks = kind.reshape(chunks_of_rank, depth).T.copy()
             if schedules[-1] in V_SHAPED:
                 chunks[:, 1] = chunks[::-1, 1]
             found.append(chunks)
-    return Split(which.reshape(-1), schedules, dense, moe, None if windows is None else windowed)
-
-
-def _keys_of(layouts: Columns) -> Ints:
-    """A number (n,) for each depth, interleaving, schedule and split; models have at most 10,000 layers (14 bits)."""
-    pp, vpp, schedule = (layouts[name].astype(np.int64) for name in ("pp", "vpp", "schedule"))
-    return np.asarray(pp << 49 | vpp << 35 | schedule << 27 | layouts["stage_layers"])
-
-
-def _parts_of(key: int) -> tuple[int, int, int, int]:
-    """(pp, vpp, schedule, code of a split) of a number of `_keys_of`."""
-    return key >> 49, key >> 35 & 0x3FFF, key >> 27 & 0xFF, key & 0x7FFFFFF
+    both = None if windows is None else (windowed[0], windowed[1])
+    return Split(which.reshape(-1), schedules, dense, moe, both)
 
 
 def lots(layouts: Columns, cells: int, together: int) -> Iterator[tuple[Ints, Columns]]:
@@ -338,14 +312,14 @@ def by_depth(layouts: Columns, cells: int, stages: int | None = None) -> Iterato
 class Recompute:
     """Modules and layers that each of L layouts recomputes; all arrays are (L,)."""
 
-    def __init__(self, layouts: Columns, selective: Bools, full: Bools, num_layers: int) -> None:
-        self.selective, self.full = selective, full
+    def __init__(self, layouts: Columns, num_layers: int) -> None:
+        selective, self.full = (layouts["recompute"] == RECOMPUTE_CODES[name] for name in ("selective", "full"))
         self.modules = np.where(selective, layouts["recompute_modules"], 0)
         self.usual = selective & (self.modules == 0)  # what the framework calls selective
-        self.chunk_layers = np.where(full, layouts["recompute_num_layers"], 0)
+        self.chunk_layers = np.where(self.full, layouts["recompute_num_layers"], 0)
         self._vpp = layouts["vpp"]
         some = np.minimum(self.chunk_layers * layouts["vpp"] * layouts["pp"] / num_layers, 1.0)
-        self.full_share = np.where(self.chunk_layers > 0, some, full.astype(float))  # of all layers
+        self.full_share = np.where(self.chunk_layers > 0, some, self.full.astype(float))  # of all layers
 
     def has(self, name: str) -> Bools:
         """A mask, (L,), true where a module is among those recomputed."""
@@ -360,42 +334,9 @@ class Recompute:
         every = np.where(self.full[:, None], layers, 0.0)
         return np.asarray(np.where(self.chunk_layers[:, None] > 0, first, every))
 
-    def pairs_again(self, is_moe: bool, pairs: float = 2.0) -> Floats:
-        """Pairs of tensor-parallel collectives of a layer that are redone, (L,): all, or the one of a module.
-
-        A checkpointed MLP gathers its input and scatters its output once more.
-        """
-        return pairs * self.full_share + np.where(self.has("moe" if is_moe else "mlp"), 1.0, 0.0)
-
     def dispatches_again(self) -> Floats:
         """Share of a layer's forward all-to-alls that is redone, (L,)."""
         return np.asarray(np.maximum(self.full_share, self.has("moe")))
-
-
-def latent_bytes(model: Model, element: float, tp: Floats) -> Floats:
-    """Bytes per token of q, k and v that MLA's up-projections write (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
-    if not model.kv_lora_rank:
-        return np.zeros_like(tp)
-    qk = model.qk_nope_head_dim + model.qk_rope_head_dim
-    return np.asarray(element * model.num_attention_heads * (2 * qk + model.v_head_dim) / tp)
-
-
-def dropped_per_token(
-    re: Recompute, around: Mapping[str, Floats], inner: Mapping[str, Floats | float], width: Mapping[str, Floats]
-) -> Floats:
-    """Bytes per token that a layer of one kind no longer keeps, (L,): attention's, the norms', and its MLP's modules.
-
-    ``around``: bytes by module of attention and norms; ``inner``: those of whole checkpoints of the MLP (``mlp`` or
-    ``moe``); ``width``: parts of them, which count only where the whole is kept.
-    """
-    total, whole = np.zeros(len(re.full)), np.zeros(len(re.full), bool)
-    for name, held in {**around, **inner}.items():
-        total = total + np.where(re.has(name), held, 0.0)
-    for name in inner:
-        whole = whole | re.has(name)
-    for name, part in width.items():
-        total = total + np.where(re.has(name) & ~whole, part, 0.0)
-    return total
 
 
 def input_bytes(training: Training) -> float:
@@ -453,17 +394,9 @@ def most_loaded(model: Model, places: Floats, spread: Floats) -> Floats:
 _SKIPPING = ("flash2", "flash3")  # FlashAttention has windows since 2.3; other kernels work all scores out and mask
 # queries that a block of flash kernels works on at once, for heads up to 128 wide (flash_fwd_launch_template.h)
 BLOCK_QUERIES = 128
-
-
-@dataclass(frozen=True)
-class Span:
-    """Keys that a query meets in the mean over a rank's, and the share of the queries whose window starts late, (L,).
-
-    Queries whose window starts after the first token cost a second, partly masked block of keys beside the diagonal's.
-    """
-
-    keys: Floats | float
-    cut: Floats | float = 0.0
+# keys that a query meets in the mean over a rank's, and the share of the queries whose window starts late, (L,): those
+# whose window starts after the first token cost a second, partly masked block of keys beside the diagonal's
+Span = tuple[Floats | float, Floats | float]
 
 
 def windowed_span(seq_length: int, window: int, cp: Floats) -> Span:
@@ -477,7 +410,7 @@ def windowed_span(seq_length: int, window: int, cp: Floats) -> Span:
     ends = seq_length / 2.0 - half, seq_length / 2.0 + half
     first, last = (np.minimum(end, window) * (end - np.minimum(end, window) / 2.0) for end in ends)
     late = [np.maximum(end - window, 0.0) for end in ends]
-    return Span(keys=(last - first) / (2.0 * half), cut=(late[1] - late[0]) / (2.0 * half))
+    return (last - first) / (2.0 * half), (late[1] - late[0]) / (2.0 * half)
 
 
 def seen_share(window: int, seq_length: int) -> float:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import SCHEDULE, Bools, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
-from jointopt.physics.pipelines import Pipelines, across_ranks, of_rows
+from jointopt.jobs.job import Job
+from jointopt.physics.layouts import FIRST, LAST
 from jointopt.physics.schedule import check_micro_batches, warmup_slots, zero_bubble_time_s
-
-if TYPE_CHECKING:
-    from jointopt.jobs.job import Job
-    from jointopt.physics.stage_costs import StageCosts
+from jointopt.physics.stage_costs import Pipelines, StageCosts, across_ranks, of_rows
 
 
 @dataclass(frozen=True)
@@ -41,27 +38,16 @@ Makespan = Callable[[Pipelines, Ints, Floats, Floats], Floats]
 Stages = tuple[Floats, Floats, Floats, Floats, Floats]  # the first five of `StageTimes`
 
 
-def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+def makespan_s(
+    pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, walked_s: _Walked | None = None
+) -> Floats:
     """Seconds (n,) of the schedule of layouts ``rows``, bubble included, for times of one micro-batch (`Pipelines`).
 
     The last group of pp micro-batches of interleaved runs may be partly empty: each of those in it takes an equal share
-    of what the whole group adds; the first group adds to the way through the first chunks.
+    of what the whole group adds; the first group adds to the way through the first chunks. ``walked_s``: how pipelines
+    without a closed form are priced, by default chunk by chunk.
     """
-    return _makespan_s(pipes, rows, forward, backward, _each_walked_s)
-
-
-def least_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Seconds (n,) that `makespan_s` is not below, fast: the same but where chunks of a rank differ."""
-    return _makespan_s(pipes, rows, forward, backward, _least_s)
-
-
-def most_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-    """Seconds (n,) that `makespan_s` is not above, fast: the same but where chunks of a rank differ."""
-    return _makespan_s(pipes, rows, forward, backward, _most_s)
-
-
-def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, walked_s: _Walked) -> Floats:
-    depth, batches = pipes.depth, pipes.num_micro_batches[rows]
+    walked_s, depth, batches = walked_s or _each_walked_s, pipes.depth, pipes.num_micro_batches[rows]
     own = pipes.split.own_passes[pipes.split.which[rows]]
     last = np.where((pipes.vpp[rows] > 1) & ~own, batches % depth, 0)  # micro-batches of a group that is not full
     part = last > 0
@@ -69,12 +55,22 @@ def _makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats,
     after = _full_groups_s(pipes, rows, forward, backward, whole, walked_s)
     if not part.any():
         return after
-    first, back = first_chunks_s(pipes, rows, forward, backward)
-    before = across_ranks(np.maximum, pipes.before_last(first + back, rows))
+    first, back = _ways_s(pipes, rows, forward, backward)
+    before = across_ranks(np.maximum, pipes.before(first + back, rows, LAST))
     some = part & (batches > depth)
     seconds = rows[some], forward[some], backward[some]
     before[some] = _full_groups_s(pipes, *seconds, (batches - last)[some], walked_s)
     return np.where(part, before + last / depth * (after - before), after)
+
+
+def least_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Seconds (n,) that `makespan_s` is not below, fast: the same but where chunks of a rank differ."""
+    return makespan_s(pipes, rows, forward, backward, _least_s)
+
+
+def most_makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Seconds (n,) that `makespan_s` is not above, fast: the same but where chunks of a rank differ."""
+    return makespan_s(pipes, rows, forward, backward, _most_s)
 
 
 def _full_groups_s(
@@ -97,21 +93,7 @@ _Walked = Callable[[Pipelines, Ints, Floats, Floats, Ints], Floats]
 def _least_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
     """Seconds (n,) that `_each_walked_s` is not below; ranks of schedules with own passes end as they like."""
     first, back = _ways_s(pipes, rows, forward, backward)
-    return path_bound_s(pipes.before_last(first + back, rows), forward + backward, batches)
-
-
-def first_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds that each rank's first chunk takes of one micro-batch, forward and backward, of ranks as those given."""
-    sends, vpp = pipes.p2p_s[rows, None], pipes.vpp[rows, None]
-    if not pipes.split.walked.any():
-        return forward / vpp, backward / vpp
-    first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
-    first *= forward - sends
-    back *= backward - sends
-    even = sends / vpp
-    first += even
-    back += even
-    return first, back
+    return path_bound_s(pipes.before(first + back, rows, LAST), forward + backward, batches)
 
 
 def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
@@ -129,24 +111,20 @@ def _most_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, bat
 
 
 def _each_walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, batches: Ints) -> Floats:
-    """Seconds (n,) of pipelines without a closed form."""
+    """Seconds (n,) of pipelines without a closed form, chunk by chunk."""
     forward, backward = (pipes.of_all_ranks(seconds, rows) for seconds in (forward, backward))
     out, own = np.empty(len(rows)), pipes.split.own_passes[pipes.split.which[rows]]
     key = np.where(own, batches, 1) << 32 | pipes.schedule[rows].astype(np.int64) << 16 | pipes.vpp[rows]
     for shape in np.unique(key).tolist():
         at = np.flatnonzero(key == shape)
         schedule = SCHEDULE.text(shape >> 16 & 0xFFFF)
-        out[at] = _walked_s(pipes, rows[at], forward[at], backward[at], schedule, batches[at])
+        if schedule in CHUNKS_OF_SCHEDULE:  # with own passes, of one number of batches
+            forward_s, backward_s, weight_s = chunk_times_s(pipes, rows[at], forward[at], backward[at], weights=True)
+            out[at] = zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, shape >> 32)
+        else:
+            forward_s, backward_s = chunk_times_s(pipes, rows[at], forward[at], backward[at])
+            out[at] = chunked_time_s(forward_s, backward_s, batches[at])
     return out
-
-
-def _walked_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats, schedule: str, batches: Ints) -> Floats:
-    """Seconds (n,) of layouts with one schedule and vpp, chunk by chunk; with own passes, of one number of batches."""
-    if schedule in CHUNKS_OF_SCHEDULE:
-        forward_s, backward_s, weight_s = chunk_times_s(pipes, rows, forward, backward, weights=True)
-        return zero_bubble_time_s(schedule, forward_s, backward_s - weight_s, weight_s, int(batches[0]))
-    forward_s, backward_s = chunk_times_s(pipes, rows, forward, backward)
-    return chunked_time_s(forward_s, backward_s, batches)
 
 
 def chunk_times_s(
@@ -233,7 +211,7 @@ def _exposed_of_pipelines_s(
     # no path is longer than the makespan: mostly that leaves no rank's traffic to end after rank 0's
     rounds_s = turns * across_ranks(np.minimum, forward + backward)[:, None]
     longest = np.maximum(stays, reduce - (window + rounds_s))
-    longest -= pipes.before_first(ways[1], rows)
+    longest -= pipes.before(ways[1], rows, FIRST)
     if len(late := np.flatnonzero(across_ranks(np.maximum, longest) > exposed)):
         of_ranks = (reduce, stays, window, forward, backward, *ways)
         each = [pipes.of_all_ranks(seconds.take(late, 0), rows[late]) for seconds in of_ranks]
@@ -262,20 +240,29 @@ def _traffic_ends_s(costs: StageCosts, rows: Ints, of_ranks: Sequence[Floats], t
     if plain.any():
         turned = last_turns_s(forward[plain].T, backward[plain].T, batches[plain, 0])
         longest[plain] = np.maximum(longest[plain], turned.T)
-    starts = _from_here(np.where(plain[:, None], longest, work - turns * step)) - window
-    ends = np.maximum(_from_here(longest) + stays, starts + reduce)
+    # the largest of each rank and those after it
+    begun, ended = np.where(plain[:, None], longest, work - turns * step), longest
+    begun, ended = (np.maximum.accumulate(one[:, ::-1], axis=1)[:, ::-1] for one in (begun, ended))
+    ends = np.maximum(ended + stays, begun - window + reduce)
     return across_ranks(np.maximum, ends - home)
 
 
 def _ways_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
     """Seconds of the first micro-batch on each rank on its way down, and of the last one on its way back to rank 0.
 
-    Of ranks as those given. Ranks of schedules with own passes end as they like: 0.
+    Those of each rank's first chunk, of ranks as those given. Ranks of schedules with own passes end as they like: 0.
     """
-    first, back = first_chunks_s(pipes, rows, forward, backward)
-    if (own := pipes.split.own_passes[pipes.split.which[rows]]).any():
-        back = np.where(own[:, None], 0.0, back)
-    return first, back
+    vpp, sends = pipes.vpp[rows, None], pipes.p2p_s[rows, None]
+    if not pipes.split.walked.any():
+        return forward / vpp, backward / vpp
+    first, back = (of_rows(shares, rows) for shares in pipes.first_shares)
+    first *= forward - sends
+    back *= backward - sends
+    even = sends / vpp
+    first += even
+    back += even
+    own = pipes.split.own_passes[pipes.split.which[rows], None]
+    return first, np.where(own, 0.0, back) if own.any() else back
 
 
 def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
@@ -297,11 +284,6 @@ def _ways_by_chunks_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: F
     return at_most
 
 
-def _from_here(values: Floats) -> Floats:
-    """The largest of the values of each rank and those after it, (n, pp)."""
-    return np.asarray(np.maximum.accumulate(values[:, ::-1], axis=1)[:, ::-1])
-
-
 # Makespan of 1F1B and interleaved 1F1B with unequal ranks: the longest path through `schedule`'s graph, closed form.
 
 
@@ -313,8 +295,9 @@ def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints,
 
     ``forward_s``, ``backward_s`` (n, >= pp): seconds of one micro-batch on each rank, all its chunks, with the blocking
     receives. Derived here: the longest path through the schedules of Narayanan et al. 2021 (arXiv:2104.04473), whose
-    (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks. Exact for equal chunks within a rank and a head on the
-    last; chunks of other layers: `chunked_time_s`. PlanError for a plan with no such schedule.
+    (m + (p - 1)/v)(f + b) of section 2.2 it is for equal ranks: the pipeline bubble is (p - 1)/(v m) of the work. Exact
+    for equal chunks within a rank and a head on the last; chunks of other layers: `chunked_time_s`. PlanError for a
+    plan with no such schedule.
     """
     pp, vpp, m = (np.asarray(a) for a in (pp, vpp, num_micro_batches))
     check_micro_batches(pp, vpp, m)
@@ -325,29 +308,19 @@ def iteration_time_s(forward_s: Floats, backward_s: Floats, pp: Ints, vpp: Ints,
         )
     time_s = np.empty(len(pp))
     most = int(vpp.max(initial=0)) + 1
-    shape = pp * most + vpp
+    shape = (pp * most + vpp) * 2 + ((m == pp) & (vpp > 1))
     for which in np.flatnonzero(np.bincount(shape)).tolist():
-        (p, v), rows = divmod(which, most), np.flatnonzero(shape == which)
+        (p, v), rows = divmod(which // 2, most), np.flatnonzero(shape == which)
         step = BLOCK_TIMES // p + 1
         for block in (rows[i : i + step] for i in range(0, len(rows), step)):
             f, b = (np.ascontiguousarray(a[block, :p].T, dtype=np.float64) for a in (forward_s, backward_s))
-            time_s[block] = _equal_shape_time_s(f, b, v, m[block])
-    return time_s
-
-
-def _equal_shape_time_s(f: Floats, b: Floats, v: int, m: Ints) -> Floats:
-    """Makespan of plans of one pp and vpp; f, b (p, n), rank by rank."""
-    p = len(f)
-    if p == 1:
-        return np.asarray(m * (f[0] + b[0]))
-    if v == 1:
-        return _one_f_one_b_time_s(f, b, m)
-    f, b = f / v, b / v
-    one_group = m == p
-    time_s = np.empty(len(m))
-    for which, price in ((one_group, _one_group_time_s), (~one_group, _interleaved_time_s)):
-        if which.any():
-            time_s[which] = price(f[:, which], b[:, which], v, m[which])
+            if p == 1:
+                time_s[block] = m[block] * (f[0] + b[0])
+            elif v == 1:
+                time_s[block] = _one_f_one_b_time_s(f, b, m[block])
+            else:  # one group of micro-batches, or more
+                price = _one_group_time_s if which % 2 else _interleaved_time_s
+                time_s[block] = price(f / v, b / v, v, m[block])
     return time_s
 
 
@@ -412,11 +385,6 @@ def last_turns_s(forward_s: Floats, backward_s: Floats, m: Ints) -> Floats:
     return np.asarray(_running_max(arrived) + s[1:] + (p - 1 - rank) * backward_s)
 
 
-def _warmup_column(p: int, v: int, m: int) -> Floats:
-    """Warm-up forwards of each rank, (p, 1)."""
-    return np.array([warmup_slots(p, v, m, rank) for rank in range(p)], dtype=np.float64)[:, None]
-
-
 @dataclass(frozen=True)
 class _Passes:
     """Passes of one direction, one chunk of each rank, and the sums and maxima that paths through them are made of."""
@@ -437,7 +405,7 @@ def _interleaved_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) 
     listed are all that can win is not proven, but tested over 10^6 plans (tests/bench/bench_pipeline.py).
     """
     f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
-    warmup = _warmup_column(len(t), v, 2 * len(t))
+    warmup = warmup_slots(len(t), v, 2 * len(t), np.arange(len(t))[:, None]).astype(np.float64)
     path = _fill_s(f, b, t, v, warmup)
     path += _fill_s(b, f, t, v, warmup)
     path += (m * v - warmup) * t
@@ -452,7 +420,7 @@ def _one_group_time_s(forward_s: Floats, backward_s: Floats, v: int, m: Ints) ->
     """
     f, b, t = _Passes.of(forward_s), _Passes.of(backward_s), forward_s + backward_s
     p, c, slots = len(t), (len(t) - 2) // 2, len(t) * v
-    warmup, first = _warmup_column(p, v, p), slice(c + 1)
+    warmup, first = warmup_slots(p, v, p, np.arange(p)[:, None]).astype(np.float64), slice(c + 1)
     last_slot = np.full((c + 1, 1), slots - 1.0)
     all_f, all_b = _forward_path_s(f, v, last_slot, first), _forward_path_s(b, v, last_slot, first)
     in_f, _, up_f = _turning_paths_s(f, b, t, v, warmup)
@@ -504,12 +472,24 @@ def _fill_s(f: _Passes, b: _Passes, t: Floats, v: int, warmup: Floats) -> Floats
     """(p, n): longest path to round 0 of each rank j; one that arrives in round x counts minus x t_j.
 
     The ways in: forwards alone; forwards to a rank i > j, a turn, backwards up to j; a turn on any i and backwards
-    round the ring, p + 1 rounds; from i > j by forwards round the ring, which is open again from slot v p on.
+    round the ring, p + 1 rounds; from i > j by forwards round the ring, which is open again from slot v p on. Ranks
+    i > c reach slot v p in their steady state and wait for it there. Rank c is the last that passes it in warm-up; one
+    above it only adds hops. After a turn, c leaves w_c + 1 - v p rounds later.
     """
-    p = len(t)
+    p, c = len(t), (len(t) - 2) // 2
     forwards, turned, up = _turning_paths_s(f, b, t, v, warmup)
     best = np.maximum(forwards, up, out=forwards)
-    ring = _forward_ring_s(f, t, v, warmup, best, up)
+    # to forward slot v p of a rank i > j, minus the forwards of ranks 0 .. i-1
+    waits = (v * p - warmup[c + 1 :]) * t[c + 1 :]
+    waits += best[c + 1 :]
+    waits -= f.sums[c + 1 : p]
+    later = _suffix_max(waits)
+    ring = np.full_like(t, -np.inf)
+    ring[c : p - 1] = later
+    if c > 0:
+        (direct,) = _forward_path_s(f, v, np.full((1, 1), float(v * p)), slice(c, c + 1))
+        after_turn = up[c] + t[c] - (warmup[c] + 1 - v * p) * t[:c]
+        ring[:c] = np.maximum(later[0], np.maximum(direct, after_turn) - f.sums[c])
     back = (turned[0] + b.sums[p]) - b.sums[:-1]
     back -= (p + 1) * t
     np.maximum(best, back, out=best)
@@ -517,26 +497,6 @@ def _fill_s(f: _Passes, b: _Passes, t: Floats, v: int, warmup: Floats) -> Floats
     ring += f.sums[:-1]
     ring -= (v * p + p - warmup) * t
     return np.maximum(best, ring, out=best)
-
-
-def _forward_ring_s(f: _Passes, t: Floats, v: int, warmup: Floats, fill: Floats, up: Floats) -> Floats:
-    """(p, n): for each j, longest path to forward slot v p of a rank i > j, minus the forwards of ranks 0 .. i-1.
-
-    Ranks i > c reach slot v p in their steady state and wait for it there. Rank c is the last that passes it in
-    warm-up; one above it only adds hops. After a turn, c leaves w_c + 1 - v p rounds later.
-    """
-    p, c = len(t), (len(t) - 2) // 2
-    waits = (v * p - warmup[c + 1 :]) * t[c + 1 :]
-    waits += fill[c + 1 :]
-    waits -= f.sums[c + 1 : p]
-    later = _suffix_max(waits)
-    wait = np.full_like(t, -np.inf)
-    wait[c : p - 1] = later
-    if c > 0:
-        (direct,) = _forward_path_s(f, v, np.full((1, 1), float(v * p)), slice(c, c + 1))
-        turned = up[c] + t[c] - (warmup[c] + 1 - v * p) * t[:c]
-        wait[:c] = np.maximum(later[0], np.maximum(direct, turned) - f.sums[c])
-    return wait
 
 
 # Makespan of interleaved 1F1B with a time for every chunk of a rank, exact: `schedule.replay` for many plans at once.
@@ -641,40 +601,28 @@ class _State:
         return np.asarray(np.concatenate(paths).max(axis=0))
 
     def run(self, start: int, stop: int) -> None:
-        """Walk through the steps ``start`` to ``stop`` - 1."""
+        """Walk through the steps ``start`` to ``stop`` - 1: of those ranks that have one, a forward and a backward."""
         v, p, _ = self.f.shape
         slots = self.groups * p * v
-        for q in range(start, stop):
-            self._forward(q + p * v + p - 2, slots)
-            self._backward(q, slots)
-
-    def _forward(self, slot: int, slots: int) -> None:
-        """Rank i runs its forward ``slot`` - i, those ranks that have one."""
-        v, p, _ = self.f.shape
-        first, last = max(slot - slots + 1, 0), min(slot, p - 1) + 1
-        if first >= last:
-            return
-        chunk, member = divmod(slot % (p * v), p)  # of rank 0; ranks beyond ``member`` are a chunk behind
-        self.down[0] = self.down[p] if chunk else 0.0
-        free = self.free[first:last]
-        np.maximum(free, self.down[first:last], out=free)
-        turn = min(max(member + 1, first), last)
-        self.free[first:turn] += self.f[chunk, first:turn]
-        self.free[turn:last] += self.f[chunk - 1, turn:last]
-        self.down[first + 1 : last + 1] = free
-
-    def _backward(self, step: int, slots: int) -> None:
-        """Rank i runs its backward slot ``step`` + i, those ranks that have one."""
-        v, p, _ = self.f.shape
-        first, last = max(-step, 0), min(slots - step, p)
-        if first >= last:
-            return
-        chunk, member = divmod(step % (p * v), p)  # of rank 0, counted from the last; beyond p - member one further
-        turn = min(max(p - member, first), last)
-        of_last = (step + p - 1) % (p * v) // p
-        self.up[p] = self.up[0] if of_last else 0.0
-        free = self.free[first:last]
-        np.maximum(free, self.up[first + 1 : last + 1], out=free)
-        self.free[first:turn] += self.b[v - 1 - chunk, first:turn]
-        self.free[turn:last] += self.b[(v - 2 - chunk) % v, turn:last]
-        self.up[first:last] = free
+        for step in range(start, stop):
+            slot = step + p * v + p - 2  # rank i runs its forward ``slot`` - i
+            first, last = max(slot - slots + 1, 0), min(slot, p - 1) + 1
+            if first < last:
+                chunk, member = divmod(slot % (p * v), p)  # of rank 0; ranks beyond ``member`` are a chunk behind
+                self.down[0] = self.down[p] if chunk else 0.0
+                free = self.free[first:last]
+                np.maximum(free, self.down[first:last], out=free)
+                turn = min(max(member + 1, first), last)
+                self.free[first:turn] += self.f[chunk, first:turn]
+                self.free[turn:last] += self.f[chunk - 1, turn:last]
+                self.down[first + 1 : last + 1] = free
+            first, last = max(-step, 0), min(slots - step, p)  # rank i runs its backward slot ``step`` + i
+            if first < last:
+                chunk, member = divmod(step % (p * v), p)  # of rank 0, from the last; beyond p - member one further
+                turn = min(max(p - member, first), last)
+                self.up[p] = self.up[0] if (step + p - 1) % (p * v) // p else 0.0
+                free = self.free[first:last]
+                np.maximum(free, self.up[first + 1 : last + 1], out=free)
+                self.free[first:turn] += self.b[v - 1 - chunk, first:turn]
+                self.free[turn:last] += self.b[(v - 2 - chunk) % v, turn:last]
+                self.up[first:last] = free

@@ -6,7 +6,6 @@ Arrays broadcast; ``tokens`` are the rank's (micro-batch x sequence / cp); L lay
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +13,13 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import GIB
 from jointopt.jobs.catalog.kernels import workspaces_mib
-from jointopt.jobs.framework import share
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
+from jointopt.jobs.framework import share as share_hidden
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
-from jointopt.physics.adapters import Through, adapters
-from jointopt.physics.adapters import kept_bytes as adapters_kept_bytes
-from jointopt.physics.layers_on_stages import Held
-from jointopt.physics.layouts import (
-    LayoutArrays,
-    by_depth,
-    dropped_per_token,
-    input_bytes,
-    kv_heads_of_rank,
-    latent_bytes,
-)
+from jointopt.physics.layers import adapters
+from jointopt.physics.layouts import LayoutArrays, Split, by_depth, input_bytes, kv_heads_of_rank, layers_of_ranks
+from jointopt.physics.schedule import MOST_GROUPS, MOST_ROUNDS, alive_chunks, held_chunks
 
 _CELLS = 32_768  # layouts x ranks in one pass: each array then takes 256 KiB of the cache
 _HEAVIEST = 4  # ranks of a layout that may need most; mostly fewer
@@ -40,8 +32,14 @@ class Parameters:
     dense: Floats
     expert: Floats
 
+    def sharded(self, from_stage: int, zero_stage: Ints, shard: Floats, expert_shard: Floats) -> Floats:
+        """Parameters of a rank, (L, pp), where ZeRO shards them from a stage on over so many ranks, each (L, 1)."""
+        dense = self.dense / np.where(zero_stage >= from_stage, shard, 1.0)
+        expert = self.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
+        return dense + expert
 
-def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
+
+def stage_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     """Parameters per rank of every stage, (L, pp): its layers, the embedding first, the head (or its copy) last.
 
     12·h² of a GPT layer (Narayanan et al. 2021, arXiv:2104.04473, section 5.1) over tp; norms and router are whole. A
@@ -54,9 +52,8 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     shared = model.num_shared_experts * model.expert_parameters / lay.tp
     moe_layer = attention + shared + float(model.num_experts * model.hidden_size)
     experts = model.num_experts / lay.ep * model.expert_parameters / lay.expert_tp
-    dense_layers = lay.dense_layers
-    moe_layers = layers - dense_layers
-    dense = dense_layer[:, None] * dense_layers + moe_layer[:, None] * moe_layers
+    moe_layers = lay.layers - lay.dense_layers
+    dense = dense_layer[:, None] * lay.dense_layers + moe_layer[:, None] * moe_layers
     table = model.vocab_size * model.hidden_size / lay.tp
     dense += table[:, None] * lay.starts
     if model.position_embedding == "learned":
@@ -70,19 +67,13 @@ def stage_parameters(job: Job, lay: LayoutArrays, layers: Floats) -> Parameters:
     return Parameters(dense + own.dense, experts[:, None] * moe_layers + own.expert)
 
 
-def trained_parameters(job: Job, lay: LayoutArrays, held: Parameters) -> Parameters:
-    """Parameters of a rank that it trains: all of those it holds, or adapters alone beside frozen weights."""
-    return adapter_parameters(job, lay) if job.training.frozen else held
-
-
 def adapter_parameters(job: Job, lay: LayoutArrays) -> Parameters:
     """Parameters of LoRA's adapters that one rank of every stage holds, (L, pp); experts' apart."""
-    zero = np.zeros_like(lay.layers)
-    of = {False: zero, True: zero}
+    of = [np.zeros_like(lay.layers)] * 2
     for kind, layers in (("dense", lay.dense_layers), ("moe", lay.layers - lay.dense_layers)):
-        for one in adapters(job.model, job.training, Through.of(lay), kind):
+        for one in adapters(job.model, job.training, kind, *lay.adapter_cuts):
             of[one.routed] = of[one.routed] + one.parameters(job.training.lora_dim or 0)[:, None] * layers
-    return Parameters(of[False], of[True])
+    return Parameters(*of)
 
 
 def state_bytes(
@@ -96,17 +87,14 @@ def state_bytes(
     optimizer, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054, section 5). Part
     ``main_gradients``: the optimizer's wider copy of its shard, alive in its step alone.
     """
-
-    def sharded(from_stage: int, per_parameter: float, held: Parameters = trained or params) -> Floats:
-        dense = held.dense / np.where(zero_stage >= from_stage, shard, 1.0)
-        expert = held.expert / np.where(zero_stage >= from_stage, expert_shard, 1.0)
-        return per_parameter * (dense + expert)
-
-    frozen = sharded(3, training.frozen_bytes, params) - sharded(3, training.frozen_bytes)
+    cut, own = (zero_stage, shard, expert_shard), trained or params
+    frozen = training.frozen_bytes * params.sharded(3, *cut) - training.frozen_bytes * own.sharded(3, *cut)
     return {
-        "weights": sharded(3, training.weight_bytes) + frozen, "gradients": sharded(2, training.gradient_bytes),
-        "optimizer": sharded(1, training.optimizer_bytes), "main_gradients": sharded(1, training.main_gradient_bytes),
-    }  # fmt: skip
+        "weights": training.weight_bytes * own.sharded(3, *cut) + frozen,
+        "gradients": training.gradient_bytes * own.sharded(2, *cut),
+        "optimizer": training.optimizer_bytes * own.sharded(1, *cut),
+        "main_gradients": training.main_gradient_bytes * own.sharded(1, *cut),
+    }
 
 
 def _element_bytes(training: Training) -> float:
@@ -147,40 +135,24 @@ def score_bytes(model: Model, training: Training, tp: Floats) -> Floats:
     return 4.0 * heads
 
 
-_SCORE_WORKSPACE = {"unfused": 12.0, "fused": 4.0}
-
-
-def score_workspace(model: Model, training: Training, tp: Floats) -> Floats:
-    """Bytes per token of scores that live only while their layer is at work, beyond the stored ones.
-
-    Derived here for 16 bit. Unfused: an fp32 copy, its softmax in fp32 and the gradient of that. A fused softmax has
-    16-bit gradients of its input and output.
-    """
-    per_score = _SCORE_WORKSPACE.get(training.attention, 0.0)
-    return per_score * model.num_attention_heads / tp * training.seq_length
-
-
 def attention_activations(
     model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float
 ) -> Floats:
     """Bytes of norm input and output, q, k, v, core output, dropout mask; scores where the kernel stores them.
 
-    Korthikanti et al. 2022 (arXiv:2205.05198) section 4, derived here for grouped queries and MLA.
+    Korthikanti et al. 2022 (arXiv:2205.05198) section 4, derived here for grouped queries and MLA. Where inputs of
+    linear layers are kept quantized, the output's is kept beside the 16-bit value that attention itself keeps.
     """
-    a, d = model.num_attention_heads, model.head_dim
+    a, d, element = model.num_attention_heads, model.head_dim, _element_bytes(training)
     if model.kv_lora_rank:
         qk = model.qk_nope_head_dim + model.qk_rope_head_dim
         inner = a * (2 * qk + 2 * model.v_head_dim) / tp + model.q_lora_rank + model.kv_lora_rank
     else:
         inner = (2 * a / tp + 2 * kv_heads_of_rank(model, tp)) * d
     around = _block_bytes(model, training, tp, sequence_parallel, stored_norms, "linear_qkv")
-    projected = _quantized_copy(training) * a * (model.v_head_dim if model.kv_lora_rank else d) / tp
-    return tokens * (around + _element_bytes(training) * inner + projected + score_bytes(model, training, tp))
-
-
-def _quantized_copy(training: Training) -> float:
-    """Bytes per element of a linear layer's input that is kept beside the 16-bit value that attention itself keeps."""
-    return kept_input_bytes(training, "linear_proj") if input_bytes(training) < _element_bytes(training) else 0.0
+    copy = kept_input_bytes(training, "linear_proj") if input_bytes(training) < element else 0.0
+    projected = copy * a * (model.v_head_dim if model.kv_lora_rank else d) / tp
+    return tokens * (around + element * inner + projected + score_bytes(model, training, tp))
 
 
 def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Floats | float:
@@ -196,7 +168,7 @@ def _mlp_bytes(model: Model, training: Training, width: Floats | float) -> Float
 def dense_layer_activations(
     model: Model, training: Training, tokens: Floats, tp: Floats, sequence_parallel: Floats, stored_norms: float = 2.0
 ) -> Floats:
-    """Bytes that one dense layer keeps for its backward pass, nothing recomputed.
+    """Activation memory in bytes of one dense layer: what it keeps for its backward pass, nothing recomputed.
 
     s·b·h·(10 + 24/t + 5·a·s/(h·t)) for GPT with dropout, all over t under SP (Korthikanti et al. 2022, arXiv:2205.05198
     equation 2); derived here for gated MLPs, grouped queries and ``stored_norms`` living copies of each norm's input.
@@ -255,6 +227,73 @@ def logits_bytes(model: Model, tokens: Floats, tp: Floats, per_logit: float, ten
     return per_logit * tokens * model.vocab_size / (tp if tensor_parallel else 1.0)
 
 
+# Layers whose activations the ranks of a pipeline hold at once, and the few ranks that may need most memory.
+
+
+@dataclass(frozen=True)
+class LiveLayers:
+    """Layers of each kind whose activations the ranks hold, at the times at which each may hold most.
+
+    ``group`` (L,): layouts of one split and number of micro-batches; ``layers``: (groups, times, 2, ranks).
+    """
+
+    group: Ints
+    layers: Floats
+
+    @classmethod
+    def of(cls, lay: LayoutArrays) -> LiveLayers:
+        """The layers held by all ranks of the layouts."""
+        batches = np.minimum(lay.micro_batches, MOST_ROUNDS * lay.pp)
+        keys, group = np.unique(lay.split.which << 32 | batches, return_inverse=True)
+        found = [_layers_held(lay.split, int(lay.pp[0]), key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
+        times = np.arange(max(map(len, found)))
+        return cls(group, np.stack([layers[np.minimum(times, len(layers) - 1)] for layers in found]))
+
+    def of_ranks(self, ranks: Ints) -> LiveLayers:
+        """The layers held by the ranks (groups, K) of each group."""
+        return LiveLayers(self.group, np.take_along_axis(self.layers, ranks[:, None, None], axis=3))
+
+    def most_bytes(self, dense: Floats, moe: Floats) -> Floats:
+        """Most bytes alive at once on every rank, (L, ranks), of so many bytes per layer of each kind there."""
+        most = np.zeros((len(self.group), self.layers.shape[3]))
+        for count in self.layers.swapaxes(0, 1):
+            at = count[self.group]
+            np.maximum(most, dense * at[:, 0] + moe * at[:, 1], out=most)
+        return most
+
+    def heaviest_ranks(self, split: Split) -> Ints:
+        """Ranks, (groups, K), of which one needs most memory; those of groups with fewer are filled up with rank 0.
+
+        All but those that have the layers of the rank before them, neither embedding nor head, and hold no more at any
+        time: what a rank needs grows with what it holds.
+        """
+        which = split.which[np.unique(self.group, return_index=True)[1]]
+        own = np.stack([layers_of_ranks(chunks)[which] for chunks in (split.dense, split.moe)])
+        less = (own[..., 1:] == own[..., :-1]).all(axis=0)
+        less &= (self.layers[..., 1:] <= self.layers[..., :-1]).all(axis=(1, 2))
+        less[:, :1] = less[:, -1:] = False
+        order = np.argsort(np.pad(less, ((0, 0), (1, 0))), axis=1, kind="stable")
+        kept = own.shape[2] - less.sum(axis=1)
+        return np.where(np.arange(kept.max()) < kept[:, None], order[:, : kept.max()], 0)
+
+
+def _layers_held(split: Split, pp: int, which: int, num_micro_batches: int) -> Floats:
+    """`LiveLayers.layers` of one split and number of micro-batches, (times, 2, pp)."""
+    kinds, schedule = (split.dense[which], split.moe[which]), split.schedule[which]
+    vpp = kinds[0].shape[1]
+    if CHUNKS_OF_SCHEDULE.get(schedule) == vpp:
+        alive = held_chunks(schedule, pp, num_micro_batches)
+    else:
+        alive = alive_chunks(pp, vpp, min(num_micro_batches, MOST_GROUPS * pp))
+    layers = np.stack([np.einsum("itc,ic->ti", alive, chunks) for chunks in kinds], axis=1)
+    if not all(chunks.any() for chunks in kinds):  # of one kind alone most layers are most bytes
+        layers = layers.max(axis=0, keepdims=True)
+    return np.unique(layers, axis=0) if len(layers) > 1 else layers
+
+
+# The parts of a rank's memory and their sum.
+
+
 def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     """Bytes per rank of each stage, (L, pp), for layouts of one pipeline depth; the parts add up to the peak.
 
@@ -264,7 +303,7 @@ def memory_parts(job: Job, layouts: Columns) -> dict[str, Floats]:
     training: communication, workspaces, other (`process_bytes`).
     """
     lay = LayoutArrays(job, layouts)
-    return _parts(job, lay, Held.of(lay))
+    return _parts(job, lay, LiveLayers.of(lay))
 
 
 def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
@@ -272,21 +311,23 @@ def peak_memory_bytes(job: Job, layouts: Columns) -> Floats:
     out = np.empty(len(layouts["pp"]))
     for rows, group in by_depth(layouts, _CELLS, _HEAVIEST):
         lay = LayoutArrays(job, group)
-        held = Held.of(lay)
+        held = LiveLayers.of(lay)
         ranks = held.heaviest_ranks(lay.split)
         parts = _parts(job, lay.of_ranks(ranks[held.group]), held.of_ranks(ranks))
         out[rows] = functools.reduce(np.add, parts.values()).max(axis=1)
     return out
 
 
-def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
-    layers = lay.layers
-    profile, training = job.training.framework, job.training
-    params = stage_parameters(job, lay, layers)
-    shard, zero = lay.shards[:, None], lay.zero[:, None]
-    trained = trained_parameters(job, lay, params)
-    state = on_device(state_bytes(params, zero, shard, lay.expert_shards[:, None], training, trained), lay, training)
-    in_flight, at_work = activation_bytes(job, lay, held)
+def _parts(job: Job, lay: LayoutArrays, held: LiveLayers) -> dict[str, Floats]:
+    layers, profile, training = lay.layers, job.training.framework, job.training
+    params = stage_parameters(job, lay)
+    trained = adapter_parameters(job, lay) if training.frozen else params
+    state = on_device(state_bytes(params, *lay.zero_shards, training, trained), lay, training)
+    per_layer, at_work = layer_bytes(job, lay)
+    in_flight = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
+    # offloaded activations leave those of two layers: the one at work and the one that is copied
+    two = 2.0 * np.maximum.reduce(list(per_layer.values()))
+    in_flight = np.where(lay.offloads_activations[:, None], np.minimum(in_flight, two), in_flight)
     activations = in_flight + at_work
     per_logit = profile.logits_bytes * _element_bytes(training) / 2.0
     logits = logits_bytes(job.model, lay.tokens, lay.tp, per_logit, profile.logits_tensor_parallel)
@@ -299,15 +340,15 @@ def _parts(job: Job, lay: LayoutArrays, held: Held) -> dict[str, Floats]:
     kept = activations + np.minimum(lost, 0.0)
     captured = _captured_bytes(job, lay, held, np.minimum(state["main_gradients"], kept + logits))
     state["main_gradients"] = np.maximum(state["main_gradients"] - kept - logits, 0.0)
-    process = {name: np.broadcast_to(held[:, None], kept.shape) for name, held in process_bytes(job, lay).items()}
+    process = {name: np.broadcast_to(each[:, None], kept.shape) for name, each in process_bytes(job, lay).items()}
     return {
         **state, "activations": kept, "fragmentation": np.maximum(lost, 0.0), "logits": logits,
-        "gathered_weights": np.where(zero == 3, working, 0.0),
+        "gathered_weights": np.where(lay.zero[:, None] == 3, working, 0.0),
         "cuda_graphs": captured, **process,
     }  # fmt: skip
 
 
-def _captured_bytes(job: Job, lay: LayoutArrays, held: Held, step: Floats) -> Floats:
+def _captured_bytes(job: Job, lay: LayoutArrays, held: LiveLayers, step: Floats) -> Floats:
     """Bytes that captured CUDA graphs keep and eager execution frees, (L, pp); ``step`` (L, pp): the optimizer's.
 
     Transformer Engine's graphs: of each layer and micro-batch in flight an input and the gradient of an output. Of one
@@ -323,87 +364,70 @@ def _captured_bytes(job: Job, lay: LayoutArrays, held: Held, step: Floats) -> Fl
 
 
 def dropped_bytes(job: Job, lay: LayoutArrays, kind: str) -> Floats:
-    """Bytes of one layer, ``dense`` or ``moe``, that selective recomputation drops, (L,)."""
-    model, training = job.model, job.training
+    """Bytes of one layer, ``dense`` or ``moe``, that recomputation of named modules drops, (L,).
+
+    Attention's, the norms', and those of the whole MLP or of modules of it, which count only where the whole is kept.
+    """
+    model, training, re = job.model, job.training, lay.recompute
     feeding = model.has_attention * kept_input_bytes(training, "linear_qkv")
     feeding += model.has_mlp * kept_input_bytes(training, "linear_fc1")
     norms = feeding * model.hidden_size
-    around = {
-        "core_attn": score_bytes(model, training, lay.tp),
-        "layernorm": np.where(lay.sp, norms / lay.tp, norms),
-        "mla_up_proj": latent_bytes(model, _element_bytes(training), lay.tp),
-    }
+    dropped = np.where(re.has("core_attn"), score_bytes(model, training, lay.tp), 0.0)
+    dropped = dropped + np.where(re.has("layernorm"), np.where(lay.sp, norms / lay.tp, norms), 0.0)
+    if model.kv_lora_rank:
+        # q, k and v that MLA's up-projections write (DeepSeek-V2, arXiv:2405.04434, section 2.1)
+        widths = 2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + model.v_head_dim
+        latent = _element_bytes(training) * model.num_attention_heads * widths / lay.tp
+        dropped = dropped + np.where(re.has("mla_up_proj"), latent, 0.0)
     if kind == "dense":
-        inner: Mapping[str, Floats | float] = {"mlp": _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)}
-        return np.asarray(lay.tokens * dropped_per_token(lay.again, around, inner, {}))
+        mlp = _mlp_bytes(model, training, model.ffn_hidden_size / lay.tp)
+        return np.asarray(lay.tokens * (dropped + np.where(re.has("mlp"), mlp, 0.0)))
     routed, shared = _expert_bytes(model, training, lay)
     copies = lay.kept_copies / lay.expert_tp
     activated = kept_input_bytes(training, "linear_fc2") * copies * model.moe_ffn_hidden_size
-    parts = {"moe_act": activated, "shared_experts": shared}
-    return np.asarray(lay.tokens * dropped_per_token(lay.again, around, {"moe": routed + shared}, parts))
-
-
-def kept_bytes(job: Job, lay: LayoutArrays, layer: Floats, kind: str) -> Floats:
-    """Bytes that one layer of ``layer`` bytes keeps where it is not recomputed whole, (L,).
-
-    Blank modules are the framework's usual: the scores, or a share of the layers whole (``selective_share``).
-    """
-    share = job.training.framework.selective_share
-    inputs = layer_input_bytes(job.model, job.training, lay.tokens, lay.tp, lay.sp)
-    scores = lay.tokens * score_bytes(job.model, job.training, lay.tp)
-    usual = share * (layer - inputs) if share else scores
-    dropped = np.where(lay.again.usual, usual, dropped_bytes(job, lay, kind) if lay.again.modules.any() else 0.0)
-    return np.asarray(layer - dropped)
-
-
-def activation_bytes(job: Job, lay: LayoutArrays, held: Held) -> tuple[Floats, Floats]:
-    """Bytes of every stage's micro-batches in flight, and of the part at work that backward recomputes, (L, pp) each.
-
-    Offloaded activations leave those of two layers: the one at work and the one that is copied.
-    """
-    per_layer, working = layer_bytes(job, lay)
-    total = held.most_bytes(per_layer["dense"], per_layer.get("moe", per_layer["dense"]))
-    two = 2.0 * np.maximum.reduce(list(per_layer.values()))
-    return np.where(lay.offloads_activations[:, None], np.minimum(total, two), total), working
+    parts = np.where(re.has("moe_act"), activated, 0.0) + np.where(re.has("shared_experts"), shared, 0.0)
+    return np.asarray(lay.tokens * (dropped + np.where(re.has("moe"), routed + shared, parts)))
 
 
 def batch_bytes(job: Job, lay: LayoutArrays) -> Floats:
     """Bytes that one micro-batch keeps on every stage, (L, pp)."""
     per_layer, _ = layer_bytes(job, lay)
     count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
-    return np.asarray(np.sum([count[kind] * held for kind, held in per_layer.items()], axis=0))
+    return np.asarray(np.sum([count[kind] * kept for kind, kept in per_layer.items()], axis=0))
 
 
 def layer_bytes(job: Job, lay: LayoutArrays) -> tuple[dict[str, Floats], Floats]:
     """Bytes that a micro-batch keeps of a layer of each kind, and those of the layer at work beside them, (L, pp) each.
 
-    Of a stage that recomputes some layers whole (Megatron's "block") the mean of its layers.
+    Of a stage that recomputes some layers whole (Megatron's "block") the mean of its layers. Selective recomputation
+    drops modules, or the framework's usual: the scores, or a share of the layers whole (``selective_share``); it
+    restores at a time what it dropped of a layer, or a whole layer.
     """
-    model, training = job.model, job.training
+    model, training, share = job.model, job.training, job.training.framework.selective_share
     norms = 2.0 if training.fused_norm else 5.0  # an unfused norm also keeps an fp32 copy and its statistics
     of_kind = {"dense": dense_layer_activations(model, training, lay.tokens, lay.tp, lay.sp, norms)}
     count = {"dense": lay.dense_layers, "moe": lay.layers - lay.dense_layers}
     if model.is_moe:
         of_kind["moe"] = moe_layer_activations(model, training, lay, norms)
-    if training.frozen:
-        for kind in of_kind:
-            own = adapters(model, training, Through.of(lay), kind)
-            of_kind[kind] = of_kind[kind] + adapters_kept_bytes(own, training, _element_bytes(training))
     inputs = layer_input_bytes(model, training, lay.tokens, lay.tp, lay.sp)
-    whole = lay.again.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
+    scores = lay.tokens * score_bytes(model, training, lay.tp)
+    whole = lay.recompute.full_layers(lay.layers) / np.maximum(lay.layers, 1.0)  # share of a stage's layers
     per_layer, working = {}, np.zeros(whole.shape)
-    for kind, layer in of_kind.items():
-        kept = kept_bytes(job, lay, layer, kind)
+    for kind, own in of_kind.items():
+        # what the first product of an adapter hands to the second; inputs are those of the layers
+        adapted = sum(one.tokens for one in adapters(model, training, kind, *lay.adapter_cuts))
+        layer = own + _element_bytes(training) * float(training.lora_dim or 0) * adapted
+        dropped = dropped_bytes(job, lay, kind) if lay.recompute.modules.any() else 0.0
+        kept = layer - np.where(lay.recompute.usual, share * (layer - inputs) if share else scores, dropped)
         per_layer[kind] = whole * inputs[:, None] + (1.0 - whole) * kept[:, None]
-        at_work = np.where(whole > 0, (layer - inputs)[:, None], _recomputed(job, lay, layer, kept, inputs)[:, None])
+        restored = np.where(lay.recompute.usual & (share > 0), layer - inputs, layer - kept)
+        at_work = np.where(whole > 0, (layer - inputs)[:, None], restored[:, None])
         working = np.maximum(working, np.where(count[kind] > 0, at_work, 0.0))
-    return per_layer, working + (lay.tokens * score_workspace(model, training, lay.tp))[:, None]
-
-
-def _recomputed(job: Job, lay: LayoutArrays, layer: Floats, kept: Floats, inputs: Floats) -> Floats:
-    """Bytes of one layer that selective recomputation restores at a time, (L,): what it dropped, or the whole layer."""
-    whole_layer = lay.again.usual & (job.training.framework.selective_share > 0)
-    return np.where(whole_layer, layer - inputs, layer - kept)
+    # Scores that live only while their layer is at work (derived here for 16 bit). Unfused: an fp32 copy, its softmax
+    # in fp32 and the gradient of that. A fused softmax has 16-bit gradients of its input and output.
+    per_score = {"unfused": 12.0, "fused": 4.0}.get(training.attention, 0.0)
+    workspace = per_score * model.num_attention_heads / lay.tp * training.seq_length
+    return per_layer, working + (lay.tokens * workspace)[:, None]
 
 
 # Device memory that a process holds beside its training: communicators, workspaces of kernels, the CUDA context.
@@ -421,23 +445,19 @@ def process_bytes(job: Job, lay: LayoutArrays) -> dict[str, Floats]:
     But for user buffers the parts add up to what the framework's profile was fitted to (``memory_overhead_gib``).
     A communicator takes ``communicator_gib``: 10 MB per channel and peer connection of its simple, LL and LL128
     buffers (NCCL's NCCL_BUFFSIZE, 4 MiB, and its siblings) over 16 to 32 channels; at most half of what was fitted.
+    Workspaces are cuBLAS's: of PyTorch's handle and, where the framework has Transformer Engine, of its streams.
     """
-    profile, held_gib = job.training.framework, job.cluster.gpu.process_memory_gib
-    total = (profile.memory_overhead_gib if held_gib is None else held_gib) * GIB
+    profile, fitted_gib = job.training.framework, job.cluster.gpu.process_memory_gib
+    total = (profile.memory_overhead_gib if fitted_gib is None else fitted_gib) * GIB
     groups = sum((n > 1).astype(float) for n in (lay.tp, lay.cp, lay.dp, lay.ep, lay.pp))
     buffers = np.minimum(groups * profile.communicator_gib * GIB, total / 2.0)
-    workspaces = np.minimum(_workspace_bytes(job), total - buffers)
+    torch_mib, engine_mib = workspaces_mib(job.cluster.gpu)
+    streams = 0 if not profile.quantized_inputs else _GROUPED_STREAMS if job.model.is_moe else 1
+    workspaces = np.minimum(_MIB * (torch_mib + streams * engine_mib), total - buffers)
     return {
         "communication": buffers, "workspaces": workspaces + user_buffer_bytes(job, lay),
         "other": total - buffers - workspaces,
     }  # fmt: skip
-
-
-def _workspace_bytes(job: Job) -> float:
-    """Workspaces of cuBLAS: of PyTorch's handle and, where the framework has Transformer Engine, of its streams."""
-    torch_mib, engine_mib = workspaces_mib(job.cluster.gpu)
-    streams = 0 if not job.training.framework.quantized_inputs else _GROUPED_STREAMS if job.model.is_moe else 1
-    return _MIB * (torch_mib + streams * engine_mib)
 
 
 def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
@@ -449,7 +469,7 @@ def user_buffer_bytes(job: Job, lay: LayoutArrays) -> Floats:
     low = job.training.dtype in ("fp8", "fp4")
     framework = job.training.framework
     codes = lay.layouts["overlap"]
-    hides = np.asarray(share(framework, "tp", codes)) > 0.0
+    hides = np.asarray(share_hidden(framework, "tp", codes)) > 0.0
     # a plan that turns the overlap on takes those of a framework whose buffers they are
     stated = hides & (framework.user_buffers | (framework.family == "megatron-core"))
     buffered = np.where(codes > 0, stated, framework.user_buffers)

@@ -24,24 +24,31 @@ def gemm_time_s(
     caches; training takes 1.0-1.3 times as long. What was measured on the machine itself multiplies it, one factor per
     dtype. Raises `CatalogError` for a dtype that the GPU has no rate for.
     """
+    c = constants
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
-    factor = dtype_time_factor(constants, dtype)
-    quantised, spread = _best_waves(m, n, batch, constants, np.asarray(m_spread, dtype=np.float64))
-    deep = k + constants.prologue_k
+    factor = dtype_time_factor(c, dtype)
+    quantised, spread = _best_waves(m, n, batch, c, np.asarray(m_spread, dtype=np.float64))
+    deep = k + c.prologue_k
     # the best tiling, or a split along k where the tiles would leave SMs idle
-    sm_s = factor * np.minimum(quantised * deep, spread * deep + constants.split_k_s)
-    memory_s = gemm_bytes(m, n, k, constants.dtype_bytes[dtype], batch) * (
-        1.0 / (constants.hbm_bytes_per_s * constants.hbm_fraction)
-    )
-    sm_bound_s, memory_bound_s = _overlapped(sm_s, memory_s, constants.launch_s)
-    if throttled and constants.sustained_fraction is not None:
-        sustained_s = factor * _sustained_s(batch * m * n * k, constants, constants.sustained_fraction)
+    sm_s = factor * np.minimum(quantised * deep, spread * deep + c.split_k_s)
+    memory_s = gemm_bytes(m, n, k, c.dtype_bytes[dtype], batch) * (1.0 / (c.hbm_bytes_per_s * c.hbm_fraction))
+    # the roofline maximum, rounded (4-norm: 19 % above it where the sides are equal), split by who binds
+    memory_4 = np.square(np.square(memory_s))
+    total_4 = np.square(np.square(sm_s)) + memory_4
+    total_s = np.sqrt(np.sqrt(total_4))
+    memory_bound_s = total_s * memory_4 / total_4
+    sm_bound_s = c.launch_s + (total_s - memory_bound_s)
+    if throttled and c.sustained_fraction is not None:
+        # the rate that the board's power sustains falls slowly for ever larger products
+        flop = 2.0 * (batch * m * n * k)
+        slowed = 1.0 + c.throttle_slope * np.log1p(flop / c.throttle_flop)
+        sustained_s = factor * (flop * slowed / (c.peak_flops * c.sustained_fraction))
         total_s = sm_bound_s + memory_bound_s
         # a rounded maximum, 9 % above it where the two are equal: power averages over a product's phases
         larger, smaller = np.maximum(total_s, sustained_s), np.minimum(total_s, sustained_s)
         sm_bound_s = sm_bound_s + (larger * (1.0 + (smaller / larger) ** 8) ** 0.125 - total_s)
-    measured = constants.measured_time_factor.get(dtype)
-    return (sm_bound_s, memory_bound_s) if measured is None else (sm_bound_s * measured, memory_bound_s * measured)
+    measured = c.measured_time_factor.get(dtype, 1.0)
+    return sm_bound_s * measured, memory_bound_s * measured
 
 
 def dtype_time_factor(constants: GemmConstants, dtype: str) -> float:
@@ -58,20 +65,19 @@ def gemm_bytes(m: Floats, n: Floats, k: Floats, operand_bytes: float, batch: Flo
 
 
 def expected_tiles(m: Floats, m_spread: Floats, rows: int) -> Floats:
-    """Mean number of tiles of so many rows that m rows need, where m has that standard deviation."""
+    """Mean number of tiles of so many rows that m rows need, where m has that standard deviation.
+
+    m as uniform: the integral of its ceiling over its range; half a tile is wasted where the range is several of them.
+    """
     whole = m * (1.0 / rows)
     if not m_spread.any():
         return np.asarray(np.ceil(whole))
-    # m as uniform: the integral of its ceiling over its range; half a tile is wasted where the range is several of them
     half = np.minimum(np.sqrt(3.0) * m_spread / rows, whole)
-    (low, high), apart = (_ceiling_integral(whole + side * half) for side in (-1.0, 1.0)), half > 1e-6
+    ends = np.stack([whole - half, whole + half])
+    full = np.floor(ends)
+    low, high = 0.5 * full * (full + 1.0) + (ends - full) * (full + 1.0)  # integrals of the ceiling from 0
+    apart = half > 1e-6
     return np.where(apart, (high - low) / np.where(apart, 2.0 * half, 1.0), np.ceil(whole))
-
-
-def _ceiling_integral(x: Floats) -> Floats:
-    """Integral of the ceiling from 0 to x."""
-    whole = np.floor(x)
-    return np.asarray(0.5 * whole * (whole + 1.0) + (x - whole) * (whole + 1.0))
 
 
 def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants, m_spread: Floats) -> tuple[Floats, Floats]:
@@ -89,18 +95,3 @@ def _best_waves(m: Floats, n: Floats, batch: Floats, c: GemmConstants, m_spread:
         partial = (1.0 - c.wave_quantisation) * even + (c.wave_quantisation * wave_s) * np.ceil(waves)
         quantised = np.minimum(quantised, partial)
     return quantised, spread
-
-
-def _sustained_s(multiplications: Floats, c: GemmConstants, fraction: float) -> Floats:
-    """Time at the rate that the board's power sustains; the rate falls slowly for ever larger products."""
-    flop = 2.0 * multiplications
-    return flop * (1.0 + c.throttle_slope * np.log1p(flop / c.throttle_flop)) / (c.peak_flops * fraction)
-
-
-def _overlapped(sm_s: Floats, memory_s: Floats, launch_s: float) -> tuple[Floats, Floats]:
-    """The roofline maximum, rounded (4-norm: 19 % above it where the sides are equal), split by who binds."""
-    sm_4, memory_4 = np.square(np.square(sm_s)), np.square(np.square(memory_s))
-    total_4 = sm_4 + memory_4
-    total = np.sqrt(np.sqrt(total_4))
-    bound_by_memory = total * memory_4 / total_4
-    return launch_s + (total - bound_by_memory), bound_by_memory

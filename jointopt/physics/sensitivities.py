@@ -6,8 +6,8 @@ No model, cluster or GPU is named, so that they transfer; framework and attentio
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,7 @@ from jointopt.physics.costs import Common, with_host_of
 from jointopt.physics.explain.parts import time_parts
 from jointopt.physics.layers import by_clock_shares
 from jointopt.physics.makespan import Makespan, least_makespan_s
-from jointopt.physics.pipelines import Pipelines
-from jointopt.physics.stage_costs import StageCosts
+from jointopt.physics.stage_costs import Pipelines, StageCosts
 
 SHARES = ("compute", "tp_comm", "pp_comm", "dp_comm", "bubble", "host", "zero_comm", "cp_comm", "ep_comm", "optimizer")
 OCCUPANCY = ("occupancy", "efficiency")  # of GPUs, which describe power more than time
@@ -31,14 +30,22 @@ STEP = 0.1  # of a logarithm, for finite differences
 def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Columns:
     """Logarithms and categories of plan, model and cluster, (n,) each, none with a unit.
 
-    ``log2_<name>`` of the plan's `DOUBLINGS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest.
+    ``log2_<name>`` of the plan's `DOUBLINGS`, its `SWITCHES` as they are, ``clock`` as a share of the GPU's highest;
+    what one rank holds, and the nodes that its tensor and data groups reach over.
     """
     model, training, cluster = job.model, job.training, job.cluster
-    n = len(layouts["pp"])
+    n, per_node = len(layouts["pp"]), np.log2(cluster.gpus_per_node)
     batches = training.global_batch_size / (layouts["dp"] * layouts["micro_batch_size"])
     out = {f"log2_{name}": np.log2(layouts[name]) for name in DOUBLINGS}
     out["log2_micro_batches"] = np.log2(batches)
-    out |= _sizes(job, out)
+    inner = out["log2_tp"] + out["log2_cp"]
+    out |= {
+        "log2_stage_layers": np.log2(model.num_layers) - out["log2_pp"],
+        "log2_width": np.log2(model.hidden_size) - out["log2_tp"],
+        "log2_rank_tokens": np.log2(training.seq_length) + out["log2_micro_batch_size"] - out["log2_cp"],
+        "log2_tp_nodes": np.maximum(out["log2_tp"] - per_node, 0.0),
+        "log2_dp_nodes": np.maximum(np.minimum(out["log2_dp"], out["log2_dp"] + inner - per_node), 0.0),
+    }
     out |= {name: layouts[name].astype(float) for name in SWITCHES}
     same = {
         "log2_hidden": np.log2(model.hidden_size),
@@ -58,20 +65,6 @@ def shape_columns(job: Job, layouts: Columns, stage_clock_mhz: Floats) -> Column
     out |= {f"framework{CATEGORY}{framework}": np.ones(n), f"attention{CATEGORY}{attention}": np.ones(n)}
     out["clock"] = np.nanmin(stage_clock_mhz, axis=1) / (cluster.gpu.clock_max_mhz or 1.0)
     return out
-
-
-def _sizes(job: Job, logs: Columns) -> Columns:
-    """Logarithms of what one rank holds, and of the nodes that its tensor and data groups reach over, (n,) each."""
-    model, per_node = job.model, np.log2(job.cluster.gpus_per_node)
-    inner = logs["log2_tp"] + logs["log2_cp"]
-    over = logs["log2_dp"] + inner - per_node
-    return {
-        "log2_stage_layers": np.log2(model.num_layers) - logs["log2_pp"],
-        "log2_width": np.log2(model.hidden_size) - logs["log2_tp"],
-        "log2_rank_tokens": np.log2(job.training.seq_length) + logs["log2_micro_batch_size"] - logs["log2_cp"],
-        "log2_tp_nodes": np.maximum(logs["log2_tp"] - per_node, 0.0),
-        "log2_dp_nodes": np.maximum(np.minimum(logs["log2_dp"], over), 0.0),
-    }
 
 
 def share_columns(physics: CostModel, index: Ints, stage_clock_mhz: Floats) -> Columns:
@@ -99,57 +92,47 @@ def _profile(job: Job, **figures: Any) -> Job:
     return replace(job, training=replace(job.training, framework=framework))
 
 
-def _links(job: Job, **figures: Any) -> Job:
-    return replace(job, cluster=replace(job.cluster, **figures))
-
-
-def _host(job: Job, by: float) -> Job:
-    f, more = job.training.framework, float(np.expm1(by))
-    floor, piped = (own + more * max(own, 5e-4) for own in (f.host_floor_s, f.host_floor_pp_s))
-    return _profile(
-        job, host_floor_s=max(floor, 0.0), host_floor_pp_s=max(piped, 0.0),
-        host_floor_pp_tp_s=f.host_floor_pp_tp_s * (1.0 + more),
-    )  # fmt: skip
-
-
-def _scaled(name: str) -> Callable[[Job, float], Job]:
-    return lambda job, by: _profile(job, **{name: getattr(job.training.framework, name) * float(np.exp(by))})
-
-
-def _added(name: str, unit_s: float) -> Callable[[Job, float], Job]:
-    return lambda job, by: _profile(job, **{name: max(getattr(job.training.framework, name) + by * unit_s, 0.0)})
-
-
-def _slower(name: str) -> Callable[[Job, float], Job]:
-    return lambda job, by: _links(job, **{name: getattr(job.cluster, name) * float(np.exp(-by))})
-
-
-# What differs between clusters and software stacks, and the job that differs by so much of it: of logarithms of a speed
-# or a cost, of 10 ms per micro-batch, of 200 ms per iteration, of an overlap.
-_MOVES: Mapping[str, Callable[[Job, float], Job]] = {
-    "compute": _scaled("compute_factor"),
-    "elementwise": _scaled("elementwise_factor"),
-    "intra_node": _slower("intra_node_gbytes_per_s"),
-    "inter_node": _slower("inter_node_gbytes_per_s"),
-    "host": _host,
-    "micro_batch": _added("micro_batch_overhead_s", 1e-2),
-    "iteration": _added("iteration_overhead_s", 0.2),
-    "dp_overlap": lambda j, by: _profile(
-        j, **{name: abs(getattr(j.training.framework, name) - by) for name in ("dp_overlap", "chosen_dp_overlap")}
-    ),
-    "tp_overlap": lambda j, by: _profile(j, tp_overlap=min(j.training.framework.tp_overlap + by, 1.0)),
-    "loss": _scaled("loss_passes"),
-    "attention": _scaled("attention_factor"),
-}
-CONSTANTS = tuple(_MOVES)
+# What differs between clusters and software stacks: logarithms of a speed or a cost, 10 ms per micro-batch, 200 ms per
+# iteration, an overlap.
+CONSTANTS = (
+    "compute", "elementwise", "intra_node", "inter_node", "host", "micro_batch", "iteration", "dp_overlap",
+    "tp_overlap", "loss", "attention",
+)  # fmt: skip
+_FACTORS = {
+    "compute": "compute_factor", "elementwise": "elementwise_factor", "loss": "loss_passes",
+    "attention": "attention_factor",
+}  # fmt: skip
+_SPEEDS = {"intra_node": "intra_node_gbytes_per_s", "inter_node": "inter_node_gbytes_per_s"}
+_OVERHEADS = {"micro_batch": ("micro_batch_overhead_s", 1e-2), "iteration": ("iteration_overhead_s", 0.2)}
 NETWORK, HOST = CONSTANTS.index("inter_node"), CONSTANTS.index("host")
 _AFTER_PRICING = frozenset(("host", "micro_batch", "dp_overlap"))  # leave kernels and collectives as is
 
 
+def _with_constant(job: Job, name: str, by: float) -> Job:
+    """The job that differs by so much of one of the `CONSTANTS`."""
+    f, factor = job.training.framework, float(np.exp(by))
+    if name in _SPEEDS:
+        slower: dict[str, Any] = {_SPEEDS[name]: getattr(job.cluster, _SPEEDS[name]) * float(np.exp(-by))}
+        return replace(job, cluster=replace(job.cluster, **slower))
+    if name in _FACTORS:
+        return _profile(job, **{_FACTORS[name]: getattr(f, _FACTORS[name]) * factor})
+    if name in _OVERHEADS:
+        field, unit_s = _OVERHEADS[name]
+        return _profile(job, **{field: max(getattr(f, field) + by * unit_s, 0.0)})
+    if name == "host":
+        more = float(np.expm1(by))
+        floor, piped = (max(own + more * max(own, 5e-4), 0.0) for own in (f.host_floor_s, f.host_floor_pp_s))
+        per_rank_s = f.host_floor_pp_tp_s * (1.0 + more)
+        return _profile(job, host_floor_s=floor, host_floor_pp_s=piped, host_floor_pp_tp_s=per_rank_s)
+    if name == "dp_overlap":
+        return _profile(job, dp_overlap=abs(f.dp_overlap - by), chosen_dp_overlap=abs(f.chosen_dp_overlap - by))
+    return _profile(job, tp_overlap=min(f.tp_overlap + by, 1.0))
+
+
 def moved(job: Job, by: Floats) -> Job:
     """The job with the physics' own constants moved ``by`` so much each, (`CONSTANTS`,), in the units of their list."""
-    for move, amount in zip(_MOVES.values(), by.tolist(), strict=True):
-        job = move(job, amount) if amount else job
+    for name, amount in zip(CONSTANTS, by.tolist(), strict=True):
+        job = _with_constant(job, name, amount) if amount else job
     return job
 
 
@@ -171,43 +154,33 @@ def time_with_clock_shares_s(
     ``physics`` is of a job without such shares of its own; clocks that stages reach within their power limits stay.
     """
     model = copy.copy(physics)
-    model.distinct = [replace(group, costs=_clocked(group.costs, compute, memory)) for group in physics.distinct]
+    model.distinct = []
+    for group in physics.distinct:
+        costs, found = group.costs, dict[str, Any]()
+        for name in ("forward", "backward"):
+            seconds = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
+            found[f"{name}_sm_s"], found[f"{name}_memory_s"] = by_clock_shares(*seconds, compute, memory)
+        model.distinct.append(replace(group, costs=replace(costs, **found)))
     return model.least_time_s(index, stage_clock_mhz)
 
 
-def _clocked(costs: StageCosts, compute: float, memory: float) -> StageCosts:
-    found: dict[str, Any] = {}
-    for name in ("forward", "backward"):
-        seconds = getattr(costs, f"{name}_sm_s"), getattr(costs, f"{name}_memory_s")
-        found[f"{name}_sm_s"], found[f"{name}_memory_s"] = by_clock_shares(*seconds, compute, memory)
-    return replace(costs, **found)
+def _known_again(pieces: Iterable[tuple[Floats, Floats, Floats]]) -> Makespan:
+    """`least_makespan_s` of the ``pieces`` that a model prices in turn, whose times another of the same pipelines had.
 
+    Each forward and backward (n, pp) and the makespan (n,): worked out for those rows only whose stages take another
+    time than they took.
+    """
+    known = iter(pieces)
 
-@dataclass
-class _Makespans:
-    """Makespans of the pieces that a model prices in turn, which another of the same pipelines meets again."""
-
-    pieces: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)  # forward and backward (n, pp), (n,)
-
-    def found(self, pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-        """`least_makespan_s`, remembered."""
-        self.pieces.append((forward, backward, least_makespan_s(pipes, rows, forward, backward)))
-        return self.pieces[-1][2]
-
-    def again(self) -> Makespan:
-        """`least_makespan_s`, worked out for those rows only whose stages take another time than they took."""
-        pieces = iter(self.pieces)
-
-        def known(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
-            before_f, before_b, out_s = next(pieces)
-            new = np.flatnonzero(((forward != before_f) | (backward != before_b)).any(axis=1))
-            if not len(new):
-                return out_s
+    def makespan_s(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+        before_f, before_b, out_s = next(known)
+        new = np.flatnonzero(((forward != before_f) | (backward != before_b)).any(axis=1))
+        if len(new):
             out_s = out_s.copy()
             out_s[new] = least_makespan_s(pipes, rows[new], forward[new], backward[new])
-            return out_s
+        return out_s
 
-        return known
+    return makespan_s
 
 
 def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, names: Sequence[str] = CONSTANTS) -> Floats:
@@ -216,11 +189,16 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
     By finite differences of `STEP` (see the list of moves for the unit of each), where chunks of a rank differ those of
     `CostModel.least_time_s`: to walk twelve schedules of each layout takes a search seconds.
     """
-    common, makespans = physics.common or Common(physics.hardware, physics.shapes), _Makespans()
-    time_s = physics.least_time_s(index, stage_clock_mhz, makespans.found)
-    jobs, times = {name: _MOVES[name](physics.job, STEP) for name in names}, dict[str, Floats]()
-    if (beside := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
-        more_s, before_s = (job.training.framework.iteration_overhead_s for job in (beside, physics.job))
+    common, pieces = physics.common or Common(physics.hardware, physics.shapes), list[tuple[Floats, Floats, Floats]]()
+
+    def noted(pipes: Pipelines, rows: Ints, forward: Floats, backward: Floats) -> Floats:
+        pieces.append((forward, backward, least_makespan_s(pipes, rows, forward, backward)))
+        return pieces[-1][2]
+
+    time_s = physics.least_time_s(index, stage_clock_mhz, noted)
+    jobs, times = {name: _with_constant(physics.job, name, STEP) for name in names}, dict[str, Floats]()
+    if (slower := jobs.pop("iteration", None)) is not None:  # it is added to what all else takes
+        more_s, before_s = (job.training.framework.iteration_overhead_s for job in (slower, physics.job))
         times["iteration"] = time_s + physics.time_factor[index] * (more_s - before_s)
     priced = [name for name in jobs if name not in _AFTER_PRICING]
     of_priced = least_times_s([jobs[name] for name in priced], physics, index, stage_clock_mhz, common)
@@ -229,7 +207,7 @@ def sensitivities(physics: CostModel, index: Ints, stage_clock_mhz: Floats, name
         model, job = copy.copy(physics), jobs[name]
         model.job = job
         model.distinct = [replace(one, costs=with_host_of(job, one.costs, physics.job)) for one in physics.distinct]
-        times[name] = model.least_time_s(index, stage_clock_mhz, makespans.again())
+        times[name] = model.least_time_s(index, stage_clock_mhz, _known_again(pieces))
     return np.log(np.array([times[name] for name in names]) / time_s).T / STEP
 
 

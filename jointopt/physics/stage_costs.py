@@ -7,7 +7,8 @@ maximum clock.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,10 +17,115 @@ import numpy as np
 from jointopt.core.schema import Columns, Floats, Ints
 from jointopt.core.units import PICO
 from jointopt.jobs.cluster import PowerConstants
-from jointopt.jobs.framework import share
+from jointopt.jobs.framework import V_SHAPED, share
 from jointopt.jobs.job import Job
-from jointopt.physics.layouts import Split
-from jointopt.physics.pipelines import Pipelines, of_rows, over_ranks
+from jointopt.physics.layouts import FIRST, LAST, Split
+
+# Pipelines of priced layouts: which of their ranks are alike, and how the chunks of a rank share its time.
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """All that the makespan of L layouts of one depth depends on beside the seconds of their ranks.
+
+    Seconds of ranks are (n, pp), or (n, K) of the ranks that differ (`Split.differing_ranks`) where ``kind`` (L, pp)
+    states which of these each rank is as.
+    """
+
+    depth: int
+    split: Split
+    units_s: Floats  # (L, 3, kinds + 2), as in `stage_costs.StageCosts`
+    p2p_s: Floats  # (L,), as there
+    num_micro_batches: Ints  # (L,)
+    vpp: Ints  # (L,)
+    schedule: Ints  # (L,), codes
+    kind: Ints | None = None
+
+    def of_all_ranks(self, seconds: Floats, rows: Ints) -> Floats:
+        """Seconds of ranks of the layouts ``rows`` (n,) as those of all ranks, (n, pp)."""
+        return seconds if self.kind is None else over_ranks(seconds, self.kind.take(rows, 0))
+
+    def before(self, seconds: Floats, rows: Ints, of_alike: int) -> Floats:
+        """Sums of the seconds of all ranks before each rank; of ranks alike, before the `FIRST` or `LAST` of them."""
+        if self.kind is None:
+            return np.asarray(np.cumsum(seconds, axis=1) - seconds)
+        counts = self.split.ranks_before[of_alike].take(self.split.which[rows], 0)
+        return np.asarray(np.matmul(counts, seconds[:, :, None])[:, :, 0])
+
+    def chunk_shares(self, rows: Ints, passes: int = 3) -> Floats:
+        """Shares of a rank's seconds that its chunks take, (3, n, pp, vpp): forward, backward, weights of the latter.
+
+        Of layouts with one vpp and schedule; at the top clock, by their layers, embedding and head. The third is the
+        share of each chunk's backward pass. ``passes``: the first so many of them.
+        """
+        shares, kind = self._shares_of_kinds(rows, passes)
+        return np.asarray(shares[:, np.arange(len(kind))[:, None], kind])
+
+    def _shares_of_kinds(self, rows: Ints, passes: int) -> tuple[Floats, Ints]:
+        """`chunk_shares` of the K ranks that differ, (passes, n, K, vpp); which of them each rank is as, (n, pp)."""
+        numbers, place = np.unique(self.split.which[rows], return_inverse=True)
+        ranks, kind = (of_splits[numbers] for of_splits in self.split.differing_ranks)
+        kinds = [
+            np.stack([chunks[number][of] for number, of in zip(numbers, ranks, strict=True)])[place]
+            for chunks in self.split.kinds
+        ]
+        ends = FIRST if self.split.schedule[numbers[0]] in V_SHAPED else LAST
+        units = self.units_s[rows, :passes].transpose(1, 2, 0)[..., None, None]
+        work = functools.reduce(operator.add, (units[:, at] * layers for at, layers in enumerate(kinds)))
+        work[:, :, FIRST, 0] += units[:, -2, :, 0, 0]
+        work[:, :, ends, -1] += units[:, -1, :, 0, 0]
+        whole, shares = work[:2].sum(axis=3, keepdims=True), np.full_like(work, 1.0 / work.shape[3])
+        np.divide(work[:2], whole, out=shares[:2], where=whole > 0.0)
+        if passes > 2:
+            shares[2] = np.minimum(np.divide(work[2], work[1], out=np.zeros_like(work[2]), where=work[1] > 0.0), 1.0)
+        return shares, kind[place, : self.depth]
+
+    @functools.cached_property
+    def first_shares(self) -> Floats:
+        """Shares of a rank's seconds, forward and backward, that its first chunk takes, (2, L, pp), or (2, L, K)."""
+        return self._shares(lambda shares: shares[..., 0], self.kind is not None)
+
+    @functools.cached_property
+    def largest_shares(self) -> Floats:
+        """Shares of a rank's seconds, forward and backward, that its longest chunk takes, (2, L, pp)."""
+        return self._shares(lambda shares: shares.max(axis=3), False)
+
+    def _shares(self, of_chunks: Callable[[Floats], Floats], of_kinds: bool) -> Floats:
+        width = self.split.differing_ranks[0].shape[1] if of_kinds else self.depth
+        shares = np.empty((2, width, len(self.p2p_s))).transpose(0, 2, 1)  # a column in one piece, as of `of_rows`
+        shares[:] = 1.0 / self.vpp[:, None]
+        for number in np.flatnonzero(self.split.walked).tolist():
+            rows = np.flatnonzero(self.split.which == number)
+            found, kind = self._shares_of_kinds(rows, 2)
+            of_each = of_chunks(found)
+            shares[:, rows] = of_each if of_kinds else of_each[:, :, kind[0]]
+        return shares
+
+
+def of_rows(values: Floats, rows: Ints | slice) -> Floats:
+    """Values (L, ...) of some of the layouts, (n, ...), of which a column lies in one piece if it did.
+
+    Formulas on few columns, most of them with a value per layout beside, take a third of the time so.
+    """
+    if not values.flags.f_contiguous:
+        return values[rows] if isinstance(rows, slice) else values.take(rows, 0)
+    return np.asfortranarray(values[rows]) if isinstance(rows, slice) else values.T.take(rows, values.ndim - 1).T
+
+
+def across_ranks(extreme: np.ufunc, seconds: Floats) -> Floats:
+    """The largest or least of the seconds (n, pp) of each plan's ranks, (n,); ``extreme``: numpy.maximum or minimum.
+
+    Transposed first: rank by rank over all plans it takes a quarter of the time of plan by plan over few ranks.
+    """
+    return np.asarray(extreme.reduce(np.ascontiguousarray(seconds.T)))
+
+
+def over_ranks(values: Floats, kind: Ints) -> Floats:
+    """Values (L, K) of the ranks that differ as those of every rank, (L, pp), which is as ``kind`` (L, pp) states."""
+    return np.asarray(values.take(np.arange(len(values))[:, None] * values.shape[1] + kind))
+
+
+# Costs of layouts by rank.
 
 
 @dataclass(frozen=True)
@@ -86,19 +192,20 @@ class StageCosts:
     def by_depth(self) -> Iterator[tuple[slice, StageCosts]]:
         """Costs of the layouts of each depth, which follow each other, and where these are."""
         pp = self.layouts["pp"]
-        ends = [*np.flatnonzero(np.diff(pp)) + 1, len(pp)]
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            yield slice(start, end), self if len(ends) == 1 else self._of_depth(slice(start, end), int(pp[start]))
-
-    def _of_depth(self, rows: slice, depth: int) -> StageCosts:
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name, held in found.items():
-            if isinstance(held, dict):
-                found[name] = {part: values[rows] for part, values in held.items()}
-            else:
-                found[name] = held.alone(rows) if name == "split" else of_rows(held, rows)
-        found["kind"] = found["kind"][:, :depth]
-        return StageCosts(**found)
+        ends = [0, *(np.flatnonzero(np.diff(pp)) + 1).tolist(), len(pp)]
+        if len(ends) == 2:
+            yield slice(0, len(pp)), self
+            return
+        for rows in map(slice, ends[:-1], ends[1:]):
+            found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+            for name, held in found.items():
+                if isinstance(held, dict):
+                    found[name] = {part: values[rows] for part, values in held.items()}
+                else:
+                    found[name] = held.alone(rows) if name == "split" else of_rows(held, rows)
+            depth = int(pp[rows.start])
+            found["kind"] = found["kind"][:, :depth]
+            yield rows, StageCosts(**found)
 
     def of_all_ranks(self) -> StageCosts:
         """The same costs of every rank, (L, pp)."""
@@ -159,7 +266,7 @@ class Priced:
         return self.ceiling_mhz if self.costs.kind is None else over_ranks(self.ceiling_mhz, self.costs.kind)
 
 
-def paused(costs: StageCosts, duty: Floats) -> StageCosts:
+def with_pauses(costs: StageCosts, duty: Floats) -> StageCosts:
     """The same work with pauses: kernels take ``duty`` >= 1 times as long, (L, pp)."""
     if not np.any(duty > 1.0):
         return costs
@@ -200,31 +307,26 @@ def passes_s(costs: StageCosts, job: Job, rows: Ints, stretch: Floats) -> tuple[
     return forward, backward, left, kernel
 
 
-@dataclass(frozen=True)
-class EnergyTerms:
-    """Energy of an iteration by how it follows the clock, so that a plan costs few operations; L layouts."""
+def energy_terms(costs: StageCosts, k: PowerConstants) -> dict[str, Floats]:
+    """Energy of an iteration of L layouts by how it follows the clock, so that a plan costs few operations.
 
-    clocked_j: Floats  # (L, pp) at the top clock, follows V²
-    active_j: Floats  # (L, pp) at the top clock, follows f·V²
-    fixed_j: Floats  # (L,) of all stages, whatever the clock
-    sm_s: Floats  # (L, pp) busy at the top clock, follows 1/f
-    other_s: Floats  # (L,) busy whatever the clock, of all stages
-
-
-def energy_terms(costs: StageCosts, k: PowerConstants) -> EnergyTerms:
-    """The work of `clock_law.energy_parts_j` summed into the terms above; SM-bound time times f is constant."""
+    `clock_law.energy_parts_j` summed: ``clocked_j`` (L, pp) at the top clock, follows V²; ``active_j`` (L, pp) at the
+    top clock, follows f·V²; ``fixed_j`` (L,) of all stages, whatever the clock; ``sm_s`` (L, pp) busy at the top clock,
+    follows 1/f; ``other_s`` (L,) busy whatever the clock, of all stages. SM-bound time times f is constant.
+    """
     batches = costs.num_micro_batches[:, None]
     sm = costs.forward_sm_s + costs.backward_sm_s - costs.waiting_sm_s
     memory = costs.forward_memory_s + costs.backward_memory_s
     hbm = batches * costs.hbm_bytes + costs.iteration_hbm_bytes
     link = batches * costs.link_j + costs.iteration_link_j
     steady = batches * (memory + costs.collective_sm_s) + costs.optimizer_s
-    return EnergyTerms(
-        clocked_j=batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
-        active_j=k.active_w * steady,
-        fixed_j=(k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
-        sm_s=batches * sm, other_s=steady.sum(axis=1),
-    )  # fmt: skip
+    return {
+        "clocked_j": batches * (k.pj_per_flop * PICO * costs.flops + k.active_w * sm),
+        "active_j": k.active_w * steady,
+        "fixed_j": (k.pj_per_hbm_byte * PICO * hbm + link).sum(axis=1),
+        "sm_s": batches * sm,
+        "other_s": steady.sum(axis=1),
+    }
 
 
 def summed(parts: Iterable[Floats]) -> Floats:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jointopt.core.schema import LAYOUT_COLUMNS, RECOMPUTE_CODES, Columns, Floats, num_gpus
+from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, num_gpus
 from jointopt.core.units import KWH, TERA
 from jointopt.jobs.catalog.kernels import fp32_time_factor
 from jointopt.jobs.defaults import completed
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import token_costs
-from jointopt.physics.adapters import Through, adapters
+from jointopt.physics.layers import adapters
 from jointopt.physics.layouts import Recompute, seen_share
 from jointopt.physics.site import with_site
 
@@ -34,50 +34,33 @@ def model_flops_per_token(
     torchtitan and llm-foundry: all s scores of a token count, 12·s·heads·width in each layer. ``causal``: only the half
     that the mask leaves, as Megatron-LM prints since 0.12 and Megatron-Bridge publishes. Layers with a window count the
     share of either that it leaves, as Megatron-Bridge counts GPT-OSS. Word embeddings are looked up and do not count,
-    the head does; of routed experts those that a token is sent to; multi-token prediction with its head. Weights that a
-    ``training`` freezes count 4, as NVIDIA counts LoRA (Megatron-Bridge's flop_utils.py), and its adapters 6.
+    as do norms and biases; the head does; of routed experts those that a token is sent to; multi-token prediction with
+    its head. Weights that a ``training`` freezes count 4, as NVIDIA counts LoRA (Megatron-Bridge's flop_utils.py), and
+    its adapters 6; those of experts once for each that a token is sent to.
     """
-    frozen = training is not None and training.frozen
-    own = _TRAINED * adapter_weights(model, training) if training is not None and frozen else 0.0
-    return (
-        (_FROZEN if frozen else _TRAINED) * _multiplied(model)
-        + own
-        + 3.0 * _seeing_layers(model, seq_length) * _scores(model, seq_length, causal)
-    )
-
-
-def adapter_weights(model: Model, training: Training) -> float:
-    """Weights of LoRA's adapters that a token is multiplied with; those of experts once for each that it is sent to."""
-    one, dim = np.ones(1), training.lora_dim or 0
-    layers = {"dense": model.num_plain_layers, "moe": model.num_moe_layers}
-    return sum(
-        float((layers[kind] * adapter.tokens * adapter.parameters(dim)).item())
-        for kind in layers
-        for adapter in adapters(model, training, Through(one, one, one, one), kind)
-    )
-
-
-def _seeing_layers(model: Model, seq_length: int) -> float:
-    """Layers that see all tokens, and of those with a window the share of the scores that it leaves."""
-    layers, windowed = model.num_layers + model.mtp_num_layers, sum(model.windowed_layers)
-    return layers - windowed * (1.0 - seen_share(model.window_size, seq_length)) if windowed else layers
-
-
-def _scores(model: Model, seq_length: int, causal: bool) -> float:
-    """Forward flops per token of one layer's scores and their product with the values."""
-    qk, v = model.head_dim, model.head_dim
-    if model.kv_lora_rank:
-        qk, v = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
-    return _FORWARD * seq_length * model.num_attention_heads * (qk + v) * (0.5 if causal else 1.0)
-
-
-def _multiplied(model: Model) -> float:
-    """Weights that a token is multiplied with: without norms, biases, and embeddings that are looked up."""
     dense, routed = _layer_weights(model)
     width = model.embedding_size or model.hidden_size
     head = width * model.vocab_size + (2 * width * model.hidden_size if width != model.hidden_size else 0)
     predicted = model.mtp_num_layers * (routed + head + 2 * model.hidden_size**2)  # from two hidden states to one
-    return float(model.num_plain_layers * dense + model.num_moe_layers * routed + head + predicted)
+    weights = float(model.num_plain_layers * dense + model.num_moe_layers * routed + head + predicted)
+    scores = 3.0 * _score_flops(model, seq_length, causal)
+    if training is None or not training.frozen:
+        return _TRAINED * weights + scores
+    own, one = 0.0, np.ones(1)
+    for kind, layers in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
+        found = adapters(model, training, kind, one, one, one, one)
+        own += sum(float((layers * each.tokens * each.parameters(training.lora_dim or 0)).item()) for each in found)
+    return _FROZEN * weights + _TRAINED * own + scores
+
+
+def _score_flops(model: Model, seq_length: int, causal: bool) -> float:
+    """Forward flops per token of all layers' scores and their product with the values, windowed layers' share of it."""
+    qk, v = model.head_dim, model.head_dim
+    if model.kv_lora_rank:
+        qk, v = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
+    one = _FORWARD * seq_length * model.num_attention_heads * (qk + v) * (0.5 if causal else 1.0)
+    layers, windowed = model.num_layers + model.mtp_num_layers, sum(model.windowed_layers)
+    return one * (layers - windowed * (1.0 - seen_share(model.window_size, seq_length)) if windowed else layers)
 
 
 def _layer_weights(model: Model) -> tuple[int, int]:
@@ -96,21 +79,15 @@ def hardware_flops_per_token(job: Job, layouts: Columns) -> Floats:
     experts, where they are named. What flash attention recomputes by itself is not counted, as usual.
     """
     model, seq_length = job.model, job.training.seq_length
-    re = _recompute(job, layouts)
+    re = Recompute(completed(job, layouts), model.num_layers)
     dense, routed = _layer_weights(model)
-    scores = _seeing_layers(model, seq_length) * _scores(model, seq_length, causal=False)
+    scores = _score_flops(model, seq_length, causal=False)
     mlp = _FORWARD * model.num_plain_layers * (dense - model.attention_parameters)
     moe = _FORWARD * model.num_moe_layers * (routed - model.attention_parameters)
     layers = _FORWARD * (model.num_plain_layers * dense + model.num_moe_layers * routed) + scores
     selective = (re.usual | re.has("core_attn")) * scores + re.has("mlp") * mlp + re.has("moe") * moe
     flops = model_flops_per_token(model, seq_length, training=job.training)
     return np.asarray(flops + re.full_share * layers + selective)
-
-
-def _recompute(job: Job, layouts: Columns) -> Recompute:
-    layouts = completed(job, layouts)
-    selective, full = (layouts["recompute"] == RECOMPUTE_CODES[name] for name in ("selective", "full"))
-    return Recompute(layouts, selective, full, job.model.num_layers)
 
 
 def throughput(job: Job, layouts: Columns, time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> Columns:
@@ -141,6 +118,6 @@ def peak_tflops(job: Job) -> float:
 
 
 def with_rates(job: Job, plans: Columns) -> Columns:
-    """Plans with the columns of `THROUGHPUT`, and what their site draws and pays (`facility.with_site`)."""
+    """Plans with the columns of `THROUGHPUT`, and what their site draws and pays (`site.with_site`)."""
     layouts = {name: plans[name] for name in LAYOUT_COLUMNS if name in plans}
     return with_site(job, plans) | throughput(job, layouts, plans["iteration_time_s"], plans["energy_j"])

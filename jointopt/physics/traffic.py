@@ -6,21 +6,18 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from jointopt.core.schema import Bools, Floats
 from jointopt.core.units import BITS_PER_BYTE, GB, MICRO, PICO
-from jointopt.jobs.cluster import Cluster
 from jointopt.jobs.framework import share
-from jointopt.jobs.job import Job, Training
+from jointopt.jobs.job import Job
 from jointopt.jobs.kernels import KernelConstants, Links
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import Group
-from jointopt.physics.adapters import Through, adapters
 from jointopt.physics.collectives import collective_time_s, dispatch_bytes, dispatch_time_s, link_bytes
-from jointopt.physics.layers import Kernels, Pass, kernels
+from jointopt.physics.layers import Kernels, Pass, adapters, kernels
 from jointopt.physics.layouts import LayoutArrays, kv_heads_of_rank, most_loaded
 from jointopt.physics.memory import Parameters
 
@@ -73,15 +70,10 @@ class Hardware:
     answered: dict[tuple[object, ...], Floats] | None = field(default=None, compare=False, repr=False)
 
 
-def _network_bytes_per_s(cluster: Cluster, efficiency: float) -> float:
-    """Bandwidth of one GPU's link between nodes, of which a framework reaches a share."""
-    return cluster.inter_node_gbytes_per_s * GB * efficiency
-
-
 def hardware(job: Job, constants: KernelConstants) -> Hardware:
     """The job's kernels and links; the framework's ``network_efficiency`` lowers the bandwidth between nodes."""
     cluster, profile = job.cluster, job.training.framework
-    between = _network_bytes_per_s(cluster, profile.network_efficiency)
+    between = cluster.inter_node_gbytes_per_s * GB * profile.network_efficiency
     links = Links(cluster.intra_node_gbytes_per_s * GB, between, cluster.inter_node_latency_us * MICRO)
     intra_j, inter_j = (
         pj_per_bit * BITS_PER_BYTE * PICO
@@ -112,51 +104,39 @@ class Traffic:
         """The collectives of so many layers of each stage, (L, pp)."""
         return Traffic(*(np.asarray(getattr(self, f.name))[..., None] * layers for f in fields(self)))
 
-    @property
-    def sm_s(self) -> Floats:
-        """Seconds of kernels that fill the GPU, of both passes."""
-        return np.asarray(COLLECTIVE_SMS * (self.forward_s + self.backward_s) + (1.0 - COLLECTIVE_SMS) * self.slowed_s)
-
 
 def sm_s(exposed: Mapping[str, Traffic]) -> Floats:
-    """Seconds of kernels that fill the GPU of several kinds of collectives; copies to the host take none."""
-    return np.asarray(sum(part.sm_s for name, part in exposed.items() if name != "offload"))
+    """Seconds of kernels that fill the GPU in both passes, of several kinds of collectives; copies to the host none."""
+    collectives = [one for name, one in exposed.items() if name != "offload"]
+    shares = (COLLECTIVE_SMS * (t.forward_s + t.backward_s) + (1.0 - COLLECTIVE_SMS) * t.slowed_s for t in collectives)
+    return np.asarray(sum(shares))
 
 
 def collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of one collective of ``moved`` bytes, (2, ...)."""
-    if hw.answered is None:
-        return _collective(hw, kind, moved, group)
-    rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
-    key = *rates, kind, moved.shape, moved.tobytes(), group.size.tobytes(), group.local.tobytes()
-    if key not in hw.answered:
-        hw.answered[key] = _collective(hw, kind, moved, group)
-    return hw.answered[key]
-
-
-def _collective(hw: Hardware, kind: str, moved: Floats, group: Group) -> Floats:
+    key: tuple[object, ...] = ()
+    if hw.answered is not None:
+        rates = hw.links, hw.intra_j_per_byte, hw.inter_j_per_byte
+        key = *rates, kind, moved.shape, moved.tobytes(), group.size.tobytes(), group.local.tobytes()
+        if key in hw.answered:
+            return hw.answered[key]
     time = collective_time_s(kind, moved, group.size, group.local, hw.constants.collectives, hw.links)
     intra, inter = link_bytes(kind, moved, group.size, group.local)
-    return np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
+    found = np.stack([time, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
+    if hw.answered is not None:
+        hw.answered[key] = found
+    return found
 
 
-def _exposed(
-    once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass
-) -> Traffic:  # fmt: skip
+def _exposed(once: Floats, forward: Floats | float, backward: Floats, overlap: Floats | float, over: Pass) -> Traffic:
     """A layer's traffic that costs ``once`` (2, L), so many times per pass, less what hides under the kernels ``over``.
 
     The share ``overlap`` may hide, but not under more compute (at its top clock) than there is.
     """
     seconds, joules = once
-
-    def left(time_s: Floats, window_s: Floats) -> Floats:
-        return np.asarray(time_s - np.minimum(overlap * time_s, window_s))
-
-    return Traffic(
-        left(forward * seconds, over.forward.time_s),
-        left(backward * seconds, over.backward.time_s),
-        (forward + backward) * joules,
-    )
+    passes = (forward * seconds, over.forward.time_s), (backward * seconds, over.backward.time_s)
+    forward_s, backward_s = (np.asarray(time_s - np.minimum(overlap * time_s, window_s)) for time_s, window_s in passes)
+    return Traffic(forward_s, backward_s, (forward + backward) * joules)
 
 
 def tp_traffic(
@@ -170,7 +150,10 @@ def tp_traffic(
     kernels of the ``layer``. Where tp exceeds the KV heads, queries, keys and values are gathered too, and wait
     (Megatron Core's get_query_key_value_tensors).
     """
-    hw, moved = _tensor_hardware(job, hw), hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
+    moved = hidden_bytes(job.model, lay.tokens, hw.kernels.element_bytes)
+    if efficiency := job.training.framework.tp_network_efficiency:  # the network as tensor parallelism uses it
+        between = job.cluster.inter_node_gbytes_per_s * GB * efficiency
+        hw = replace(hw, links=replace(hw.links, inter_bytes_per_s=between))
     reduced, gathered, scattered = (
         collective(hw, kind, moved, groups["tp"]) for kind in ("all_reduce", "all_gather", "reduce_scatter")
     )
@@ -179,7 +162,9 @@ def tp_traffic(
         pair[0] += ring_delay_s(groups["tp"], job.training.framework.tp_hop_s)
     parts = float(job.model.parts_per_layer)
     pairs = np.where(lay.sp & (routed and not job.model.num_shared_experts), parts - 1.0, parts)
-    again = np.minimum(lay.again.pairs_again(routed, parts), pairs)
+    # pairs of collectives that are redone: all, or the one of a module (a checkpointed MLP gathers its input again)
+    module = np.where(lay.recompute.has("moe" if routed else "mlp"), 1.0, 0.0)
+    again = np.minimum(parts * lay.recompute.full_share + module, pairs)
     overlap = share(job.training.framework, "tp", lay.layouts["overlap"])
     streams = _exposed(pair, pairs, pairs + again, overlap, layer)
     every_head = job.model.kv_lora_rank or not np.any(lay.tp > job.model.num_query_groups)
@@ -193,18 +178,9 @@ def tp_traffic(
     )
     return (
         streams
-        + _exposed(gathered, 1.0, lay.again.full_share, 0.0, layer)
+        + _exposed(gathered, 1.0, lay.recompute.full_share, 0.0, layer)
         + _exposed(scattered, 0.0, np.ones_like(lay.tp), 0.0, layer)
     )
-
-
-def _tensor_hardware(job: Job, hw: Hardware) -> Hardware:
-    """The hardware with the network as a framework's tensor parallelism uses it."""
-    efficiency = job.training.framework.tp_network_efficiency
-    if not efficiency:
-        return hw
-    between = _network_bytes_per_s(job.cluster, efficiency)
-    return replace(hw, links=replace(hw.links, inter_bytes_per_s=between))
 
 
 def ring_delay_s(group: Group, hop_s: float) -> Floats:
@@ -224,10 +200,12 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
     """
     total = Traffic(*np.zeros((3, len(lay.tp))))
     element = hw.kernels.element_bytes
-    for one in adapters(job.model, job.training, Through.of(lay), kind):
+    for one in adapters(job.model, job.training, kind, *lay.adapter_cuts):
         group, sp = groups["etp" if one.routed else "tp"], lay.sp & (not one.routed)
         low, wide = (element * one.tokens * width for width in (job.training.lora_dim or 0, job.model.hidden_size))
-        again = np.maximum(lay.again.full_share, lay.again.has(_MLP_OF[kind]) if one.mlp else 0.0)
+        again = np.maximum(
+            lay.recompute.full_share, lay.recompute.has("moe" if kind == "moe" else "mlp") if one.mlp else 0.0
+        )
         whole, cut, gathered = (
             collective(hw, name, wide, group) for name in ("all_reduce", "reduce_scatter", "all_gather")
         )
@@ -236,9 +214,6 @@ def adapter_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str,
         backward = reduced + np.where(sp, gathered, 0.0) if one.row else np.where(sp, cut, whole)
         total = total + Traffic(forward[0], backward[0] + again * forward[0], (1.0 + again) * forward[1] + backward[1])
     return total
-
-
-_MLP_OF = {"dense": "mlp", "moe": "moe"}  # the module that recomputes an MLP
 
 
 def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], core: Pass) -> Traffic:
@@ -251,7 +226,7 @@ def cp_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
         return Traffic(*np.zeros((3, len(lay.tp))))
     moved = context_bytes(job.model, lay.tokens, lay.cp, lay.tp, hw.kernels.element_bytes)
     once = collective(hw, "all_gather", moved, groups["cp"])
-    return _exposed(once, 1.0, 2.0 + lay.again.full_share, job.training.framework.cp_overlap, core)
+    return _exposed(once, 1.0, 2.0 + lay.recompute.full_share, job.training.framework.cp_overlap, core)
 
 
 def gradient_traffic(
@@ -267,10 +242,10 @@ def gradient_traffic(
     """
     zero = lay.zero[:, None]
     reduced = gathered = np.zeros((2, *params.dense.shape))
-    for one in gradient_messages(job, lay, groups, params, trained):
-        if np.any(one.sent & (one.group.size > 1)):
-            cost = np.where(one.sent, collective(hw, one.kind, one.size_bytes, one.group), 0.0)
-            reduced, gathered = (reduced, gathered + cost) if one.kind == "all_gather" else (reduced + cost, gathered)
+    for _, kind, size_bytes, group, sent in gradient_messages(job, lay, groups, params, trained):
+        if np.any(sent & (group.size > 1)):
+            cost = np.where(sent, collective(hw, kind, size_bytes, group), 0.0)
+            reduced, gathered = (reduced, gathered + cost) if kind == "all_gather" else (reduced + cost, gathered)
     # ZeRO-2 and ZeRO-3 scatter gradients after every micro-batch
     repeats = np.where(zero >= 2, lay.micro_batches[:, None], 1.0)
     once_s, once_j = reduced * repeats + np.where(zero == 3, 0.0, gathered)
@@ -278,14 +253,9 @@ def gradient_traffic(
     return once_s, once_j, gather_s, 2.0 * gather_j
 
 
-class GradientMessage(NamedTuple):
-    """A collective over gradients or weights of data-parallel ranks; ``sent`` (L, 1): by which layouts."""
-
-    parameters: str  # dense or expert
-    kind: str  # of `collectives.KINDS`
-    size_bytes: Floats  # (L, pp), one rank's full buffer
-    group: Group  # (L, 1)
-    sent: Bools
+# A collective over gradients or weights of data-parallel ranks: of which parameters (dense or expert), its kind (of
+# `collectives.KINDS`), bytes (L, pp) of one rank's full buffer, its group (L, 1), and which layouts (L, 1) send it.
+GradientMessage = tuple[str, str, Floats, Group, Bools]
 
 
 def gradient_messages(
@@ -305,10 +275,10 @@ def gradient_messages(
             for key in (name, f"{kind}shard", f"{kind}replica")
         )
         gradients, weights = count * job.training.gradient_comm_bytes, np.where(zero == 3, held, count) * weight_bytes
-        yield GradientMessage(of, "all_reduce", gradients, ranks, whole)
-        yield GradientMessage(of, "reduce_scatter", gradients, shard, ~whole)
-        yield GradientMessage(of, "all_reduce", gradients / shard.size, replica, ~whole)
-        yield GradientMessage(of, "all_gather", weights, shard, zero > 0)
+        yield of, "all_reduce", gradients, ranks, whole
+        yield of, "reduce_scatter", gradients, shard, ~whole
+        yield of, "all_reduce", gradients / shard.size, replica, ~whole
+        yield of, "all_gather", weights, shard, zero > 0
 
 
 def pipeline_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group]) -> tuple[Floats, Floats]:
@@ -343,24 +313,16 @@ def places_per_token(model: Model, places: int) -> float:
     """
     groups = max(model.moe_router_num_groups, 1)
     chosen, in_group = model.moe_router_group_topk or groups, model.num_experts / groups
-    held = model.num_experts / places
-    own_groups = max(round(held / in_group), 1)  # groups of which a place holds experts
+    on_place = model.num_experts / places
+    own_groups = max(round(on_place / in_group), 1)  # groups of which a place holds experts
     hit = 0.0
     for taken in range(1, min(own_groups, chosen) + 1):
         ways = math.comb(own_groups, taken) * math.comb(groups - own_groups, chosen - taken)
-        missed = _none_of(taken * min(held, in_group), chosen * in_group, model.moe_router_topk)
+        # none of the token's experts, of those in the chosen groups, is one of the place's
+        own, of = taken * min(on_place, in_group), chosen * in_group
+        missed = math.prod(max(of - own - i, 0.0) / (of - i) for i in range(model.moe_router_topk))
         hit += ways / math.comb(groups, chosen) * (1.0 - missed)
     return places * hit
-
-
-def _none_of(held: float, of: float, draws: int) -> float:
-    """Probability that none of ``draws`` experts ``of`` so many is one of the ``held`` ones."""
-    return math.prod(max(of - held - i, 0.0) / (of - i) for i in range(draws))
-
-
-def _per_token(model: Model, places: Floats) -> Floats:
-    values, back = np.unique(np.ceil(places), return_inverse=True)
-    return np.array([places_per_token(model, int(value)) for value in values.tolist()])[back]
 
 
 def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Group], layer: Pass) -> Traffic:
@@ -369,33 +331,30 @@ def ep_traffic(job: Job, hw: Hardware, lay: LayoutArrays, groups: dict[str, Grou
     Lepikhin et al. 2020 (GShard, arXiv:2006.16668) section 3; until the most loaded rank has its tokens. Under SP cut
     experts (etp) gather the tokens of their ranks and scatter the outputs, as Megatron Core's token dispatchers do.
     Hides under kernels of the MoE ``layer``: of another micro-batch, forward beside backward, so not in the fill and
-    drain of the pipeline.
+    drain of the pipeline. Experts get elements in fp8 with their scales where the framework sends them so.
     """
-    training = job.training
+    training, recipe = job.training, job.training.fp8_recipe
+    dispatcher = training.token_dispatcher or training.framework.token_dispatcher
     sent = routed_bytes(job.model, lay.tokens, lay.token_share, 1.0) / lay.expert_tp  # each rank its slice of tokens
-    element = hw.kernels.element_bytes
+    element = dispatched = hw.kernels.element_bytes
+    if training.framework.fp8_dispatch and training.dtype in ("fp8", "fp4"):
+        dispatched = _FP8_BYTES if recipe is None or recipe.dtype != "fp8" else recipe.operand_bytes
     dispatch, combine = (
-        _all_to_all(job, hw, lay, groups["ep"], size * sent) for size in (_dispatched_bytes(training, element), element)
+        _all_to_all(job, hw, lay, groups["ep"], size * sent, dispatcher) for size in (dispatched, element)
     )
     once = dispatch + combine
     if np.any(lay.sp & (lay.expert_tp > 1)):  # without SP each rank has all tokens already
         gathered = element * sent * lay.expert_tp
         pair = sum(_most_loaded(hw, lay, kind, gathered, groups["etp"]) for kind in ("all_gather", "reduce_scatter"))
         once = once + np.where(lay.sp, pair, 0.0)
-    return _beside_other_micro_batches(job, hw, lay, once, layer)
+    # share of the SMs that a hidden all-to-all keeps from the kernels beside it; at most half, a judgement
+    kept = min(training.framework.dispatcher_sms.get(dispatcher, 0) / hw.kernels.gemm.sm_count, 0.5)
+    return _beside_other_micro_batches(job, lay, once, layer, kept)
 
 
-def _dispatched_bytes(training: Training, element: float) -> float:
-    """Bytes of an element on its way to experts: in fp8 with its scale where the framework sends it so."""
-    if not training.framework.fp8_dispatch or training.dtype not in ("fp8", "fp4"):
-        return element
-    recipe = training.fp8_recipe
-    return _FP8_BYTES if recipe is None or recipe.dtype != "fp8" else recipe.operand_bytes
-
-
-def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats) -> Floats:
+def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: Floats, dispatcher: str) -> Floats:
     """(seconds, joules) of one dispatch or combine, (2, L); ``sent`` is the bytes of a copy for every expert."""
-    if _dispatcher(job) == "alltoall":
+    if dispatcher == "alltoall":
         return _most_loaded(hw, lay, "all_to_all", sent, group)
     token = sent / job.model.moe_router_topk  # a token is sent once to a rank, and once over the network to a node
     local = np.minimum(group.local, group.size)
@@ -407,36 +366,32 @@ def _all_to_all(job: Job, hw: Hardware, lay: LayoutArrays, group: Group, sent: F
     return np.stack([seconds, intra * hw.intra_j_per_byte + inter * hw.inter_j_per_byte])
 
 
+def _per_token(model: Model, places: Floats) -> Floats:
+    """`places_per_token` of each number of places, (L,)."""
+    values, back = np.unique(np.ceil(places), return_inverse=True)
+    return np.array([places_per_token(model, int(value)) for value in values.tolist()])[back]
+
+
 def _most_loaded(hw: Hardware, lay: LayoutArrays, kind: str, moved: Floats, group: Group) -> Floats:
     """(seconds, joules) of a collective that ends when the most loaded rank has its share; joules are a mean rank's."""
     seconds, joules = collective(hw, kind, moved * lay.expert_load, group)
     return np.stack([seconds, joules / lay.expert_load])
 
 
-def _beside_other_micro_batches(job: Job, hw: Hardware, lay: LayoutArrays, once: Floats, layer: Pass) -> Traffic:
+def _beside_other_micro_batches(job: Job, lay: LayoutArrays, once: Floats, layer: Pass, kept: float) -> Traffic:
     """The exposed part of traffic that takes ``once`` (2, L) per pass, and what the hidden part slows kernels by.
 
-    While it is sent, t of n SMs copy and kernels run on the rest: H hidden seconds make them take H·t/n longer, and C
-    seconds of kernels hide up to C·n/(n - t). Derived here; all kernels are taken to slow, the memory-bound ones too.
+    While it is sent, ``kept`` = t/n of n SMs copy and kernels run on the rest: H hidden seconds make them take H·t/n
+    longer, and C seconds of kernels hide up to C·n/(n - t). Derived here; all kernels are taken to slow, the
+    memory-bound ones too.
     """
     seconds, joules = once
-    forward, backward = seconds, seconds * (1.0 + lay.again.dispatches_again())
+    forward, backward = seconds, seconds * (1.0 + lay.recompute.dispatches_again())
     profile = job.training.framework
     overlap = max(profile.ep_overlap, profile.chosen_ep_overlap * job.training.overlap_moe_a2a)
-    kept = _sms_kept(job, hw)
     # forward passes of the first and backward passes of the last micro-batches have no other one beside them
     alone = np.minimum(np.maximum(lay.layouts["pp"] - 1, 1) / np.maximum(lay.micro_batches, 1), 1.0)
     whole, window = forward + backward, (layer.forward.time_s + layer.backward.time_s) / (1.0 - kept)
     hidden = np.minimum(overlap * whole, window) * (1.0 - alone)
     left = 1.0 - np.divide(hidden * (1.0 - kept), whole, out=np.zeros_like(whole), where=whole > 0)
-    return Traffic(forward * left, backward * left, (2.0 + lay.again.dispatches_again()) * joules, kept * hidden)
-
-
-def _sms_kept(job: Job, hw: Hardware) -> float:
-    """Share of the SMs that a hidden all-to-all keeps from the kernels beside it; at most half, a judgement."""
-    sms = job.training.framework.dispatcher_sms.get(_dispatcher(job), 0)
-    return min(sms / hw.kernels.gemm.sm_count, 0.5)
-
-
-def _dispatcher(job: Job) -> str:
-    return job.training.token_dispatcher or job.training.framework.token_dispatcher
+    return Traffic(forward * left, backward * left, (2.0 + lay.recompute.dispatches_again()) * joules, kept * hidden)

@@ -12,7 +12,7 @@ from jointopt.core.schema import Columns, Floats
 from jointopt.frameworks.zeus import Schedule, write_schedule
 from jointopt.jobs.job import Job
 from jointopt.jobs.objectives import OBJECTIVES
-from jointopt.physics.polish.graph import Graph
+from jointopt.physics.schedule import Graph
 from jointopt.report import tables
 from jointopt.report.plans import COMPARED, basis_lines, better_words, change, compared_lines, short_clocks
 from jointopt.report.tables import Block, Result, TextColumn, pick

@@ -26,11 +26,11 @@ from jointopt.physics.polish.graph import (
     beyond_schedule_s,
     efficient,
     instruction_costs,
-    schedule_graph,
     widened,
     window,
 )
 from jointopt.physics.polish.solvers import least_energy, need_lowtime, shortened
+from jointopt.physics.schedule import schedule_graph
 from jointopt.report.results import Polished, PolishedPoint
 from jointopt.search.pareto import take
 from jointopt.surrogate.job_model import JobModel

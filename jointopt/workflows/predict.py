@@ -21,7 +21,7 @@ from jointopt.jobs.catalog.frameworks import recognise_framework
 from jointopt.jobs.cluster import Machine, table_lines
 from jointopt.jobs.job import Job
 from jointopt.jobs.plans.rules import violations
-from jointopt.physics.cost_model import heat, memory_limit_gib
+from jointopt.physics.cost_model import memory_limit_gib
 from jointopt.physics.site import with_site
 from jointopt.physics.throughput import throughput
 from jointopt.runs.checks import class_conflicts, states_class, taken_lines
@@ -273,7 +273,7 @@ def _heat(priced: PricedPlans, correction: Correction | None) -> Columns:
         return {}
     physics = copy.copy(priced.physics)
     physics.heat_scale = correction.heat(priced.plans.job, physics.layouts)
-    found = heat(physics, priced.layout, priced.plans.clock_mhz)
+    found = physics.heat(priced.layout, priced.plans.clock_mhz)
     return {HEAT_COLUMNS[name]: found[HEAT_COLUMNS[name]] for name in targets}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jointopt.core.schema import Floats, Ints
 from jointopt.physics.makespan import chunked_time_s, iteration_time_s
-from jointopt.physics.schedule import Operation, replay
+from jointopt.physics.schedule import Pass, replay
 
 PLANS = 100_000
 MAX_PP = 16
@@ -61,7 +61,7 @@ def largest_deviation(rng: np.random.Generator, spread: float, vpps: tuple[int, 
                     continue
                 f, b = random_times(rng, (500, pp), spread)
 
-                def duration_s(rank: int, op: Operation, f: Floats = f, b: Floats = b, vpp: int = vpp) -> Floats:
+                def duration_s(rank: int, op: Pass, f: Floats = f, b: Floats = b, vpp: int = vpp) -> Floats:
                     return (b if op.backward else f)[:, rank] / vpp
 
                 exact = np.max(list(replay(pp, vpp, m, duration_s).values()), axis=0)

@@ -116,7 +116,7 @@ def test_where_one_stage_does_all_the_work_the_bound_is_the_quick_one_and_the_st
     (time_s, energy_j), bound = np.ravel(unpriced.quick_bound(row)), np.ravel(unpriced.lower_bound(row))
     costs = unpriced.groups[0]
     step_s, step_bytes = float(costs.optimizer_s[0, 0]), float(costs.iteration_hbm_bytes[0, 0])
-    step_j = plan.get("tp", 1) * ((60.0 + unpriced.cooler.leakage_w) * step_s + 30e-12 * step_bytes)
+    step_j = plan.get("tp", 1) * ((60.0 + unpriced.cooler.mean_leakage_w) * step_s + 30e-12 * step_bytes)
     assert bound == pytest.approx([time_s + step_s, energy_j + step_j], rel=1e-9)
 
 
@@ -130,6 +130,6 @@ def test_the_quick_bound_of_a_pipeline_is_the_bound_less_sends_and_step(plan: di
     costs = unpriced.groups[0]
     step_s, step_j = float(costs.slowest_step_s[0]), 30e-12 * costs.iteration_hbm_bytes.sum()
     more_j = step_j + 8 * costs.link_parts_j["pp_comm"].sum()
-    more_j += (60.0 + unpriced.cooler.leakage_w) * step_s * plan["pp"]
+    more_j += (60.0 + unpriced.cooler.mean_leakage_w) * step_s * plan["pp"]
     expected = [time_s + step_s, energy_j + plan.get("tp", 1) * more_j]
     assert bound == pytest.approx(expected, rel=1e-9)

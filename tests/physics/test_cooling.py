@@ -54,7 +54,7 @@ def test_warmer_air_lowers_the_throttle_power(make_job: Callable[..., Job]) -> N
 
 @pytest.mark.parametrize(("air_c", "sign"), [(cooling.REFERENCE_AIR_C, 0), (35.0, 1), (10.0, -1)])
 def test_power_constants_hold_in_the_reference_air_whatever_a_gpu_draws(a100: Cooler, air_c: float, sign: int) -> None:
-    assert np.sign(replace(a100, inlet_c=air_c).leakage_w) == sign
+    assert np.sign(replace(a100, inlet_c=air_c).mean_leakage_w) == sign
 
 
 def test_a_cooler_in_warm_air_throttles_earlier(a100: Cooler, make_job: Callable[..., Job]) -> None:
@@ -69,7 +69,7 @@ def test_without_a_tdp_there_is_no_thermal_model_and_no_leakage(make_job: Callab
     assert cluster.gpu.power is not None
     unknown = cooler(replace(cluster, gpu=replace(cluster.gpu, tdp_w=None)), cluster.gpu.power)
     assert np.isnan(unknown.temperature_c(np.array(300.0)))
-    assert unknown.leakage_w == 0.0
+    assert unknown.mean_leakage_w == 0.0
     assert unknown.throttle_power_w == np.inf
 
 
@@ -90,10 +90,9 @@ def spread(make_job: Callable[..., Job], rise_k: float, gpus_per_node: int = 8) 
 
 def test_the_exhaust_row_is_hotter_by_the_rise_and_what_it_leaks_more(make_job: Callable[..., Job]) -> None:
     node = spread(make_job, 12.0)
-    positions = node.temperature_by_position_c(np.array(300.0))
+    hot, cool = (float(node.temperature_c(np.array(300.0), exhaust)) for exhaust in (True, False))
     gain = node.resistance_k_per_w * node.leakage_w_per_k
-    assert float(positions["exhaust"] - positions["inlet"]) == pytest.approx(12.0 / (1.0 - gain))
-    assert positions["exhaust"] == node.temperature_c(np.array(300.0))
+    assert hot - cool == pytest.approx(12.0 / (1.0 - gain))
 
 
 def test_the_hottest_position_decides_throttling(make_job: Callable[..., Job]) -> None:
@@ -104,16 +103,13 @@ def test_the_hottest_position_decides_throttling(make_job: Callable[..., Job]) -
 
 def test_leakage_of_a_node_is_the_mean_of_its_positions(make_job: Callable[..., Job]) -> None:
     node = spread(make_job, 12.0, gpus_per_node=4)
-    cool = replace(node, exhaust_rise_k=0.0).leakage_w
-    assert node.leakage_w == pytest.approx(float(cool + node.peak_leakage_w()) / 2.0)
-    at_air, heated = node.leakage_parts_w
-    assert at_air + heated == pytest.approx(node.leakage_w)
-    assert heated > 0.0
+    cool = replace(node, exhaust_rise_k=0.0).mean_leakage_w
+    assert node.mean_leakage_w == pytest.approx(float(cool + node.air_leakage_w()) / 2.0)
 
 
 def test_a_node_with_one_gpu_has_no_exhaust_row(make_job: Callable[..., Job]) -> None:
     node = spread(make_job, 12.0, gpus_per_node=1)
-    assert set(node.temperature_by_position_c(np.array(300.0))) == {"inlet"}
+    assert node.exhaust_share == 0.0
     assert node == spread(make_job, 0.0, gpus_per_node=1)
 
 
@@ -218,7 +214,7 @@ def test_stages_in_the_inlet_row_keep_its_limit(make_job: Callable[..., Job]) ->
 def test_ranks_of_the_exhaust_row_count_in_the_mean_of_a_node(make_job: Callable[..., Job]) -> None:
     cluster = placed(make_job, (6, 7))
     assert cluster.gpu.power is not None
-    assert cooler(cluster, cluster.gpu.power).mean_inlet_c == 35.0 + 30.0 / 4
+    assert cooler(cluster, cluster.gpu.power).exhaust_share == 1.0 / 4
 
 
 def test_a_stage_has_a_temperature_in_the_rows_where_it_has_ranks(make_job: Callable[..., Job]) -> None:

@@ -404,7 +404,7 @@ def test_no_plan_beats_the_static_energy_of_its_own_time(job: int, seed: int, sh
     physics = shipped_physics(job)
     some = np.random.default_rng(seed).integers(0, len(physics.layouts["pp"]), 20)
     found = physics.evaluate(some, random_clocks(physics, seed)[some])
-    coldest_w = physics.power.static_w + physics.cooler.leakage_w
+    coldest_w = physics.power.static_w + physics.cooler.mean_leakage_w
     floor = coldest_w * found["iteration_time_s"] * physics.job.cluster.num_gpus
     assert (found["energy_j"] > floor).all()
     assert (found["energy_j"] >= physics.lower_bound(some)[1]).all()

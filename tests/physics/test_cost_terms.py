@@ -13,10 +13,9 @@ from jointopt.jobs.cluster import PowerConstants
 from jointopt.physics.bounds import _fewest_layers
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import phases, utilization
-from jointopt.physics.layers_on_stages import Held
 from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.makespan import StageTimes, dp_exposed_s, iteration_time_s, most_makespan_s
-from jointopt.physics.memory import user_buffer_bytes
+from jointopt.physics.memory import LiveLayers, user_buffer_bytes
 from jointopt.physics.throughput import throughput
 from tests.physics.hand.plain_machine import DENSE, FLOPS_PER_S, LATENT, MOE, gpu_constants, physics, seconds, stages
 
@@ -182,7 +181,7 @@ def test_a_rank_that_holds_more_at_any_time_may_be_the_heaviest() -> None:
     one = physics(pp=4)
     for then, ranks in ((2.0, [0, 1, 2, 3]), (1.0, [0, 1, 3])):
         layers = np.array([[[[3.0, 3.0, 1.0, 1.0], [0.0] * 4], [[1.0, 1.0, then, 1.0], [0.0] * 4]]])
-        found = Held(np.array([0]), layers).heaviest_ranks(LayoutArrays(one.job, one.layouts).split)
+        found = LiveLayers(np.array([0]), layers).heaviest_ranks(LayoutArrays(one.job, one.layouts).split)
         assert sorted(set(found[0].tolist())) == ranks
 
 

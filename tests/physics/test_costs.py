@@ -15,7 +15,7 @@ from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.text import parse_plan
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.costs import Laid, differing_costs, stage_costs, with_host_of
+from jointopt.physics.costs import LayoutParts, differing_costs, stage_costs, with_host_of
 from jointopt.physics.layouts import LayoutArrays
 from jointopt.physics.memory import stage_parameters
 from jointopt.physics.stage_costs import OF_RANKS, StageCosts
@@ -80,9 +80,9 @@ def test_pricing_the_ranks_that_differ_is_pricing_all_of_them(
     job = make_job(model=catalogue_model(model))
     vpp, schedule = [1, 2, 2], [SCHEDULE.code(name) for name in ("1f1b", "1f1b", "dualpipev")]
     layouts = layouts_of(dp=2, pp=[4] * 3, vpp=vpp, schedule=schedule, tp=[1, 2, 1], zero_stage=[0, 1, 1])
-    of_job, some = (job, hardware(job, kernel_constants(job.cluster.gpu)), layouts), Laid.of(job, layouts)
+    of_job, some = (job, hardware(job, kernel_constants(job.cluster.gpu)), layouts), LayoutParts.of(job, layouts)
     lay = LayoutArrays(job, layouts)
-    held = stage_parameters(job, lay, lay.layers)
+    held = stage_parameters(job, lay)
     every = replace(some, lay=lay, kind=np.tile(np.arange(4), (3, 1)), parameters=held, trained=held)
     found, all_priced = differing_costs(*of_job, laid=some), differing_costs(*of_job, laid=every)
     assert found.layers.shape[1] < 4 or model != "llama-3-8b"

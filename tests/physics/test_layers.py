@@ -17,7 +17,7 @@ from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.physics import layers as c
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.layers import Routing, moe_layer
+from jointopt.physics.layers import moe_layer
 
 TOKENS = np.array([2048.0, 4096.0, 16384.0])
 TP = np.array([1.0, 2.0, 8.0])
@@ -136,7 +136,7 @@ def test_experts_together_do_the_work_of_top_k_dense_layers(
 ) -> None:
     model = catalogue_model("mixtral-8x7b")
     job, tokens, one = make_job(model=model), np.array(8192.0), np.array(1.0)
-    experts = moe_layer(of(job), model, tokens, Routing(one, one, one, one, 0.0 * one), one, tokens)[0].forward.flops
+    experts = moe_layer(of(job), model, tokens, one, tokens, one, one, one, one, 0.0 * one)[0].forward.flops
     router = 2 * tokens * model.hidden_size * model.num_experts
     dense = 2 * tokens * model.moe_router_topk * model.expert_parameters
     assert float(experts) == pytest.approx(float(dense + router))

@@ -112,7 +112,7 @@ def test_the_ranks_of_a_layout_hold_the_parameters_of_the_model(
 ) -> None:
     model = load_model(name)
     job, layouts = make_job(model=model), layouts_of()
-    held = stage_parameters(job, LayoutArrays(job, layouts), LayoutArrays(job, layouts).layers)
+    held = stage_parameters(job, LayoutArrays(job, layouts))
     assert float(held.dense.sum() + held.expert.sum()) == pytest.approx(model.parameters, rel=0.001)
 
 
@@ -124,7 +124,7 @@ def test_a_tied_head_is_a_second_copy_on_the_last_stage(
 
     def held(pp: int) -> float:
         layouts = layouts_of(pp=pp)
-        return float(stage_parameters(job, LayoutArrays(job, layouts), LayoutArrays(job, layouts).layers).dense.sum())
+        return float(stage_parameters(job, LayoutArrays(job, layouts)).dense.sum())
 
     assert held(2) - held(1) == model.vocab_size * model.hidden_size
 

@@ -45,7 +45,7 @@ def test_it_holds_a_layers_weights_a_projection_and_an_embedding_and_logits_twic
     pair: Callable[..., list[CostModel]], gpt_model: Callable[..., Model]
 ) -> None:
     plain, more = pair(pp=4, dp=2)
-    held = [stage_parameters(p.job, lay := LayoutArrays(p.job, p.layouts), lay.layers).dense[0] for p in (plain, more)]
+    held = [stage_parameters(p.job, LayoutArrays(p.job, p.layouts)).dense[0] for p in (plain, more)]
     model, h = gpt_model(8), gpt_model(8).hidden_size
     layer = held[0][1] / 2
     assert held[1][-1] - held[0][-1] == pytest.approx(layer + 2 * h * h + model.vocab_size * h)

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
 from jointopt.core.schema import Floats
-from jointopt.physics import makespan
+from jointopt.physics import makespan, schedule
 from jointopt.physics.makespan import iteration_time_s
 from jointopt.physics.schedule import (
+    FORWARD,
     MOST_GROUPS,
-    Operation,
+    WHOLE,
+    Pass,
     alive_chunks,
-    data_dependency,
-    execution_order,
+    predecessor,
     replay,
+    schedule_graph,
     schedule_order,
 )
 from tests.each import each
@@ -158,8 +160,11 @@ def test_simulated_operations_respect_rank_and_data_order(pp: int, vpp: int, m: 
         order = schedule_order(pp, vpp, m, rank)
         start_s = {op: end_s[rank, op] - seconds[op.backward] for op in order}
         assert all(end_s[rank, before] <= start_s[after] for before, after in pairwise(order))
-        sources = [(data_dependency(pp, vpp)(rank, op), op) for op in order]
-        assert all(source is None or end_s[source] <= start_s[op] for source, op in sources)
+        for op in order:
+            needs = predecessor("1f1b", pp, vpp, rank, *op)
+            if needs is not None:
+                source, kind, *rest = needs
+                assert end_s[source, Pass(kind if kind == FORWARD else WHOLE, *rest)] <= start_s[op]
 
 
 def test_interleaved_order_is_megatrons() -> None:
@@ -170,7 +175,7 @@ def test_interleaved_order_is_megatrons() -> None:
     assert named[8:] == ["F12", "B00", "F13", "B01", "B12", "B13", "B02", "B03"]
 
 
-def most_held(order: list[Operation], weight: list[float]) -> float:
+def most_held(order: list[Pass], weight: list[float]) -> float:
     """Counted, not computed: the most that forwards started and not yet undone hold, so much for each chunk."""
     return max(accumulate(-weight[op.chunk] if op.backward else weight[op.chunk] for op in order))
 
@@ -204,10 +209,10 @@ def test_too_few_columns_are_refused() -> None:
         iteration_time_s(np.ones((1, 2)), np.ones((1, 2)), np.array([4]), np.array([1]), np.array([8]))
 
 
-def test_a_deadlocked_order_is_refused() -> None:
-    forward, backward = Operation(False, 0, 0), Operation(True, 0, 0)
+def test_a_deadlocked_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "rank_order", lambda *_: [Pass(WHOLE, 0, 0), Pass(FORWARD, 0, 0)])
     with pytest.raises(PlanError, match="deadlocks"):
-        execution_order([[backward, forward], [forward, backward]], data_dependency(2, 1))
+        schedule_graph(2, 1, 77)
 
 
 def test_plans_beyond_a_block_are_priced_as_those_within_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from jointopt.core.schema import STAGE_LAYERS
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.physics.cost_model import CostModel
-from jointopt.physics.pipelines import Pipelines
+from jointopt.physics.layouts import FIRST, LAST
+from jointopt.physics.stage_costs import Pipelines
 
 
 @pytest.fixture
@@ -28,5 +29,5 @@ def test_ranks_that_hold_the_same_chunks_are_alike_and_the_first_and_the_last_ar
 
 def test_of_ranks_alike_sums_go_up_to_the_first_or_up_to_the_last(pipes: Pipelines) -> None:
     seconds, rows = np.array([[1.0, 40.0, 10.0, 0.0]]), np.zeros(1, np.int64)
-    assert pipes.before_first(seconds, rows)[0, :3].tolist() == [0.0, 21.0, 1.0]
-    assert pipes.before_last(seconds, rows)[0, :3].tolist() == [0.0, 21.0, 11.0]
+    assert pipes.before(seconds, rows, FIRST)[0, :3].tolist() == [0.0, 21.0, 1.0]
+    assert pipes.before(seconds, rows, LAST)[0, :3].tolist() == [0.0, 21.0, 11.0]

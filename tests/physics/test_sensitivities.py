@@ -183,6 +183,6 @@ def test_jobs_that_share_parts_of_their_costs_have_those_that_they_have_alone(jo
     time_s = physics.least_time_s(index, clocks)
     found = sensitivities(physics, index, clocks)
     for name in sorted({*CONSTANTS} - {*moving._AFTER_PRICING}):
-        alone = CostModel(moving._MOVES[name](physics.job, moving.STEP), physics.layouts)
+        alone = CostModel(moving._with_constant(physics.job, name, moving.STEP), physics.layouts)
         anew = np.log(alone.least_time_s(index, clocks) / time_s) / moving.STEP
         np.testing.assert_allclose(found[:, CONSTANTS.index(name)], anew, rtol=1e-12, atol=1e-12)

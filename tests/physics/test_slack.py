@@ -91,10 +91,10 @@ def test_the_floor_is_static_power_at_the_top_clock_and_the_work_of_the_lowest_v
     cluster = replace(cold.job.cluster, gpu=replace(cold.job.cluster.gpu, power=power))
     model, row = CostModel(replace(cold.job, cluster=cluster), cold.layouts, COMPUTING), np.array([0])
     (time_s, floor_j), slow = model.lower_bound(row), model.evaluate(row, np.array([[500.0]]))
-    static_w = plan.get("dp", 1) * (60.0 + model.cooler.leakage_w)
+    static_w = plan.get("dp", 1) * (60.0 + model.cooler.mean_leakage_w)
     assert floor_j - static_w * time_s == pytest.approx(slow["energy_j"] - static_w * slow["iteration_time_s"])
 
 
 def test_the_slope_is_the_waiting_power_of_all_gpus(pipeline: CostModel) -> None:
     slope = bounds.energy_slope_w(pipeline.power, pipeline.cooler, 64)
-    assert slope == pytest.approx(64 * (pipeline.power.wait_w + pipeline.cooler.leakage_w))
+    assert slope == pytest.approx(64 * (pipeline.power.wait_w + pipeline.cooler.mean_leakage_w))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jointopt.core.schema import Floats
 from jointopt.jobs.jobfile import shipped_job
 from jointopt.jobs.plans.text import parse_plan
-from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, Rests, cooler, peak_share
+from jointopt.physics.cooling import REFERENCE_C, TIME_CONSTANT_S, Cooler, burst_limit_w, cooler, peak_share
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.explain.parts import breakdown
 from jointopt.physics.explain.timeline import Warming, felt_w, reached_s, warming
@@ -52,7 +52,7 @@ def test_pauses_leave_kernels_as_much_more_as_keeps_the_hottest_moment_at_the_th
     power = JOB.cluster.gpu.power
     assert power is not None
     node = cooler(replace(JOB.cluster, inlet_temperature_c=60.0), power)
-    always, half = (Rests(np.array(share), np.array(1e-6), 100.0).burst_w(node) for share in (1.0, 0.5))
+    always, half = (burst_limit_w(node, share, 1e-6, 100.0) for share in (1.0, 0.5))
     assert float(always) == pytest.approx(node.throttle_power_w)
     assert 0.5 * (float(half) + 100.0) == pytest.approx(node.throttle_power_w)
 
@@ -93,7 +93,7 @@ def test_where_waiting_alone_is_too_hot_pauses_leave_kernels_nothing_more() -> N
     assert power is not None
     node = cooler(replace(JOB.cluster, inlet_temperature_c=80.0), power)
     assert node.throttle_power_w < power.wait_w
-    assert float(Rests(np.array(0.5), np.array(1.0), power.wait_w).burst_w(node)) == node.throttle_power_w
+    assert float(burst_limit_w(node, 0.5, 1.0, power.wait_w)) == node.throttle_power_w
 
 
 def test_leakage_makes_a_step_larger_and_slower_as_by_small_steps_of_time() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ _SHARED = 9  # parameters of the GPU
 _FLOOR = 0.92  # clock below which limits pause work, over that of the knee: 0.89-0.95 on A100-PCIe and A40
 _SHARE, _SHARE_SD = 0.3, 0.7  # logit of the share of time that follows the clock: 0.35 to 0.85 on A40 and A100
 _CURVE_FIELDS = 5
+_WATTS = ("static_w", "wait_w", "pause_w", "limit_w")  # of a `ResponsePrior`, which follow the size of the board
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,6 @@ class ResponsePrior:
     lowest: float = 0.12  # clock over the maximum clock
     scatter: float = 0.05  # of a pass's time under a limit, standard deviation of the logarithm
 
-    def scaled(self, watts: float) -> ResponsePrior:
-        """The same for a board with that many times the power."""
-        own = {name: watts * getattr(self, name) for name in ("static_w", "wait_w", "pause_w", "limit_w")}
-        return replace(self, **own)
-
 
 @dataclass(frozen=True)
 class Hierarchy:
@@ -59,14 +56,9 @@ class Hierarchy:
     lowest: float = 0.12  # clock over the maximum clock
 
     @property
-    def curves(self) -> int:
-        """Number of curves."""
-        return len(self.kind_of)
-
-    @property
     def size(self) -> int:
         """Number of parameters."""
-        return _SHARED + 2 * self.kinds + _CURVE_FIELDS * self.curves
+        return _SHARED + 2 * self.kinds + _CURVE_FIELDS * len(self.kind_of)
 
     def shape(self, theta: Floats) -> Shape:
         """Parameters of the law that all work on the GPU shares."""
@@ -81,7 +73,7 @@ class Hierarchy:
     def work(self, theta: Floats) -> Work:
         """Constants of every curve, (curves,)."""
         share, static = theta[_SHARED : _SHARED + 2 * self.kinds].reshape(2, self.kinds)[:, self.kind_of]
-        own = theta[_SHARED + 2 * self.kinds : self.size].reshape(_CURVE_FIELDS, self.curves)
+        own = theta[_SHARED + 2 * self.kinds : self.size].reshape(_CURVE_FIELDS, len(self.kind_of))
         return Work(
             log_time_s=own[0],
             share=1.0 / (1.0 + np.exp(-(theta[5] + share + own[2]))),
@@ -94,7 +86,7 @@ class Hierarchy:
         """Parameters (k, n) on which readings (n,) of these curves depend: the GPU's, their kind's, their own."""
         shared = np.repeat(np.arange(_SHARED)[:, None], len(curve), axis=1)
         kinds = _SHARED + np.arange(2)[:, None] * self.kinds + self.kind_of[curve]
-        own = _SHARED + 2 * self.kinds + np.arange(_CURVE_FIELDS)[:, None] * self.curves + curve
+        own = _SHARED + 2 * self.kinds + np.arange(_CURVE_FIELDS)[:, None] * len(self.kind_of) + curve
         return np.concatenate([shared, kinds, own])
 
     def prior(
@@ -106,8 +98,8 @@ class Hierarchy:
         shared_sd = [known.knee_sd, known.rise_sd, 0.5, 0.08, 0.08, _SHARE_SD, known.static_sd, known.limit_sd, 0.7]
         nothing = np.zeros(2 * self.kinds)
         kinds_sd = np.repeat([0.4, 0.03], self.kinds)
-        own = np.concatenate([log_time_s, np.zeros(4 * self.curves)])
-        own_sd = np.repeat([0.7, 0.15, 0.25, 0.02, limit_sd], self.curves)
+        own = np.concatenate([log_time_s, np.zeros(4 * len(self.kind_of))])
+        own_sd = np.repeat([0.7, 0.15, 0.25, 0.02, limit_sd], len(self.kind_of))
         return np.concatenate([shared, nothing, own]), np.concatenate([shared_sd, kinds_sd, own_sd])
 
 
@@ -165,7 +157,8 @@ def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
     """Prior of the GPU before its readings, of which the strongest drew ``drawn_w``."""
     usual = ResponsePrior()
     rated_w = (gpu.tdp_w if gpu else None) or max(1.1 * drawn_w, 1.0)
-    prior = usual.scaled(rated_w / usual.limit_w)
+    watts = {name: getattr(usual, name) * rated_w / usual.limit_w for name in _WATTS}
+    prior = replace(usual, **watts)
     if gpu and gpu.power:
         static_w = max(gpu.power.static_w, 0.1 * rated_w)
         wait_w = max(_WAIT_AT_TOP * gpu.power.wait_w, static_w)
@@ -174,7 +167,7 @@ def _prior(gpu: Gpu | None, drawn_w: float) -> ResponsePrior:
         prior = replace(prior, lowest=_LOWEST * gpu.clock_min_mhz / gpu.clock_max_mhz)
     figures = response_figures(gpu) if gpu else {}
     if figures:
-        watts = {name: figures[name] for name in ("static_w", "wait_w", "pause_w", "limit_w") if name in figures}
+        watts = {name: figures[name] for name in _WATTS if name in figures}
         knee, rise = figures["knee_fraction"], figures["voltage_ratio"] - 1.0
         scatter = figures.get("limit_scatter", prior.scatter)
         prior = replace(prior, knee=knee, rise=rise, scatter=scatter, **watts | _SURE)
@@ -226,11 +219,6 @@ class Prior:
     mean: Floats
     sd: Floats
 
-    def beside(self, index: int, step: float) -> list[Floats]:
-        """Starting points with one parameter lowered and raised, for laws with an optimum on each side."""
-        unit = np.arange(len(self.mean)) == index
-        return [self.mean - step * unit, self.mean + step * unit]
-
 
 @dataclass(frozen=True)
 class Fit:
@@ -256,13 +244,26 @@ class Prediction:
     theta_sd: Floats  # (p,)
 
 
-def fit(law: Law, readings: Readings, prior: Prior, starts: Sequence[Floats] = ()) -> Fit:
-    """Parameters of the optimum that holds most of the posterior; ``starts`` where a law has several optima."""
-    weight = np.ones(len(readings.value))
-    found = [_search(law, readings, prior, weight, start) for start in (prior.mean, *starts)]
+def fit(law: Law, readings: Readings, prior: Prior, two_sided: tuple[int, float] | None = None) -> Fit:
+    """Parameters of the optimum that holds most of the posterior.
+
+    ``two_sided``: a parameter with an optimum on either side of its prior, and how far from it searches start.
+    """
+    weight, starts = np.ones(len(readings.value)), [prior.mean]
+    if two_sided:
+        step = two_sided[1] * (np.arange(len(prior.mean)) == two_sided[0])
+        starts += [prior.mean - step, prior.mean + step]
+    found = [_search(law, readings, prior, weight, start) for start in starts]
     theta = min(found, key=lambda pair: pair[1])[0]
     for _ in range(4):
-        revised = _outlier_weights(law, readings, weight, theta)
+        # 1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)
+        known = np.flatnonzero(readings.known)
+        miss = readings.value[known] - law.at(theta)[known]
+        variance = readings.noise[known] ** 2 / weight[known]
+        noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
+        away = np.abs(noise) / readings.noise[known]
+        revised = np.ones(len(readings.value))
+        revised[known] = np.where(away < _OUTLYING, 1.0, (_TAIL + _OUTLYING**2) / (_TAIL + away**2))
         if np.abs(revised - weight).max(initial=0.0) < 0.02:
             break
         weight = revised
@@ -307,31 +308,16 @@ def _search(law: Law, readings: Readings, prior: Prior, weight: Floats, start: F
 
     known = np.flatnonzero(readings.known)
     lower = cholesky(_covariance(readings, weight), lower=True)
-    measured = readings.value[known]
-
-    def whitened(value: Floats) -> Floats:
-        return np.asarray(solve_triangular(lower, value, lower=True, check_finite=False))
-
-    def misses(theta: Floats) -> Floats:
-        return np.concatenate([whitened(law.at(theta)[known] - measured), (theta - prior.mean) / prior.sd])
-
-    def slopes(theta: Floats) -> Floats:
-        return np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)])
-
-    found = least_squares(misses, start, slopes, x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60)
+    whitened = functools.partial(solve_triangular, lower, lower=True, check_finite=False)
+    found = least_squares(
+        lambda theta: np.concatenate(
+            [whitened(law.at(theta)[known] - readings.value[known]), (theta - prior.mean) / prior.sd]
+        ),
+        start,
+        lambda theta: np.vstack([whitened(_linearised(law, theta)[1][known]), np.diag(1.0 / prior.sd)]),
+        x_scale="jac", ftol=_ENOUGH, xtol=None, gtol=None, max_nfev=60,
+    )  # fmt: skip
     return found.x, 2.0 * float(found.cost) + float(np.linalg.slogdet(found.jac.T @ found.jac)[1])
-
-
-def _outlier_weights(law: Law, readings: Readings, weight: Floats, theta: Floats) -> Floats:
-    """1 for a reading whose noise is usual, less the further it lies from its neighbours (Student's noise)."""
-    known = np.flatnonzero(readings.known)
-    miss = readings.value[known] - law.at(theta)[known]
-    variance = readings.noise[known] ** 2 / weight[known]
-    noise = cho_solve(cho_factor(_covariance(readings, weight)), miss) * variance
-    away = np.abs(noise) / readings.noise[known]
-    revised = np.ones(len(readings.value))
-    revised[known] = np.where(away < _OUTLYING, 1.0, (_TAIL + _OUTLYING**2) / (_TAIL + away**2))
-    return revised
 
 
 def _linearised(law: Law, theta: Floats) -> tuple[Floats, Floats]:
@@ -373,10 +359,6 @@ class StageRows:
     power_w: Floats
     mixed: bool = False  # rows are pipelines' iterations, whose passes had other clocks each
 
-    def limits_w(self, board_w: float) -> Floats:
-        """Limit in W of every row, (n,): its own, never above the board's."""
-        return np.fmin(self.limit_w, board_w)
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -409,13 +391,13 @@ def fit_stages(rows: StageRows, known: ResponsePrior, found: Fit | None = None) 
 
     def logarithms(theta: Floats) -> Floats:
         shape, work = hierarchy.shape(theta), take(hierarchy.work(theta), rows.curve)
-        limit = rows.limits_w(hierarchy.limit_w(theta))
+        limit = np.fmin(rows.limit_w, hierarchy.limit_w(theta))
         return np.concatenate([f(shape, work, rows.x, limit) for f in (log_time_s, log_power_w)])
 
     law = Law(logarithms, np.tile(hierarchy.follows(rows.curve), 2))
     readings = _readings(rows)
-    prior = Prior(*hierarchy.prior(known, _first_times(rows), _first_switching_w(rows, known)))
-    found = found.padded(2, n) if found else fit(law, readings, prior, prior.beside(7, 0.1))  # the limit
+    prior = Prior(*hierarchy.prior(known, *_first_guesses(rows, known)))
+    found = found.padded(2, n) if found else fit(law, readings, prior, (7, 0.1))  # the limit
     predicted = predict(law, readings, prior, found)
     # distance of every row's clock from those read, in log x; 0 between them
     z, read = np.log(rows.x), np.isfinite(rows.time_s) & np.isfinite(rows.power_w)
@@ -459,16 +441,13 @@ def departures(x: Floats, limit_w: Floats) -> Floats:
     return np.asarray(near * (limited[:, None] == limited[None, :]))
 
 
-def _first_times(rows: StageRows) -> Floats:
-    """Logarithm of every curve's time at the maximum clock, had 70 % of it followed the clock."""
+def _first_guesses(rows: StageRows, known: ResponsePrior) -> tuple[Floats, Floats]:
+    """Logarithm of every curve's time at the maximum clock, had 70 % of it followed the clock, and switching power."""
+    curves = rows.curve, len(rows.kind_of)
     with np.errstate(divide="ignore", invalid="ignore"):
         guess = np.log(rows.time_s) + 0.7 * np.log(rows.x)
-    return per_curve(guess, rows.curve, len(rows.kind_of), np.nanmin)
-
-
-def _first_switching_w(rows: StageRows, known: ResponsePrior) -> Floats:
     above = np.maximum(rows.power_w - known.static_w, 5.0) / switching_shape(rows.x, known.knee, known.rise)
-    return per_curve(above, rows.curve, len(rows.kind_of), np.nanmedian)
+    return per_curve(guess, *curves, np.nanmin), per_curve(above, *curves, np.nanmedian)
 
 
 def per_curve(values: Floats, curve: Ints, curves: int, of: Callable[[Floats], Any]) -> Floats:

@@ -6,7 +6,7 @@ Links are nominal ones, as the job file has them, so that what the library loses
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,11 +50,8 @@ def fit(readings: Reading, gpu: Gpu) -> Fitted:
     factors, errors = _products(readings["products"], gpu)
     links, more_errors = _links(readings, gpu)
     figures = {"memory_gbytes_per_s": gpu.memory_gbytes_per_s, **links}
-    return Fitted(_rounded(figures), _rounded(factors), errors | more_errors)
-
-
-def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+    figures, factors = ({name: float(f"{x:.4g}") for name, x in part.items()} for part in (figures, factors))
+    return Fitted(figures, factors, errors | more_errors)
 
 
 def _percent(log_ratio: Floats) -> float:
@@ -76,74 +73,59 @@ def _products(readings: Sequence[Reading], gpu: Gpu) -> tuple[dict[str, float], 
 
 def _links(readings: Reading, gpu: Gpu) -> tuple[dict[str, float], dict[str, float]]:
     """(figures of links, median error in percent of the collectives that they give)."""
-    found = [_located(one, readings["gpus_per_node"], gpu) for one in readings["collectives"]]
+    inside, across = list[Reading](), list[Reading]()
+    for one in readings["collectives"]:
+        # members in one scale-up domain, which may be larger than a node
+        domain_nodes = max((gpu.scale_up_gpus or 0) // readings["gpus_per_node"], 1)
+        local = one["size"] // one["nodes"] * min(one["nodes"], domain_nodes)
+        (inside if local == one["size"] else across).append({**one, "local": local})
     constants = kernel_constants(gpu).collectives
-    inside = _Collectives([one for one in found if one["local"] == one["size"]], constants)
-    across = _Collectives([one for one in found if one["local"] < one["size"]], constants)
     latency_s = link_defaults(gpu)["inter_node_latency_us"].value * MICRO
     links, figures = Links((gpu.intra_node_gbytes_per_s or 1.0) * GB, GB, latency_s), {}
-    if speed := inside.solved("intra_bytes_per_s", links):
+    if speed := _solved(inside, constants, "intra_bytes_per_s", links):
         links = replace(links, intra_bytes_per_s=speed)
         figures["intra_node_gbytes_per_s"] = speed / GB
     for _ in range(_TURNS):
-        if not (speed := across.solved("inter_bytes_per_s", links)):
+        if not (speed := _solved(across, constants, "inter_bytes_per_s", links)):
             break
         links = replace(links, inter_bytes_per_s=speed)
-        links = replace(links, inter_latency_s=across.solved("inter_latency_s", links) or 0.0)
+        links = replace(links, inter_latency_s=_solved(across, constants, "inter_latency_s", links) or 0.0)
         figures["inter_node_gbytes_per_s"] = speed / GB
         figures["inter_node_latency_us"] = links.inter_latency_s / MICRO
-    return figures, inside.errors(links, "inside a node") | across.errors(links, "between nodes")
+    errors = {
+        f"{kind} {where}": _percent(_log_ratio(own, constants, links))
+        for where, found in (("inside a node", inside), ("between nodes", across))
+        for kind, own in _by_kind(found).items()
+    }
+    return figures, errors
 
 
-def _located(one: Reading, gpus_per_node: int, gpu: Gpu) -> Reading:
-    """The reading with ``local``, its members in one scale-up domain, which may be larger than a node."""
-    domain_nodes = max((gpu.scale_up_gpus or 0) // gpus_per_node, 1)
-    return {**one, "local": one["size"] // one["nodes"] * min(one["nodes"], domain_nodes)}
+def _log_ratio(readings: Sequence[Reading], constants: CollectiveConstants, links: Links) -> Floats:
+    """log(modelled / measured) of each reading of a collective, (n,)."""
+    modelled = [
+        collective_time_s(one["kind"], one["bytes"], one["size"], one["local"], constants, links) for one in readings
+    ]
+    return np.asarray(np.log(modelled) - np.log([one["time_s"] for one in readings]))
 
 
-@dataclass(frozen=True)
-class _Collectives:
-    """Readings of collectives, to be priced on links that are looked for."""
+def _solved(readings: Sequence[Reading], constants: CollectiveConstants, name: str, links: Links) -> float | None:
+    """The figure of the links at which these take as long as measured in the mean; None where none does so.
 
-    readings: Sequence[Reading]
-    constants: CollectiveConstants
+    A bandwidth follows from the largest messages of each kind, a latency from the smallest.
+    """
+    end, span = (min, _LATENCY_S) if name == "inter_latency_s" else (max, _BYTES_PER_S)
+    some = [one for of in _by_kind(readings).values() for one in of if one["bytes"] == end(x["bytes"] for x in of)]
 
-    def log_ratio(self, links: Links) -> Floats:
-        """log(modelled / measured) of each, (n,)."""
-        modelled = [
-            collective_time_s(one["kind"], one["bytes"], one["size"], one["local"], self.constants, links)
-            for one in self.readings
-        ]
-        return np.asarray(np.log(modelled) - np.log([one["time_s"] for one in self.readings]))
+    def error(log_value: float) -> float:
+        return float(_log_ratio(some, constants, replace(links, **{name: math.exp(log_value)})).mean())
 
-    def solved(self, name: str, links: Links) -> float | None:
-        """The figure of the links at which these take as long as measured in the mean; None where none does so.
-
-        A bandwidth follows from the largest messages of each kind, a latency from the smallest.
-        """
-        end, span = (min, _LATENCY_S) if name == "inter_latency_s" else (max, _BYTES_PER_S)
-        some = replace(self, readings=[one for kind in self.by_kind().values() for one in _at_end(kind, end)])
-
-        def error(log_value: float) -> float:
-            return float(some.log_ratio(replace(links, **{name: math.exp(log_value)})).mean())
-
-        low, high = map(math.log, span)
-        if not some.readings or error(low) * error(high) > 0:
-            return None
-        return math.exp(brentq(error, low, high))
-
-    def by_kind(self) -> dict[str, list[Reading]]:
-        """The readings of each kind of collective."""
-        kinds = dict.fromkeys(one["kind"] for one in self.readings)
-        return {kind: [one for one in self.readings if one["kind"] == kind] for kind in kinds}
-
-    def errors(self, links: Links, where: str) -> dict[str, float]:
-        """Median error in percent, by kind of collective."""
-        kinds = self.by_kind().items()
-        return {f"{kind} {where}": _percent(replace(self, readings=own).log_ratio(links)) for kind, own in kinds}
+    low, high = map(math.log, span)
+    if not some or error(low) * error(high) > 0:
+        return None
+    return math.exp(brentq(error, low, high))
 
 
-def _at_end(readings: Sequence[Reading], end: Callable[[Iterable[int]], int]) -> list[Reading]:
-    """The readings with the largest, or the smallest, message."""
-    size = end(one["bytes"] for one in readings)
-    return [one for one in readings if one["bytes"] == size]
+def _by_kind(readings: Sequence[Reading]) -> dict[str, list[Reading]]:
+    """The readings of each kind of collective."""
+    kinds = dict.fromkeys(one["kind"] for one in readings)
+    return {kind: [one for one in readings if one["kind"] == kind] for kind in kinds}

@@ -30,10 +30,9 @@ def fit_pipelines(measured: ResponseTable, queried: pd.DataFrame, board: Board) 
     pipelines = list(dict.fromkeys(keys))
     fits, parts = [], [pd.DataFrame(index=queried.index[:0])]
     for key in pipelines:
-        own = [i for i, other in enumerate(keys) if other == key]
+        own, at = ([i for i, other in enumerate(of) if other == key] for of in (keys, wanted))
         pipeline = _Pipeline.of(rows.iloc[own], [plans[i] for i in own], board)
         fits.append(pipeline.fitted(key))
-        at = [i for i, other in enumerate(wanted) if other == key]
         parts.append(pipeline.predicted(queried.iloc[at], [queried_plans[i] for i in at]))
     fit = pd.concat(parts).reindex(queried.index)
     reasons = fit.pop(profiles.NOT_PREDICTED).tolist()
@@ -78,6 +77,7 @@ class _Pipeline:
         return cls(board, ranks, micro_batches, readings, fit_ranks(readings, board.prior))
 
     def fitted(self, key: Key) -> profiles.Fitted:
+        """The fit, and how it explains its readings."""
         times = np.concatenate([time.value for time in self.fit.time])
         error = {
             "pass_time": profiles.mean_error_percent(times, self.readings.time_s.reshape(-1)),
@@ -91,23 +91,18 @@ class _Pipeline:
         """Predicted columns of rows of this pipeline, plan by plan whole, and why the others have none."""
         known = queried["rank"].isin(list(self.ranks)).to_numpy(bool)
         rows, plans = queried[known], [plan for plan, is_known in zip(plans, known, strict=True) if is_known]
-        parts = [pd.DataFrame(index=rows.index[:0])]
+        parts, first = [pd.DataFrame(index=rows.index[:0])], int(self.readings.plan.max()) + 1
         for block in _whole_plans(plans):
-            parts.append(self._predicted(rows.iloc[block], [plans[i] for i in block]))
+            some = rows.iloc[block]
+            more = _rank_rows(some, [plans[i] for i in block], self.ranks, self.micro_batches, self.board)
+            more = replace(more, plan=more.plan + first, energy_j=np.full(len(some), np.nan))
+            fit = fit_ranks(profiles.appended(self.readings, more), self.board.prior, self.fit.found)
+            names = {"predicted_iteration_time_s": fit.iteration, "predicted_energy_j": fit.energy}
+            ends = {name: profiles.tail(part, len(some)) for name, part in names.items()}
+            parts.append(profiles.estimate_columns(ends, some.index))
         there = ", ".join(f"{rank:g}" for rank in self.ranks)
         reason = np.where(known, "", f"no reading of that rank: measured are {there}")
         return pd.concat(parts).reindex(queried.index).assign(**{profiles.NOT_PREDICTED: reason})
-
-    def _predicted(self, rows: pd.DataFrame, plans: Sequence[Key]) -> pd.DataFrame:
-        more = _rank_rows(rows, plans, self.ranks, self.micro_batches, self.board)
-        first = int(self.readings.plan.max()) + 1
-        blank = np.full(len(rows), np.nan)
-        both = profiles.appended(self.readings, replace(more, plan=more.plan + first, energy_j=blank))
-        fit = fit_ranks(both, self.board.prior, self.fit.found)
-        names = {"predicted_iteration_time_s": fit.iteration, "predicted_energy_j": fit.energy}
-        return profiles.estimate_columns(
-            {name: profiles.tail(part, len(rows)) for name, part in names.items()}, rows.index
-        )
 
 
 def _rank_rows(

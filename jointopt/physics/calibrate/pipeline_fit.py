@@ -28,8 +28,8 @@ from jointopt.physics.calibrate.law_fit import (
     predict,
     take,
 )
-from jointopt.physics.clock_law import lead_s, led, log_power_w, log_time_s, switching_shape
-from jointopt.physics.schedule import Operation, replay
+from jointopt.physics.clock_law import lagged_limit, lead_s, log_power_w, log_time_s, switching_shape
+from jointopt.physics.schedule import Pass, replay
 
 # Logarithms, chosen on the A100-PCIe and A40 pipelines with plans held out.
 _TIME_NOISE, _LIMITED_TIME_NOISE = 0.004, 0.025
@@ -90,11 +90,6 @@ class RankFit:
     iteration: Estimate
     energy: Estimate
 
-    @property
-    def wait_w(self) -> float:
-        """Power of a rank that waits, at the maximum clock."""
-        return float(np.exp(self.theta[self.hierarchy.size]))
-
 
 def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) -> RankFit:
     """Response of every rank's passes, what the queried rows take and draw. Needs times, T and energy of one plan.
@@ -108,8 +103,7 @@ def fit_ranks(rows: RankRows, known: ResponsePrior, found: Fit | None = None) ->
 
     guess = _RankLaw(rows, hierarchy, rows.time_s, np.nan_to_num(rows.iteration_s))
     # a limit hides the switching power of work which meets it
-    starts = prior.beside(_SWITCHING_AT, 0.25)
-    found = found.padded(3, n) if found else fit(Law(guess, follows), readings, prior, starts)
+    found = found.padded(3, n) if found else fit(Law(guess, follows), readings, prior, (_SWITCHING_AT, 0.25))
     predicted = predict(Law(guess.settled(found.theta), follows), readings, prior, found)
     times = np.where(np.isfinite(rows.time_s), rows.time_s, np.exp(predicted.mean[: 2 * n].reshape(2, n)))
     full_s = np.exp(hierarchy.work(found.theta).log_time_s)
@@ -153,7 +147,7 @@ class _RankLaw:
         )
         ahead = lead_s(np.exp(theta[-1]), _waits_s(rows, self.time_s))
         ahead = ahead + np.maximum(ahead - free[0], 0.0)[::-1]  # what is left goes to the pass that follows
-        return led(free, held, ahead)
+        return lagged_limit(free, held, ahead)
 
     def settled(self, theta: Floats) -> _RankLaw:
         """The same law with times that are not known as it makes them."""
@@ -199,10 +193,10 @@ def _prior(rows: RankRows, hierarchy: Hierarchy, known: ResponsePrior) -> Prior:
     with np.errstate(divide="ignore", invalid="ignore"):
         guess = np.log(rows.time_s) + 0.5 * np.log(rows.x)
     curve = np.concatenate([rows.rank, rows.rank + rows.ranks])
-    first = per_curve(guess.reshape(-1), curve, hierarchy.curves, np.nanmin)
+    first = per_curve(guess.reshape(-1), curve, len(hierarchy.kind_of), np.nanmin)
     all_limited = bool(rows.limited[np.isfinite(rows.energy_j)].all())
     guess_w = _SWITCHING * known.limit_w if all_limited else _first_switching_w(rows, known)
-    mean, sd = hierarchy.prior(known, first, np.full(hierarchy.curves, guess_w), _LIMIT_FACTOR_SD)
+    mean, sd = hierarchy.prior(known, first, np.full(len(hierarchy.kind_of), guess_w), _LIMIT_FACTOR_SD)
     if all_limited:
         sd[_SWITCHING_AT] = _SWITCHING_SD
     mean = np.concatenate([mean, np.log([known.wait_w, _LAG_S])])
@@ -295,7 +289,7 @@ def scattered_schedule_s(forward_s: Floats, backward_s: Floats, num_micro_batche
     """
     depth, draws = forward_s.shape[1], np.random.default_rng(0)
 
-    def duration_s(rank: int, op: Operation) -> Floats:
+    def duration_s(rank: int, op: Pass) -> Floats:
         mean, width = (backward_s if op.backward else forward_s)[:, rank], scatter[:, rank]
         return np.asarray(mean * np.exp(width * draws.standard_normal() - 0.5 * width**2))
 

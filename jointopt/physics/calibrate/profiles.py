@@ -28,6 +28,7 @@ from jointopt.physics.calibrate.stage_tables import (
 
 _MOST_READINGS = 600  # of one fit, spread evenly over the file
 _SLOWDOWNS_PERCENT = (1, 5, 10)
+_NUMBERED = "profile "  # last cell of a key, with the number of a stage that no column distinguishes
 
 
 def fit_profiles(measured: ResponseTable, queried: pd.DataFrame, board: Board) -> FitsAndColumns:
@@ -47,7 +48,10 @@ def fit_profiles(measured: ResponseTable, queried: pd.DataFrame, board: Board) -
     pipelined = "pp" not in rows or bool((pd.to_numeric(rows["pp"], errors="coerce") != 1).any())
     readings = replace(readings, mixed=measured.kind == "iterations" and pipelined)
     profiles = _Profiles(measured.kind, board, curves, readings, fit_stages(readings, board.prior))
-    return [profiles.fitted()], profiles.predicted(queried, wanted)
+    pairs = {"time": (profiles.fit.time, readings.time_s), "power": (profiles.fit.power, readings.power_w)}
+    error = {name: mean_error_percent(*pair) for name, pair in pairs.items()}
+    names, savings = [" ".join(key) for key in curves], list(profiles.savings())
+    return [Fitted(profiles.fit, readings.x, error, names, savings)], profiles.predicted(queried, wanted)
 
 
 def _keys(rows: pd.DataFrame, queried: pd.DataFrame) -> tuple[list[Key], list[Key]]:
@@ -55,19 +59,14 @@ def _keys(rows: pd.DataFrame, queried: pd.DataFrame) -> tuple[list[Key], list[Ke
     stage = ["stage"] if "stage" in rows and (queried.empty or "stage" in queried) else []
     columns = [*work_columns(rows, queried), *stage, "instruction"]
     keys, wanted = keys_of(rows, columns), keys_of(queried, columns)
-    if unlabelled_stages(rows, keys, queried, wanted):
-        unordered = in_no_order(rows, keys) or in_no_order(queried, wanted)
-        keys = _numbered(keys, stage_blocks(rows, keys))
-        wanted = wanted if unordered else _numbered(wanted, stage_blocks(queried, wanted))
-    return keys, wanted
-
-
-def _numbered(keys: Sequence[Key], number: Ints) -> list[Key]:
-    return [(*key, f"profile {i + 1}") for key, i in zip(keys, number, strict=True)]
-
-
-def _is_numbered(key: Key) -> bool:
-    return key[-1].startswith("profile ")
+    if not unlabelled_stages(rows, keys, queried, wanted):
+        return keys, wanted
+    unordered = in_no_order(rows, keys) or in_no_order(queried, wanted)
+    keys, numbered = (
+        [(*key, f"{_NUMBERED}{i + 1}") for key, i in zip(own, stage_blocks(of, own), strict=True)]
+        for of, own in ((rows, keys), (queried, wanted))
+    )
+    return keys, wanted if unordered else numbered
 
 
 def _stage_rows(
@@ -75,7 +74,7 @@ def _stage_rows(
 ) -> StageRows:
     """The rows, each of the curve of its key; without times and powers unless they are ``known``."""
     number = {key: i for i, key in enumerate(curves)}
-    words = [key[-2] if _is_numbered(key) else key[-1] for key in curves]
+    words = [key[-2] if key[-1].startswith(_NUMBERED) else key[-1] for key in curves]
     kinds = {word: i for i, word in enumerate(dict.fromkeys(words))}
     unknown = np.full(len(rows), np.nan)
     return StageRows(
@@ -98,19 +97,17 @@ class _Profiles:
     readings: StageRows
     fit: StageFit
 
-    def fitted(self) -> Fitted:
-        time = mean_error_percent(self.fit.time, self.readings.time_s)
-        error = {"time": time, "power": mean_error_percent(self.fit.power, self.readings.power_w)}
-        names = [" ".join(key) for key in self.curves]
-        return Fitted(self.fit, self.readings.x, error, names, list(self._savings()))
-
-    def _with(self, more: StageRows) -> StageFit:
+    def with_rows(self, more: StageRows) -> StageFit:
         """The same fit for the readings and ``more`` rows after them."""
         return fit_stages(appended(self.readings, more), self.board.prior, self.fit.found)
 
     def predicted(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
-        """Predicted columns of the rows; of one of several profiles the mean, with an interval that holds them all."""
-        profiles = [self._profiles(key) for key in wanted]
+        """Predicted columns of the rows; of one of several profiles the mean, with an interval that holds them all.
+
+        A key that names none of the profiles that were kept apart stands for all of them.
+        """
+        numbered = [key for key in self.curves if key[-1].startswith(_NUMBERED)]
+        profiles = [[known for known in numbered if known[:-1] == key] or [key] for key in wanted]
         at = np.repeat(np.arange(len(queried)), [len(own) for own in profiles])
         of = [profile for own in profiles for profile in own]
         fit = self._predicted_each(queried.iloc[at].reset_index(drop=True), of)
@@ -121,44 +118,37 @@ class _Profiles:
         several = [f"mean of {len(own)} profiles" if len(own) > 1 else "" for own in profiles]
         return out.assign(assumed=several).set_index(queried.index)
 
-    def _profiles(self, key: Key) -> list[Key]:
-        """The key itself, or all profiles that were kept apart where it does not name one of them."""
-        return [known for known in self.curves if known[:-1] == key and _is_numbered(known)] or [key]
-
     def _predicted_each(self, queried: pd.DataFrame, wanted: list[Key]) -> pd.DataFrame:
-        curves = set(self.curves)
-        known = np.array([key in curves for key in wanted], bool)
+        """Estimates of the rows, and why some have none; of an iteration the energy of all its GPUs."""
+        known = np.array([key in self.curves for key in wanted], bool)
         stated = (queried["clock_mhz"].notna() | queried["power_limit_w"].notna()).to_numpy(bool)
-        parts = [pd.DataFrame(index=queried.index[:0])]
+        parts, whole = [pd.DataFrame(index=queried.index[:0])], self.kind == "iterations"
         found = np.flatnonzero(known & stated)
         for at in (found[i : i + MOST_QUERIED] for i in range(0, len(found), MOST_QUERIED)):
-            rows = queried.iloc[at]
+            rows, count = queried.iloc[at], len(at)
             more = _stage_rows(rows, [wanted[i] for i in at], self.curves, self.board, known=False)
-            parts.append(self._columns(self._with(more), rows))
-        out = pd.concat(parts).reindex(queried.index)
+            fit = self.with_rows(more)
+            gpus = rows["num_gpus"].to_numpy(float) if whole and "num_gpus" in rows else 1.0
+            estimates = {
+                "predicted_iteration_time_s" if whole else "predicted_time_s": tail(fit.time, count),
+                "predicted_energy_j": tail(fit.energy, count, gpus),
+                "predicted_avg_power_w": tail(fit.power, count),
+            }
+            parts.append(estimate_columns(estimates, rows.index))
         blank = np.where(stated, "", "clock_mhz and power_limit_w are blank").tolist()
-        pairs = zip(wanted, blank, strict=True)
-        reasons = [why if key in curves else unknown_work(key, self.curves) for key, why in pairs]
-        return out.assign(**{NOT_PREDICTED: reasons})
+        reasons = [
+            why if is_known else unknown_work(key, self.curves)
+            for key, why, is_known in zip(wanted, blank, known, strict=True)
+        ]
+        return pd.concat(parts).reindex(queried.index).assign(**{NOT_PREDICTED: reasons})
 
-    def _columns(self, fit: StageFit, rows: pd.DataFrame) -> pd.DataFrame:
-        """Estimates of the rows, which stand last in ``fit``; of an iteration the energy of all its GPUs."""
-        count, whole = len(rows), self.kind == "iterations"
-        gpus = rows["num_gpus"].to_numpy(float) if whole and "num_gpus" in rows else 1.0
-        estimates = {
-            "predicted_iteration_time_s" if whole else "predicted_time_s": tail(fit.time, count),
-            "predicted_energy_j": tail(fit.energy, count, gpus),
-            "predicted_avg_power_w": tail(fit.power, count),
-        }
-        return estimate_columns(estimates, rows.index)
-
-    def _savings(self) -> Iterator[dict[str, Any]]:
+    def savings(self) -> Iterator[dict[str, Any]]:
         """Clock of the least energy and savings over the maximum clock, of the curves that a calibration lists."""
         grid = np.linspace(min(float(self.readings.x.min()), 0.95), 1.0, 101)
         blank = np.full(len(grid), np.nan)
         for curve in range(min(len(self.curves), MOST_WORK)):
             rows = StageRows(np.full(len(grid), curve), self.readings.kind_of, grid, blank, blank, blank)
-            fit = self._with(rows)
+            fit = self.with_rows(rows)
             time, energy = (tail(part, len(grid)).value for part in (fit.time, fit.energy))
             time, energy = time / time[-1], energy / energy[-1]
             figures = {
@@ -252,6 +242,16 @@ def calibration_of(measured: ResponseTable, board: Board, fits: Sequence[Fitted]
     constants, spread = _constants(board, fits)
     weights = [len(fitted.x) for fitted in fits]
     errors = {name: [fitted.error_percent[name] for fitted in fits] for name in fits[0].error_percent}
+    work: list[dict[str, Any]] = []
+    for fitted in fits:
+        works = fitted.fit.hierarchy.work(fitted.fit.theta)
+        columns = {
+            "time_at_max_clock_s": np.exp(works.log_time_s), "clock_sensitive_share": works.share,
+            "static_w": works.static_w, "switching_w": works.switching_w,
+        }  # fmt: skip
+        for i, name in enumerate(fitted.work):
+            figures = {key: rounded(float(values[i])) for key, values in columns.items()}
+            work.append({"work": name} | figures | dict(fitted.savings[i] if i < len(fitted.savings) else {}))
     return Calibration(
         gpu=board.id,
         constants=constants,
@@ -263,7 +263,7 @@ def calibration_of(measured: ResponseTable, board: Board, fits: Sequence[Fitted]
             "power_limits_w": _listed(np.unique(rows["power_limit_w"].dropna())),
         },
         fit_error_percent={n: rounded(float(np.average(e, weights=weights))) for n, e in errors.items()},
-        work=tuple(_work_entries(fits))[:MOST_WORK],
+        work=tuple(work[:MOST_WORK]),
         measure_next=tuple(_advice(board, constants, np.concatenate([fitted.x for fitted in fits]))),
     )
 
@@ -300,20 +300,6 @@ def _weighed(name: str, found: Floats) -> tuple[float, float]:
         return rounded(value), rounded(width)
     figure = float(np.exp(value))
     return rounded(figure + (1.0 if name == "voltage_ratio" else 0.0)), rounded(figure * width)
-
-
-def _work_entries(fits: Sequence[Fitted]) -> Iterator[dict[str, Any]]:
-    for fitted in fits:
-        works = fitted.fit.hierarchy.work(fitted.fit.theta)
-        for i, name in enumerate(fitted.work):
-            figures = {
-                "time_at_max_clock_s": np.exp(works.log_time_s[i]),
-                "clock_sensitive_share": works.share[i],
-                "static_w": works.static_w[i],
-                "switching_w": works.switching_w[i],
-            }
-            saved = fitted.savings[i] if i < len(fitted.savings) else {}
-            yield {"work": name} | {key: rounded(float(value)) for key, value in figures.items()} | dict(saved)
 
 
 def _advice(board: Board, constants: Constants, x: Floats) -> Iterator[str]:

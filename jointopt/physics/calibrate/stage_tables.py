@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from jointopt.core.errors import CatalogError, TableError, nearest
-from jointopt.core.schema import DEGREES, Floats, Ints
+from jointopt.core.schema import DEGREES, Ints
 from jointopt.jobs.catalog.gpus import load_gpu
 
 Kind = Literal["stages", "iterations", "ranks"]
@@ -58,16 +58,23 @@ def cell_at(place: str, column: str) -> str:
     return f"{place[0].upper()}{place[1:]}, column {column!r}"
 
 
-def _by_number(row: int) -> str:
-    return f"row {row + 1}"
-
-
-def response_table(table: pd.DataFrame, kind: Kind | None = None, named: Named = _by_number) -> ResponseTable:
+def response_table(table: pd.DataFrame, kind: Kind | None = None, named: Named | None = None) -> ResponseTable:
     """The table in canonical columns; ``kind`` for a query, which lacks the results by which it is known.
 
     Raises TableError for a column that is missing and for a cell that is no number, whose row is ``named``.
     """
-    rows = _renamed(table.reset_index(drop=True), named)
+    named = named or (lambda row: f"row {row + 1}")
+    spelled = table.reset_index(drop=True).rename(
+        columns=lambda name: re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")
+    )
+    rows = spelled.loc[:, ~spelled.columns.duplicated()]
+    for name, others in _ALIASES.items():
+        given = next((other for other in others if other in rows), None)
+        if name not in rows and given is not None:
+            rows = rows.rename(columns={given: name})
+    for name, (target, factor) in _SCALED.items():
+        if name in rows and target not in rows:
+            rows[target] = _numbers(rows[name], name, named) * factor
     for name in _NUMBERS:
         if name in rows:
             rows[name] = _numbers(rows[name], name, named)
@@ -84,19 +91,6 @@ def gpu_id(name: object) -> str:
         return load_gpu(str(name)).id
     except CatalogError:
         return str(name).strip().lower()
-
-
-def _renamed(table: pd.DataFrame, named: Named) -> pd.DataFrame:
-    rows = table.rename(columns=lambda name: re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_"))
-    rows = rows.loc[:, ~rows.columns.duplicated()]
-    for name, others in _ALIASES.items():
-        given = next((other for other in others if other in rows), None)
-        if name not in rows and given is not None:
-            rows = rows.rename(columns={given: name})
-    for name, (target, factor) in _SCALED.items():
-        if name in rows and target not in rows:
-            rows[target] = _numbers(rows[name], name, named) * factor
-    return rows
 
 
 def _numbers(cells: pd.Series, name: str, named: Named) -> pd.Series:
@@ -215,13 +209,8 @@ def work_columns(measured: pd.DataFrame, queried: pd.DataFrame) -> list[str]:
 
 def keys_of(rows: pd.DataFrame, columns: list[str]) -> list[Key]:
     """One key per row; numbers are spelled alike whatever else their column holds."""
-    cells = [rows[name].map(_word).tolist() for name in columns]
+    cells = [rows[name].map(lambda cell: str(cell).strip().removesuffix(".0").lower()).tolist() for name in columns]
     return list(zip(*cells, strict=True)) if cells else [()] * len(rows)
-
-
-def _word(cell: object) -> str:
-    text = str(cell).strip()
-    return text.removesuffix(".0").lower()
 
 
 def unlabelled_stages(measured: pd.DataFrame, keys: list[Key], queried: pd.DataFrame, wanted: list[Key]) -> bool:
@@ -235,15 +224,13 @@ def unlabelled_stages(measured: pd.DataFrame, keys: list[Key], queried: pd.DataF
     spread = groups.transform("max") / groups.transform("min") - 1.0
     if twice.mean() > 0.5:
         return bool(spread[twice].median() > _REPEATS_DIFFER)
-    sweeps = [_sweeps(rows, own) for rows, own in ((measured, keys), (queried, wanted)) if len(rows)]
+    sweeps = []  # how often each key's rows run through the clocks; of rows in no order none
+    for rows, own in ((measured, keys), (queried, wanted)):
+        if len(rows):
+            counts = pd.Series(stage_blocks(rows, own)).groupby(pd.Series(own)).agg(["max", "size"]).sort_index()
+            ordered = (counts["size"] >= _ORDERED * (counts["max"] + 1)).all()
+            sweeps.append([int(last) + 1 for last in counts["max"]] if ordered else [])
     return all(found == sweeps[0] and found and min(found) > 1 for found in sweeps)
-
-
-def _sweeps(rows: pd.DataFrame, keys: list[Key]) -> list[int]:
-    """Number of times that each key's rows run through the clocks, by key; empty where they are in no order."""
-    counts = pd.Series(stage_blocks(rows, keys)).groupby(pd.Series(keys)).agg(["max", "size"]).sort_index()
-    ordered = (counts["size"] >= _ORDERED * (counts["max"] + 1)).all()
-    return [int(last) + 1 for last in counts["max"]] if ordered else []
 
 
 def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
@@ -252,47 +239,43 @@ def stage_blocks(rows: pd.DataFrame, keys: list[Key]) -> Ints:
     A profile runs through its clocks in one direction; where it turns back, or a clock comes again, the next begins.
     Rows in no order are numbered by their time: the stage with more work takes longer at every clock.
     """
-    out, order = np.zeros(len(rows), np.int64), _clocks(rows)
-    by_time = "time_s" in rows and in_no_order(rows, keys)
-    for index in _positions(keys, order):
-        blocks, again = _turns(order[index])
+    out, by_time = np.zeros(len(rows), np.int64), "time_s" in rows and in_no_order(rows, keys)
+    for index, clocks, blocks, again in _turns(rows, keys):
         in_order = len(index) >= _ORDERED * (blocks[-1] + 1) or again.max() == blocks[-1]
         out[index] = blocks if in_order and again.max() <= blocks[-1] else again
         if by_time:
             times = rows["time_s"].iloc[index].fillna(np.inf)
-            out[index] = times.groupby(order[index]).rank(method="first").to_numpy(np.int64) - 1
+            out[index] = times.groupby(clocks).rank(method="first").to_numpy(np.int64) - 1
     return out
 
 
 def in_no_order(rows: pd.DataFrame, keys: list[Key]) -> bool:
     """Whether some key's clocks turn back more often than they come again, so that no order distinguishes stages."""
-    order = _clocks(rows)
-    turns = [_turns(order[index]) for index in _positions(keys, order)]
-    return any(again.max() < blocks[-1] and len(again) < _ORDERED * (blocks[-1] + 1) for blocks, again in turns)
+    return any(
+        again.max() < blocks[-1] and len(again) < _ORDERED * (blocks[-1] + 1)
+        for _, _, blocks, again in _turns(rows, keys)
+    )
 
 
-def _clocks(rows: pd.DataFrame) -> Floats:
-    return rows["clock_mhz"].fillna(rows["power_limit_w"]).to_numpy(float)
+def _turns(rows: pd.DataFrame, keys: list[Key]) -> Iterator[tuple[Any, Any, Ints, Any]]:
+    """Numbers of each key's rows that state a clock or a limit, (n,), with clocks or limits.
 
-
-def _positions(keys: list[Key], clocks: Floats) -> list[Ints]:
-    """Rows of each key that state a clock or a limit."""
+    And, for each of them, how often the clocks turned back before it, and how often its clock came before.
+    """
+    clocks = rows["clock_mhz"].fillna(rows["power_limit_w"]).to_numpy(float)
     key = pd.Series(keys, dtype=object)[np.isfinite(clocks)]
-    return [at.index.to_numpy() for _, at in key.groupby(key)]
-
-
-def _turns(clocks: Floats) -> tuple[Ints, Ints]:
-    """For every row, how often the clocks turned back before it, and how often its clock came before."""
-    step = np.diff(clocks)
-    direction = np.sign(np.sum(np.sign(step))) or 1.0
-    blocks = np.concatenate([[0], np.cumsum(step * direction < 0)])
-    again = pd.Series(clocks).groupby(clocks).cumcount()
-    return blocks.astype(np.int64), np.asarray(again, np.int64)
+    for _, at in key.groupby(key):
+        index = at.index.to_numpy()
+        own = clocks[index]
+        step = np.diff(own)
+        direction = np.sign(np.sum(np.sign(step))) or 1.0
+        blocks = np.concatenate([[0], np.cumsum(step * direction < 0)])
+        yield index, own, blocks.astype(np.int64), pd.Series(own).groupby(own).cumcount().to_numpy(np.int64)
 
 
 def plan_keys(rows: pd.DataFrame) -> list[Key]:
     """One key per row of the iteration that it is of: by its columns, and by ranks that come again."""
     keys = keys_of(rows, [name for name in ("gpu", *_WORK, *_PLAN) if name in rows])
-    seen = pd.Series([(*key, rank) for key, rank in zip(keys, rows["rank"].map(_word), strict=True)])
+    seen = pd.Series([key + rank for key, rank in zip(keys, keys_of(rows, ["rank"]), strict=True)])
     again = seen.groupby(seen).cumcount()
     return [(*key, str(count)) for key, count in zip(keys, again, strict=True)]

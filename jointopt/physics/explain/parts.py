@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from jointopt.core.schema import LAYOUT_COLUMNS, Columns, Floats, Ints
+from jointopt.core.schema import LAYOUT_COLUMNS, Floats, Ints
 from jointopt.core.units import GB, PICO
 from jointopt.jobs.job import ScalingRecipe
 from jointopt.jobs.plans.placement import Group
@@ -18,7 +19,7 @@ from jointopt.physics import traffic
 from jointopt.physics.collectives import collective_time_s, link_bytes
 from jointopt.physics.cooling import electrical_limit_w, power_limit_w
 from jointopt.physics.cost_model import CostModel, limit_left_w, peak_w, stage_positions_c, temperature_c
-from jointopt.physics.costs import Laid, stage_costs
+from jointopt.physics.costs import LayoutParts, stage_costs
 from jointopt.physics.makespan import StageTimes
 from jointopt.physics.memory import memory_parts
 from jointopt.physics.stage_costs import StageCosts
@@ -129,21 +130,31 @@ def memory_traffic_j(physics: CostModel, index: int) -> dict[str, Floats]:
     every rank of a tensor group reads and writes in full, beyond what tp 1 would), ``optimizer``. Derived here: the
     same stages priced with twice the micro-batch and with tp 1.
     """
-    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
-    pj = physics.power.pj_per_hbm_byte * PICO
-    costs = physics.groups[int(physics.group_of[index])]
-    row = int(physics.row_of[index])
+    layout, pj = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}, physics.power.pj_per_hbm_byte * PICO
+    costs, row = physics.groups[int(physics.group_of[index])], int(physics.row_of[index])
     batches = float(costs.num_micro_batches[row])
-    weights, activations = _affine(physics, layout)
-    whole = {"tp": np.ones(1, np.int64), "etp": np.minimum(layout["etp"], 1), "sequence_parallel": np.zeros(1, bool)}
-    alone = _affine(physics, layout | whole)[1]
+
+    def growing(**cells: Any) -> tuple[Floats, Floats]:
+        """Bytes (pp,) of one micro-batch, and those of them that grow with its size."""
+        once = _priced_anew(physics, index, **cells).hbm_bytes[0]
+        larger = cells | {"micro_batch_size": 2 * layout["micro_batch_size"]}
+        return once, _priced_anew(physics, index, **larger).hbm_bytes[0] - once
+
+    once, activations = growing()
+    alone = growing(tp=np.ones(1, np.int64), etp=np.minimum(layout["etp"], 1), sequence_parallel=np.zeros(1, bool))[1]
     reread = np.maximum(activations - alone / float(layout["tp"][0]), 0.0)
     return {
-        "weights": pj * batches * weights,
+        "weights": pj * batches * (once - activations),
         "activations": pj * batches * (activations - reread),
         "tensor_parallel_rereads": pj * batches * reread,
         "optimizer": pj * costs.iteration_hbm_bytes[row],
     }
+
+
+def _priced_anew(physics: CostModel, index: int, hardware: traffic.Hardware | None = None, **cells: Any) -> StageCosts:
+    """Costs of layout row ``index`` with other ``cells``, or on other hardware."""
+    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
+    return stage_costs(physics.job, hardware or physics.hardware, layout | cells)
 
 
 def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Floats]]:
@@ -152,29 +163,17 @@ def communication_j(physics: CostModel, index: int) -> dict[str, dict[str, Float
     Kinds as in the parts of the time (``tp_comm``, ...), by `collectives.link_bytes`; ``intra_node`` is the scale-up
     domain, the part left where links between nodes are free.
     """
-    g, row = int(physics.group_of[index]), int(physics.row_of[index])
-    free = replace(physics.hardware, inter_j_per_byte=0.0)
-    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
-    inside = _link_parts(stage_costs(physics.job, free, layout), 0)
-    whole = _link_parts(physics.groups[g], row)
-    return {
-        kind: {"intra_node": inside[kind], "inter_node": np.maximum(joules - inside[kind], 0.0)}
-        for kind, joules in whole.items()
-    }
-
-
-def _link_parts(costs: StageCosts, row: int) -> dict[str, Floats]:
-    batches, stages = float(costs.num_micro_batches[row]), np.ones(costs.depth)
-    parts = {kind: batches * joules[row] * stages for kind, joules in costs.link_parts_j.items()}
-    return parts | {"dp_comm": costs.iteration_link_j[row] * stages}
-
-
-def _affine(physics: CostModel, layout: Columns) -> tuple[Floats, Floats]:
-    """Bytes (pp,) of one micro-batch that do not and that do grow with its size."""
-    larger = layout | {"micro_batch_size": 2 * layout["micro_batch_size"]}
-    plans = [stage_costs(physics.job, physics.hardware, plan) for plan in (layout, larger)]
-    once, twice = (costs.hbm_bytes[0] for costs in plans)
-    return 2.0 * once - twice, twice - once
+    free = _priced_anew(physics, index, replace(physics.hardware, inter_j_per_byte=0.0))
+    whole, found = physics.groups[int(physics.group_of[index])], dict[str, dict[str, Floats]]()
+    both = (free, 0), (whole, int(physics.row_of[index]))
+    batches, stages = float(free.num_micro_batches[0]), np.ones(free.depth)
+    for kind in (*whole.link_parts_j, "dp_comm"):
+        inside, every = (
+            (batches * costs.link_parts_j[kind][row] if kind != "dp_comm" else costs.iteration_link_j[row]) * stages
+            for costs, row in both
+        )
+        found[kind] = {"intra_node": inside, "inter_node": np.maximum(every - inside, 0.0)}
+    return found
 
 
 # How busy one plan keeps GPUs and links: outputs alone, which nothing of time or energy reads.
@@ -202,28 +201,18 @@ def utilization(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Util
     t = physics.times(g, row, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
     batches, total = float(costs.num_micro_batches[row[0]]), float(t.total_s[0])
     whole, step = total * float(physics.time_factor[index]), costs.optimizer_s[row[0]]
-    sent = _sent_bytes(physics, index)
-    speed = {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
+    sent, speed = {}, {"intra_node": cluster.intra_node_gbytes_per_s, "inter_node": cluster.inter_node_gbytes_per_s}
+    for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
+        # joules at one joule per byte that a GPU sends over this class of link
+        counting = replace(physics.hardware, intra_j_per_byte=intra, inter_j_per_byte=inter)
+        counted = _priced_anew(physics, index, counting)
+        sent[link] = np.asarray(batches * counted.link_j[0] + counted.iteration_link_j[0])
     return Utilization(
         kernels=(batches * t.kernel_s[0] + step) / total,
         occupied=(batches * (t.forward_s[0] + t.backward_s[0]) + step) / total,
         links={link: moved / (speed[link] * GB * whole) for link, moved in sent.items()},
         link_bytes=sent,
     )
-
-
-def _sent_bytes(physics: CostModel, index: int) -> dict[str, Floats]:
-    """Bytes (pp,) that a GPU of each stage sends in one iteration by class of link: joules at one joule per byte."""
-    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
-    found = {}
-    for link, (intra, inter) in {"intra_node": (1.0, 0.0), "inter_node": (0.0, 1.0)}.items():
-        counting = replace(physics.hardware, intra_j_per_byte=intra, inter_j_per_byte=inter)
-        found[link] = _whole_bytes(stage_costs(physics.job, counting, layout))
-    return found
-
-
-def _whole_bytes(costs: StageCosts) -> Floats:
-    return np.asarray(float(costs.num_micro_batches[0]) * costs.link_j[0] + costs.iteration_link_j[0])
 
 
 # Seconds that casts to fp8 and fp4 take within one plan: outputs alone, which nothing of time or energy reads.
@@ -238,8 +227,7 @@ def cast_times_s(physics: CostModel, index: int) -> Floats:
     The same stages priced once more with casts that move nothing; memory-bound, so that no clock changes them.
     """
     free = replace(physics.hardware, kernels=replace(physics.hardware.kernels, recipe=_FREE))
-    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
-    costs = [stage_costs(physics.job, hardware, layout).of_all_ranks() for hardware in (physics.hardware, free)]
+    costs = [_priced_anew(physics, index, hardware) for hardware in (physics.hardware, free)]
     whole, without = (each.forward_memory_s + each.backward_memory_s for each in costs)
     return np.asarray(float(costs[0].num_micro_batches[0]) * (whole - without)[0])
 
@@ -266,11 +254,23 @@ def messages(physics: CostModel, index: int) -> list[Message]:
 
     Gradients and weights of data parallelism count as one message of a stage's; frameworks send them in buckets.
     """
-    laid = Laid.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
-    return [_message(physics, *one) for one in _largest(physics, laid) if one[3].size.flat[0] > 1]
+    laid = LayoutParts.of(physics.job, {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS})
+    cluster, hw, found = physics.job.cluster, physics.hardware, []
+    for name, kind, moved, group in _largest(physics, laid):
+        size_bytes, size, local = (float(np.ravel(x)[0]) for x in (moved, group.size, group.local))
+        if size <= 1:
+            continue
+        seconds = float(collective_time_s(kind, size_bytes, size, local, hw.constants.collectives, hw.links))
+        within, between = (float(sent) for sent in link_bytes(kind, size_bytes, size, local))
+        link, sent, nominal = "intra_node", within, cluster.intra_node_gbytes_per_s
+        if local < size:
+            link, sent, nominal = "inter_node", between, cluster.inter_node_gbytes_per_s
+        reached = sent / seconds / GB if seconds else 0.0
+        found.append(Message(name, kind, size_bytes, int(size), seconds, link, reached, reached / nominal))
+    return found
 
 
-def _largest(physics: CostModel, laid: Laid) -> Iterator[tuple[str, str, Floats, Group]]:
+def _largest(physics: CostModel, laid: LayoutParts) -> Iterator[tuple[str, str, Floats, Group]]:
     """(parallelism, kind of collective, bytes, group) as `traffic` and `expert_traffic` have them."""
     job, lay, groups, element = physics.job, laid.lay, laid.groups, physics.hardware.kernels.element_bytes
     yield (
@@ -284,21 +284,9 @@ def _largest(physics: CostModel, laid: Laid) -> Iterator[tuple[str, str, Floats,
     if job.model.is_moe:
         yield "ep", "all_to_all", traffic.routed_bytes(job.model, lay.tokens, lay.token_share, element), groups["ep"]
     yield "pp", "p2p", traffic.pipeline_bytes(job.model, lay.tokens, lay.tp, lay.sp, element), groups["pp"]
-    for one in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
-        if one.sent.any():
-            yield "dp" if one.parameters == "dense" else "expert_dp", one.kind, one.size_bytes.max(axis=1), one.group
-
-
-def _message(physics: CostModel, name: str, kind: str, moved: Floats, group: Group) -> Message:
-    size_bytes, size, local = (float(np.ravel(x)[0]) for x in (moved, group.size, group.local))
-    cluster, hw = physics.job.cluster, physics.hardware
-    seconds = float(collective_time_s(kind, size_bytes, size, local, hw.constants.collectives, hw.links))
-    within, between = (float(sent) for sent in link_bytes(kind, size_bytes, size, local))
-    link, sent, nominal = "intra_node", within, cluster.intra_node_gbytes_per_s
-    if local < size:
-        link, sent, nominal = "inter_node", between, cluster.inter_node_gbytes_per_s
-    reached = sent / seconds / GB if seconds else 0.0
-    return Message(name, kind, size_bytes, int(size), seconds, link, reached, reached / nominal)
+    for of, kind, moved, group, sent in traffic.gradient_messages(job, lay, groups, laid.parameters, laid.trained):
+        if sent.any():
+            yield "dp" if of == "dense" else "expert_dp", kind, moved.max(axis=1), group
 
 
 # Dynamic energy of a plan's kernels by level of the memory hierarchy: an attribution, which nothing reads.
@@ -333,8 +321,8 @@ def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[st
     per_flop = kernels.gemm.dtype_bytes[kernels.dtype] * sum(1.0 / side for side in _TILE) / 2.0
     flops = costs.flops[row] / kernels.flop_energy
     again = np.maximum(per_flop * flops - operands, 0.0) * k.pj_per_hbm_byte * _L2_SHARE
-    tiles_j = compute_j * np.minimum(_share(again, k.pj_per_flop * costs.flops[row]), 1.0)
-    device_j, stored = (1.0 - _L2_SHARE) * memory_j, _share(written, whole)
+    tiles_j = compute_j * np.minimum(_over(again, k.pj_per_flop * costs.flops[row]), 1.0)
+    device_j, stored = (1.0 - _L2_SHARE) * memory_j, _over(written, whole)
     out = {
         "arithmetic": (1.0 - _REGISTER_SHARE) * (compute_j - tiles_j),
         "registers": _REGISTER_SHARE * (compute_j - tiles_j),
@@ -344,41 +332,23 @@ def energy_by_level(physics: CostModel, index: int, parts: Breakdown) -> dict[st
     return {name: np.asarray(out[name]) for name in LEVELS}
 
 
-def product_share(physics: CostModel, index: int) -> Floats:
-    """Share (pp,) of the bytes of device memory of an iteration that are operands or results of products."""
-    g, row = int(physics.group_of[index]), int(physics.row_of[index])
-    costs = physics.groups[g]
-    operands, results, _ = _traffic(physics, index)
-    batches = float(costs.num_micro_batches[row])
-    return _share(batches * (operands + results), batches * costs.hbm_bytes[row] + costs.iteration_hbm_bytes[row])
-
-
-def _share(part: Floats, whole: Floats) -> Floats:
-    """Part over whole, and 0 of nothing: a stage may have no layers."""
-    return np.asarray(part / np.where(whole == 0.0, 1.0, whole))
-
-
 def _traffic(physics: CostModel, index: int) -> tuple[Floats, Floats, Floats]:
     """Bytes (pp,) of one micro-batch: operands of products, their results, and everything else.
 
-    Derived here: the same stages priced with operands of 0, 2 and 4 bytes, results being as wide but never below 2.
+    Derived here: the same stages priced with operands of 0, 2 and 4 bytes and none cast to fewer bits, results being as
+    wide but never below 2.
     """
-    layout = {name: physics.layouts[name][[index]] for name in LAYOUT_COLUMNS}
-    none, two, four = (_bytes(physics, layout, width) for width in (0.0, 2.0, 4.0))
+    kernels, found = physics.hardware.kernels, []
+    for width in (0.0, 2.0, 4.0):
+        gemm = replace(kernels.gemm, dtype_bytes=dict.fromkeys(kernels.gemm.dtype_bytes, width))
+        hardware = replace(physics.hardware, kernels=replace(kernels, gemm=gemm, dtype=kernels.wide_dtype))
+        found.append(np.asarray(_priced_anew(physics, index, hardware).hbm_bytes[0]))
+    none, two, four = found
     rest = two - (four - two)
-    kernels = physics.hardware.kernels
     width = kernels.gemm.dtype_bytes[kernels.dtype]
     results, operands = (none - rest) * max(width, 2.0) / 2.0, (two - none) * width / 2.0
     whole = physics.groups[int(physics.group_of[index])].hbm_bytes[int(physics.row_of[index])]
     return operands, results, np.maximum(whole - operands - results, 0.0)
-
-
-def _bytes(physics: CostModel, layout: Columns, width: float) -> Floats:
-    """Bytes (pp,) of one micro-batch were elements of operands so wide, and none cast to fewer bits."""
-    kernels = physics.hardware.kernels
-    gemm = replace(kernels.gemm, dtype_bytes=dict.fromkeys(kernels.gemm.dtype_bytes, width))
-    hardware = replace(physics.hardware, kernels=replace(kernels, gemm=gemm, dtype=kernels.wide_dtype))
-    return np.asarray(stage_costs(physics.job, hardware, layout).hbm_bytes[0])
 
 
 # Power of one plan's GPUs by what they do: kernels bound by compute, by memory, collectives and sends, and waiting.
@@ -405,7 +375,17 @@ def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Break
     """
     parts = parts or breakdown(physics, index, stage_clock_mhz)
     of_gpu = {name: joules / parts.gpus_per_stage for name, joules in parts.stage_energy_parts_j.items()}
-    compute_s, memory_s, comm_s, collective_s = _seconds(physics, index, stage_clock_mhz)
+    g, rows = int(physics.group_of[index]), physics.row_of[[index]]
+    costs, stretch, row = physics.groups[g], float(physics.time_factor[index]), rows[0]
+    t = physics.times(g, rows, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
+    batches, step_bytes = float(costs.num_micro_batches[row]), costs.iteration_hbm_bytes[row]
+    # kernels that do not follow the clock and those that do, exposed traffic, and SMs in it
+    memory_s = batches * (costs.forward_memory_s + costs.backward_memory_s)[row] + costs.optimizer_s[row]
+    compute_s = batches * t.kernel_s[0] + costs.optimizer_s[row] - memory_s
+    kinds_s = np.sum([seconds[row] for seconds in costs.comm_parts_s.values()], axis=0)
+    comm_s = batches * (kinds_s + 2.0 * costs.p2p_s[row] + t.gather_exposed_s[0]) + t.dp_exposed_s[0]
+    seconds = compute_s, memory_s, comm_s, batches * costs.collective_sm_s[row]
+    compute_s, memory_s, comm_s, collective_s = (stretch * each for each in np.broadcast_arrays(*seconds))
     total_s = parts.busy_s + parts.idle_s
     waiting_s = np.maximum(total_s - compute_s - memory_s - comm_s, 0.0)
     sent_j = of_gpu["communication"]
@@ -413,7 +393,8 @@ def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Break
     always_w = (of_gpu["static"] + of_gpu["leakage"] + hidden_j) / total_s
     active_w = _over(of_gpu["active"], compute_s + memory_s + collective_s)
     blocked_w = _over(of_gpu["waiting"], comm_s + waiting_s)
-    products = product_share(physics, index)
+    operands, results, _ = _traffic(physics, index)
+    products = _over(batches * (operands + results), batches * costs.hbm_bytes[row] + step_bytes)
     found = {
         "compute_bound": (compute_s, active_w + _over(of_gpu["compute"] + products * of_gpu["memory"], compute_s)),
         "memory_bound": (memory_s, active_w + _over((1.0 - products) * of_gpu["memory"], memory_s)),
@@ -423,20 +404,6 @@ def phases(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Break
     return {name: Phase(time, np.where(time > 0.0, always_w + watts, np.nan)) for name, (time, watts) in found.items()}
 
 
-def _seconds(physics: CostModel, index: int, stage_clock_mhz: Floats) -> tuple[Floats, ...]:
-    """Seconds (pp,) of kernels that follow the clock, of those that do not, of exposed traffic, and of SMs in it."""
-    g, rows = int(physics.group_of[index]), physics.row_of[[index]]
-    costs, stretch = physics.groups[g], float(physics.time_factor[index])
-    t = physics.times(g, rows, np.asarray(stage_clock_mhz, float)[None, : costs.depth])
-    batches, row = float(costs.num_micro_batches[rows[0]]), rows[0]
-    memory_s = batches * (costs.forward_memory_s + costs.backward_memory_s)[row] + costs.optimizer_s[row]
-    kernels_s = batches * t.kernel_s[0] + costs.optimizer_s[row]
-    parts_s = np.sum([seconds[row] for seconds in costs.comm_parts_s.values()], axis=0)
-    exposed_s = batches * (parts_s + 2.0 * costs.p2p_s[row] + t.gather_exposed_s[0]) + t.dp_exposed_s[0]
-    seconds = np.broadcast_arrays(kernels_s - memory_s, memory_s, exposed_s, batches * costs.collective_sm_s[row])
-    return tuple(stretch * each for each in seconds)
-
-
-def _over(joules: Floats, seconds: Floats) -> Floats:
-    """Watts, and 0 over no time."""
-    return np.asarray(joules / np.where(seconds > 0.0, seconds, np.inf))
+def _over(part: Floats, whole: Floats) -> Floats:
+    """Part over whole, and 0 over nothing: a stage may have no layers, a phase no time."""
+    return np.asarray(part / np.where(whole > 0.0, whole, np.inf))

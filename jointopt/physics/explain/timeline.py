@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from jointopt.core.errors import PlanError
 from jointopt.core.schema import SCHEDULE, Floats, Ints
 from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE
 from jointopt.physics.clock_law import busy_power_w, lead_s, scaled_time_s
@@ -15,11 +13,11 @@ from jointopt.physics.cooling import throttle_c
 from jointopt.physics.cost_model import CostModel, as_peaks
 from jointopt.physics.explain.parts import Breakdown, breakdown
 from jointopt.physics.makespan import StageTimes, chunk_times_s
-from jointopt.physics.schedule import FORWARD, INPUT, WEIGHT, WHOLE, Pass, predecessor, rank_order, warmup_slots
+from jointopt.physics.schedule import FORWARD, INPUT, WEIGHT, WHOLE, ends_s, schedule_graph
+from jointopt.physics.stage_costs import StageCosts
 
 KINDS = {FORWARD: "forward", INPUT: "backward of inputs", WEIGHT: "backward of weights", WHOLE: "backward"}
 MOST_PASSES = 60_000  # that are walked through; of longer iterations the middle, which repeats, is left out
-Source = Callable[[int, Pass], tuple[int, Pass] | None]
 
 
 @dataclass(frozen=True)
@@ -49,26 +47,53 @@ class Timeline:
 def timeline(physics: CostModel, index: int, stage_clock_mhz: Floats, most_passes: int = MOST_PASSES) -> Timeline:
     """Passes of layout row ``index`` at one clock per stage (pp,) in MHz, each as soon as rank and input are ready.
 
-    The last pass ends with the makespan of `CostModel.times`; times are corrected as its totals are.
+    The last pass ends with the makespan of `CostModel.times`; times are corrected as its totals are. What was not
+    walked through is a gap in the middle; empty places of a last group of micro-batches go.
     """
     g, row = int(physics.group_of[index]), int(physics.row_of[index])
     costs = physics.groups[g]
-    clocks = np.asarray(stage_clock_mhz, float)[None, : costs.depth]
-    t = physics.times(g, np.array([row]), clocks)
-    batches, schedule, vpp = _shape(physics, g, row)
-    walked = _fewer(batches, costs.depth, vpp, schedule, most_passes)
-    orders, source = _orders(schedule, costs.depth, vpp, walked)
-    seconds = _chunk_seconds(physics, g, row, t)
-    passes = _walk(orders, source, seconds)
-    whole = _arranged(passes, batches, walked, float(t.makespan_s[0]))
+    t = physics.times(g, np.array([row]), np.asarray(stage_clock_mhz, float)[None, : costs.depth])
+    makespan_s, batches = float(t.makespan_s[0]), int(costs.num_micro_batches[row])
+    schedule = SCHEDULE.text(int(costs.layouts["schedule"][row])) if "schedule" in costs.layouts else "1f1b"
+    vpp = CHUNKS_OF_SCHEDULE.get(schedule, int(costs.layouts["vpp"][row]))
+    # all micro-batches, or whole groups of pp, some for either end of the iteration
+    grouped = vpp > 1 and costs.depth > 1 and schedule not in CHUNKS_OF_SCHEDULE
+    walked = -(-batches // costs.depth) * costs.depth if grouped else batches
+    walked = min(walked, max(most_passes // (2 * vpp * costs.depth**2), 4) * costs.depth)
+    graph = schedule_graph(costs.depth, vpp, walked, schedule)
+    seconds = _chunk_seconds(costs, row, vpp, t)[graph.kind, graph.chunk, graph.rank]
+    end_s = ends_s(graph, seconds)
+    whole = np.append(end_s, 0.0)
+    start_s, end = np.maximum(whole[graph.previous], whole[graph.source]), float(end_s.max())
+    middle = (makespan_s, makespan_s)
+    if walked < batches:
+        later = start_s >= end / 2.0
+        start_s[later] += makespan_s - end
+        end_s[later] += makespan_s - end
+        middle = (float(end_s[~later].max()), float(start_s[later].min()))
+    elif walked > batches:  # the last group is partly empty
+        start_s, end_s = start_s * (makespan_s / end), end_s * (makespan_s / end)
+    order = np.lexsort((start_s, graph.rank))
+    order = order[graph.micro_batch[order] < batches]
     stretch = float(physics.time_factor[index])
     other = float(t.total_s[0] - t.makespan_s[0] - t.dp_exposed_s[0] - t.optimizer_s[0])
     tail = {"gradients": float(t.dp_exposed_s[0]), "optimizer": float(t.optimizer_s[0]), "other": other}
-    return replace(
-        whole, start_s=whole.start_s * stretch, end_s=whole.end_s * stretch, pipeline_s=whole.pipeline_s * stretch,
-        tail_s={name: stretch * max(value, 0.0) for name, value in tail.items()},
-        repeated_s=(whole.repeated_s[0] * stretch, whole.repeated_s[1] * stretch),
+    return Timeline(
+        graph.rank[order], graph.kind[order], graph.chunk[order], graph.micro_batch[order], start_s[order] * stretch,
+        end_s[order] * stretch, batches, makespan_s * stretch,
+        {name: stretch * max(value, 0.0) for name, value in tail.items()}, (middle[0] * stretch, middle[1] * stretch),
     )  # fmt: skip
+
+
+def _chunk_seconds(costs: StageCosts, row: int, vpp: int, t: StageTimes) -> Floats:
+    """Seconds (kinds, vpp, pp) of one pass of one micro-batch."""
+    pipes = costs.pipelines
+    if pipes.split.walked[pipes.split.which[row]]:
+        chunks_s = chunk_times_s(pipes, np.array([row]), t.forward_s, t.backward_s, weights=True)
+        forward, backward, weight = (s[:, :, 0] for s in chunks_s)
+        return np.stack([forward, backward - weight, weight, backward])
+    forward, backward = (np.repeat(s / vpp, vpp, axis=0) for s in (t.forward_s, t.backward_s))
+    return np.stack([forward, backward, np.zeros_like(backward), backward])
 
 
 def stage_power_w(physics: CostModel, index: int, parts: Breakdown) -> tuple[Floats, Floats]:
@@ -84,115 +109,6 @@ def stage_power_w(physics: CostModel, index: int, parts: Breakdown) -> tuple[Flo
     waits_w = np.minimum(at_rest + waiting, parts.stage_energy_j / of_gpu)
     runs_w = (parts.stage_energy_j / parts.gpus_per_stage - waits_w * parts.idle_s) / parts.busy_s
     return runs_w, waits_w
-
-
-def _shape(physics: CostModel, g: int, row: int) -> tuple[int, str, int]:
-    """(micro-batches, schedule, chunks of a rank)."""
-    costs = physics.groups[g]
-    schedule = SCHEDULE.text(int(costs.layouts["schedule"][row])) if "schedule" in costs.layouts else "1f1b"
-    vpp = int(costs.layouts["vpp"][row])
-    return int(costs.num_micro_batches[row]), schedule, CHUNKS_OF_SCHEDULE.get(schedule, vpp)
-
-
-def _fewer(batches: int, pp: int, vpp: int, schedule: str, most_passes: int) -> int:
-    """Micro-batches that are walked through: all, or whole groups of pp, some for either end of the iteration."""
-    if vpp > 1 and pp > 1 and schedule not in CHUNKS_OF_SCHEDULE:
-        batches = -(-batches // pp) * pp
-    groups = max(most_passes // (2 * vpp * pp * pp), 4)
-    return min(batches, groups * pp)
-
-
-def _orders(schedule: str, pp: int, vpp: int, batches: int) -> tuple[list[list[Pass]], Source]:
-    if schedule in CHUNKS_OF_SCHEDULE:
-        orders = [rank_order(schedule, pp, batches, rank) for rank in range(pp)]
-        return orders, lambda rank, one: predecessor(schedule, pp, rank, one)
-    return [_one_f_one_b(pp, vpp, batches, rank) for rank in range(pp)], _delivers(pp, vpp)
-
-
-def _one_f_one_b(pp: int, vpp: int, batches: int, rank: int) -> list[Pass]:
-    """The passes of one rank as `schedule.schedule_order` has them, without an object for each."""
-    slots, group = batches * vpp, pp if vpp > 1 else 1
-    ahead = warmup_slots(pp, vpp, batches, rank)
-    turns = np.arange(slots - ahead)
-    kind = np.concatenate([np.full(ahead, FORWARD), np.tile([FORWARD, WHOLE], len(turns)), np.full(ahead, WHOLE)])
-    by_turns = np.stack([turns + ahead, turns], axis=1).reshape(-1)
-    slot = np.concatenate([np.arange(ahead), by_turns, np.arange(slots - ahead, slots)])
-    groups, inside = np.divmod(slot, group * vpp)
-    chunk, member = np.divmod(inside, group)
-    chunk = np.where(kind == WHOLE, vpp - 1 - chunk, chunk)
-    return list(zip(kind.tolist(), chunk.tolist(), (groups * group + member).tolist(), strict=True))
-
-
-def _delivers(pp: int, vpp: int) -> Source:
-    def source(rank: int, one: Pass) -> tuple[int, Pass] | None:
-        kind, chunk, micro_batch = one
-        place = chunk * pp + rank
-        if kind == FORWARD:
-            place -= 1
-            return None if place < 0 else (place % pp, (FORWARD, place // pp, micro_batch))
-        place += 1
-        if place == pp * vpp:
-            return rank, (FORWARD, chunk, micro_batch)
-        return place % pp, (INPUT, place // pp, micro_batch)
-
-    return source
-
-
-def _walk(orders: Sequence[Sequence[Pass]], source: Source, seconds: Floats) -> Floats:
-    """Rows (N, 6) of rank, kind, chunk, micro-batch, start, end; ``seconds`` (kinds, vpp, pp) of one pass."""
-    length = seconds.tolist()
-    done: dict[tuple[int, Pass] | None, float] = {None: 0.0}
-    at, free, rows = [0] * len(orders), [0.0] * len(orders), list[tuple[float, ...]]()
-    left = sum(map(len, orders))
-    while left > 0:
-        before = left
-        for rank, order in enumerate(orders):
-            while at[rank] < len(order) and (ready := done.get(source(rank, order[at[rank]]))) is not None:
-                kind, chunk, micro_batch = order[at[rank]]
-                start = max(ready, free[rank])
-                free[rank] = end = start + length[kind][chunk][rank]
-                done[rank, (INPUT if kind == WHOLE else kind, chunk, micro_batch)] = end
-                rows.append((rank, kind, chunk, micro_batch, start, end))
-                at[rank] += 1
-                left -= 1
-        if left == before:
-            raise PlanError(f"The pipeline schedule never ends; {left} passes are left, and none can start.")
-    found = np.array(rows)
-    return np.asarray(found[np.lexsort((found[:, 4], found[:, 0]))])
-
-
-def _chunk_seconds(physics: CostModel, g: int, row: int, t: StageTimes) -> Floats:
-    """Seconds (kinds, vpp, pp) of one pass of one micro-batch."""
-    costs, rows = physics.groups[g], np.array([row])
-    pipes, (_, _, chunks) = costs.pipelines, _shape(physics, g, row)
-    if pipes.split.walked[pipes.split.which[row]]:
-        chunks_s = chunk_times_s(pipes, rows, t.forward_s, t.backward_s, weights=True)
-        forward, backward, weight = (s[:, :, 0] for s in chunks_s)
-        return np.stack([forward, backward - weight, weight, backward])
-    forward, backward = (np.repeat(s / chunks, chunks, axis=0) for s in (t.forward_s, t.backward_s))
-    return np.stack([forward, backward, np.zeros_like(backward), backward])
-
-
-def _arranged(passes: Floats, batches: int, walked: int, makespan_s: float) -> Timeline:
-    """The passes up to ``makespan_s``: what was not walked through is a gap in the middle; empty places go."""
-    end = float(passes[:, 5].max())
-    start_s, end_s = passes[:, 4].copy(), passes[:, 5].copy()
-    middle = (end, end)
-    if walked < batches:
-        later = start_s >= end / 2.0
-        start_s[later] += makespan_s - end
-        end_s[later] += makespan_s - end
-        middle = (float(end_s[~later].max()), float(start_s[later].min()))
-    elif walked > batches:  # the last group is partly empty
-        start_s *= makespan_s / end
-        end_s *= makespan_s / end
-    columns = passes[:, :4].astype(np.int64)
-    there = columns[:, 3] < batches
-    rank, kind, chunk, micro_batch = columns[there].T
-    middle = middle if walked < batches else (makespan_s, makespan_s)
-    return Timeline(
-        rank, kind, chunk, micro_batch, start_s[there], end_s[there], batches, makespan_s, {}, middle
-    )  # fmt: skip
 
 
 # Power within an iteration as a meter shows it: means over a window that slides over passes and pauses.
@@ -230,30 +146,26 @@ def power_swing(
     return Swing(*np.array(found).T), Swing(*np.array([_extremes(every, total, whole, window_s)]).T)
 
 
-def joules_of_ranks(
-    physics: CostModel, index: int, parts: Breakdown, line: Timeline
-) -> list[tuple[Floats, Floats]]:  # fmt: skip
-    """Energy of one GPU of each rank since the start of the iteration: seconds and joules where its slope changes."""
-    runs_w, waits_w = stage_power_w(physics, index, parts)
-    of_gpu = runs_w, waits_w, parts.stage_energy_j / parts.gpus_per_stage
-    return [_joules(line, rank, *watts) for rank, watts in enumerate(zip(*(v.tolist() for v in of_gpu), strict=True))]
+def joules_of_ranks(physics: CostModel, index: int, parts: Breakdown, line: Timeline) -> list[tuple[Floats, Floats]]:
+    """Energy of one GPU of each rank since the start of the iteration: seconds and joules where its slope changes.
 
-
-def _joules(line: Timeline, rank: int, runs_w: float, waits_w: float, whole_j: float) -> tuple[Floats, Floats]:
-    """`joules_of_ranks` of one rank, which draws ``runs_w`` while passes run and ``waits_w`` between them.
-
-    Where a long iteration repeats itself, and lists no pass, power is what is left of the whole.
+    It draws one power while passes run and another between them. Where a long iteration repeats itself, and lists no
+    pass, power is what is left of the whole.
     """
-    own = line.rank == rank
-    step = line.pipeline_s + line.tail_s["gradients"]
-    starts, ends = np.append(line.start_s[own], step), np.append(line.end_s[own], step + line.tail_s["optimizer"])
-    at = np.concatenate([[0.0], np.stack([starts, ends], axis=1).reshape(-1), [line.iteration_s]])
-    joules = np.where(np.arange(len(at) - 1) % 2, runs_w, waits_w) * np.diff(at)
-    left, right = line.repeated_s
-    if right > left:
-        middle = int(np.argmax((at[:-1] <= left) & (at[1:] >= right)))
-        joules[middle] += whole_j - joules.sum()
-    return at, np.concatenate([[0.0], np.cumsum(joules)])
+    runs_w, waits_w = stage_power_w(physics, index, parts)
+    whole_j, step, (left, right) = parts.stage_energy_j / parts.gpus_per_stage, line.pipeline_s, line.repeated_s
+    step += line.tail_s["gradients"]
+    curves = []
+    for rank in range(len(runs_w)):
+        own = line.rank == rank
+        starts, ends = np.append(line.start_s[own], step), np.append(line.end_s[own], step + line.tail_s["optimizer"])
+        at = np.concatenate([[0.0], np.stack([starts, ends], axis=1).reshape(-1), [line.iteration_s]])
+        joules = np.where(np.arange(len(at) - 1) % 2, runs_w[rank], waits_w[rank]) * np.diff(at)
+        if right > left:
+            middle = int(np.argmax((at[:-1] <= left) & (at[1:] >= right)))
+            joules[middle] += whole_j[rank] - joules.sum()
+        curves.append((at, np.concatenate([[0.0], np.cumsum(joules)])))
+    return curves
 
 
 def _extremes(at: Floats, joules: Floats, whole_s: float, window_s: float) -> tuple[float, float, float]:
@@ -293,15 +205,16 @@ def warming(physics: CostModel, index: int, stage_clock_mhz: Floats, parts: Brea
     """
     parts, cooler = parts or breakdown(physics, index, stage_clock_mhz), physics.cooler
     line = timeline(physics, index, stage_clock_mhz, SWING_PASSES)
-    curves = joules_of_ranks(physics, index, parts, line)
+    curves, tau_s = joules_of_ranks(physics, index, parts, line), cooler.time_constant_s
     kelvin_per_w = cooler.resistance_k_per_w * cooler.slowing
-    swing_w = np.array([_swing_w(at, joules, cooler.time_constant_s) for at, joules in curves])
-    high_c, low_c = parts.stage_temperature_c + kelvin_per_w * swing_w.T
+    # what the response feels beyond the mean, iteration after iteration
+    felt = [felt_w(np.diff(at), np.diff(joules), tau_s) - joules[-1] / at[-1] for at, joules in curves]
+    high_c, low_c = parts.stage_temperature_c + kelvin_per_w * np.array([(one.max(), one.min()) for one in felt]).T
     g, rows = int(physics.group_of[index]), physics.row_of[[index]]
     air_c = np.where(physics.in_exhaust(g, rows)[0], cooler.hottest_inlet_c, cooler.inlet_c)
     lasting_k = cooler.resistance_k_per_w * parts.stage_peak_power_w
-    after_s = reached_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, cooler.time_constant_s)
-    return Warming(high_c, low_c, float(np.log(20.0)) * cooler.time_constant_s, after_s)
+    after_s = reached_s(throttle_c(physics.job.cluster.gpu) - air_c, lasting_k, tau_s)
+    return Warming(high_c, low_c, float(np.log(20.0)) * tau_s, after_s)
 
 
 def reached_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floats:
@@ -309,12 +222,6 @@ def reached_s(rise_k: Floats, lasting_k: Floats, time_constant_s: float) -> Floa
     with np.errstate(divide="ignore", invalid="ignore"):
         after_s = -time_constant_s * np.log1p(-np.maximum(rise_k, 0.0) / lasting_k)
     return np.where(lasting_k > rise_k, after_s, np.inf)
-
-
-def _swing_w(at: Floats, joules: Floats, time_constant_s: float) -> tuple[float, float]:
-    """(highest, lowest) of the power that a first-order response feels, beyond its mean, iteration after iteration."""
-    felt = felt_w(np.diff(at), np.diff(joules), time_constant_s) - joules[-1] / at[-1]
-    return float(felt.max()), float(felt.min())
 
 
 def felt_w(seconds: Floats, joules: Floats, time_constant_s: float) -> Floats:
@@ -383,7 +290,7 @@ def _free_w(physics: CostModel, index: int, stage_clock_mhz: Floats) -> Floats:
     memory_s = costs.forward_memory_s[rows] + costs.backward_memory_s[rows]
     busy_s = scaled_time_s(sm_s, memory_s, clock, physics.top_mhz)
     free_w = busy_power_w(physics.power, clock, physics.top_mhz, busy_s, costs.flops[rows], costs.hbm_bytes[rows])
-    leaks_w = physics.cooler.peak_leakage_w(physics.in_exhaust(g, rows))
+    leaks_w = physics.cooler.air_leakage_w(physics.in_exhaust(g, rows))
     return np.asarray(as_peaks(physics, np.array([index]), free_w + leaks_w)[0])
 
 

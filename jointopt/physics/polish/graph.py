@@ -6,7 +6,6 @@ One starts when its rank's previous instruction and its input are ready: it has 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,68 +15,10 @@ from jointopt.core.schema import Bools, Floats, Ints
 from jointopt.physics import clock_law
 from jointopt.physics.cost_model import CostModel
 from jointopt.physics.makespan import dp_exposed_s, makespan_s
-from jointopt.physics.schedule import data_dependency, execution_order, schedule_order
+from jointopt.physics.schedule import Graph, ends_s, schedule_graph
 
 FORWARD, BACKWARD, LAST = 0, 1, 2  # the last instruction of a rank is a backward pass and an optimizer step
 KINDS = 3  # per rank
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """Instructions, (N,) each, in an order of execution: every one stands behind all that it waits for."""
-
-    pp: int
-    vpp: int
-    num_micro_batches: int
-    rank: Ints
-    backward: Bools
-    chunk: Ints
-    micro_batch: Ints
-    previous: Ints  # the rank's instruction before, -1 = none
-    source: Ints  # the instruction that delivers the input, -1 = none or `previous`
-    last: Bools  # the rank's last one
-
-    @functools.cached_property
-    def kind(self) -> Ints:
-        """Row of `Options` of each instruction: instructions of one kind cost the same."""
-        return np.asarray(self.rank * KINDS + np.where(self.last, LAST, self.backward.astype(np.int64)))
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    def of_rank(self, rank: int) -> Ints:
-        """Numbers of the rank's instructions in the order in which it runs them."""
-        return np.flatnonzero(self.rank == rank)
-
-
-@functools.lru_cache(maxsize=8)
-def schedule_graph(pp: int, vpp: int, num_micro_batches: int) -> Graph:
-    """The graph of 1F1B, or of interleaved 1F1B if vpp > 1; PlanError where there is no such schedule."""
-    orders = [schedule_order(pp, vpp, num_micro_batches, rank) for rank in range(pp)]
-    predecessor = data_dependency(pp, vpp)
-    sequence = execution_order(orders, predecessor)
-    number = {step: index for index, step in enumerate(sequence)}
-    before = {(r, b): (r, a) for r, order in enumerate(orders) for a, b in itertools.pairwise(order)}
-    previous = [number[before[step]] if step in before else -1 for step in sequence]
-    sources = [predecessor(*step) for step in sequence]
-    source = np.array([-1 if s is None else number[s] for s in sources])
-    return Graph(
-        pp, vpp, num_micro_batches, rank=np.array([rank for rank, _ in sequence]),
-        backward=np.array([op.backward for _, op in sequence]),
-        chunk=np.array([op.chunk for _, op in sequence]),
-        micro_batch=np.array([op.micro_batch for _, op in sequence]), previous=np.array(previous),
-        source=np.where(source == np.array(previous), -1, source),
-        last=np.array([op == orders[rank][-1] for rank, op in sequence]),
-    )  # fmt: skip
-
-
-def ends_s(graph: Graph, duration_s: Floats) -> Floats:
-    """End of each instruction, (N,) seconds, if it starts as soon as it can; the largest is the makespan."""
-    ends = [0.0] * (len(graph) + 1)  # the place behind the last one, -1, stands for "waits for nothing"
-    waits = zip(graph.previous.tolist(), graph.source.tolist(), duration_s.tolist(), strict=True)
-    for k, (a, b, seconds) in enumerate(waits):
-        ends[k] = max(ends[a], ends[b]) + seconds
-    return np.array(ends[:-1])
 
 
 def latest_ends_s(graph: Graph, duration_s: Floats, makespan_s: float) -> Floats:
@@ -211,43 +152,39 @@ def convex(options: Options) -> Options:
 
 @dataclass(frozen=True)
 class Problem:
-    """A schedule and the options of each kind of its instructions (`Graph.kind` numbers them)."""
+    """A schedule and the options of each kind of its instructions; a choice (N,) is one of them per instruction."""
 
     graph: Graph
-    options: Sequence[Options]
-
-    def durations_s(self, choice: Ints) -> Floats:
-        """Seconds of each instruction, (N,), under a choice (N,) of its options."""
-        return self._values(choice, "duration_s")
-
-    def energy_j(self, choice: Ints) -> float:
-        """Energy of all instructions beyond waiting, J, under a choice (N,)."""
-        return float(self._values(choice, "energy_j").sum())
-
-    def clocks_mhz(self, choice: Ints) -> Floats:
-        """Clock of each instruction, (N,), under a choice (N,)."""
-        return self._values(choice, "clock_mhz")
-
-    def makespan_s(self, choice: Ints) -> float:
-        """Seconds of the schedule under a choice (N,)."""
-        return float(ends_s(self.graph, self.durations_s(choice)).max())
-
-    def _values(self, choice: Ints, name: str) -> Floats:
-        return np.asarray(self._tables[name][self.graph.kind, choice])
+    options: Sequence[Options]  # by `kind`
 
     @functools.cached_property
-    def _last_option(self) -> Ints:
-        return np.array([len(options) - 1 for options in self.options])[self.graph.kind]
+    def kind(self) -> Ints:
+        """Row of the options of each instruction, (N,): instructions of one kind cost the same."""
+        graph = self.graph
+        return np.asarray(graph.rank * KINDS + np.where(graph.last, LAST, graph.backward.astype(np.int64)))
+
+    def durations_s(self, choice: Ints) -> Floats:
+        """Seconds of each instruction, (N,), under a choice."""
+        return np.asarray(self._tables["duration_s"][self.kind, choice])
+
+    def energy_j(self, choice: Ints) -> float:
+        """Energy of all instructions beyond waiting, J, under a choice."""
+        return float(self._tables["energy_j"][self.kind, choice].sum())
+
+    def clocks_mhz(self, choice: Ints) -> Floats:
+        """Clock of each instruction, (N,), under a choice."""
+        return np.asarray(self._tables["clock_mhz"][self.kind, choice])
+
+    def makespan_s(self, choice: Ints) -> float:
+        """Seconds of the schedule under a choice."""
+        return float(ends_s(self.graph, self.durations_s(choice)).max())
 
     @functools.cached_property
     def _tables(self) -> dict[str, Floats]:
+        """Options as columns, (kinds, most options), the last of a kind again behind it."""
         width = max(map(len, self.options))
-
-        def table(name: str) -> Floats:
-            rows = (getattr(options, name) for options in self.options)
-            return np.array([np.pad(row, (0, width - len(row)), mode="edge") for row in rows])
-
-        return {name: table(name) for name in ("clock_mhz", "duration_s", "energy_j")}
+        rows = [[np.pad(row, (0, width - len(row)), mode="edge") for row in vars(one).values()] for one in self.options]
+        return dict(zip(vars(self.options[0]), np.array(rows).swapaxes(0, 1), strict=True))
 
     def fastest(self) -> Ints:
         """Every instruction at its least time, (N,)."""
@@ -255,13 +192,13 @@ class Problem:
 
     def slowest(self) -> Ints:
         """Every instruction at its least energy, (N,)."""
-        return self._last_option.copy()
+        return np.array([len(options) - 1 for options in self.options])[self.kind]
 
     def within(self, duration_s: Floats) -> Ints:
         """The slowest option of each instruction that takes at most ``duration_s`` (N,); else its fastest."""
         choice = np.empty(len(self.graph), np.int64)
         for kind, options in enumerate(self.options):
-            at = np.flatnonzero(self.graph.kind == kind)
+            at = np.flatnonzero(self.kind == kind)
             fits = np.searchsorted(options.duration_s, duration_s[at] * (1.0 + 1e-9), side="right") - 1
             choice[at] = np.maximum(fits, 0)
         return choice
@@ -272,7 +209,7 @@ class Problem:
         for kind, options in enumerate(self.options):
             slower = np.flatnonzero(options.clock_mhz <= rank_clock_mhz[kind // KINDS] + 1e-6)
             of_kind.append(int(slower[0]) if len(slower) else len(options) - 1)
-        return np.array(of_kind)[self.graph.kind]
+        return np.array(of_kind)[self.kind]
 
     def spend_slack(self, choice: Ints, makespan_s: float) -> Ints:
         """The choice (N,) with every instruction slowed that delays nothing: none can be slowed further alone.
@@ -280,27 +217,19 @@ class Problem:
         The intrinsic energy bloat of Perseus (Chung et al., SOSP'24), removed greedily, one option per round and
         instruction. Never takes more than ``makespan_s`` nor more energy than the choice that it starts from.
         """
-        chosen = choice.copy()
-        while self._slowed(chosen, makespan_s * (1.0 + _ROUNDING)).any():
-            pass
+        graph, chosen, slowest = self.graph, choice.copy(), self.slowest()
+        previous, source, slowed = graph.previous.tolist(), graph.source.tolist(), [True]
+        while any(slowed):
+            seconds, slowed = self.durations_s(chosen), (chosen < slowest).tolist()
+            following = self.durations_s(np.minimum(chosen + 1, slowest)).tolist()
+            latest = latest_ends_s(graph, seconds, makespan_s * (1.0 + _ROUNDING)).tolist()
+            ends = [0.0] * (len(graph) + 1)
+            for k, (a, b, own) in enumerate(zip(previous, source, seconds.tolist(), strict=True)):
+                start = max(ends[a], ends[b])
+                slowed[k] = slowed[k] and start + following[k] <= latest[k]
+                ends[k] = start + (following[k] if slowed[k] else own)
+            chosen += np.array(slowed)
         return chosen
-
-    def _slowed(self, chosen: Ints, makespan_s: float) -> Bools:
-        """One round of `spend_slack`, in place; which instructions were slowed, (N,)."""
-        graph = self.graph
-        seconds = self.durations_s(chosen)
-        following = self.durations_s(np.minimum(chosen + 1, self._last_option)).tolist()
-        latest = latest_ends_s(graph, seconds, makespan_s).tolist()
-        can = (chosen < self._last_option).tolist()
-        ends = [0.0] * (len(graph) + 1)
-        waits = zip(graph.previous.tolist(), graph.source.tolist(), seconds.tolist(), strict=True)
-        for k, (a, b, own) in enumerate(waits):
-            start = max(ends[a], ends[b])
-            can[k] = can[k] and start + following[k] <= latest[k]
-            ends[k] = start + (following[k] if can[k] else own)
-        slowed = np.array(can)
-        chosen += slowed
-        return slowed
 
 
 def window(problem: Problem, most: int) -> Problem:
@@ -320,10 +249,14 @@ def widened(part: Problem, choice: Ints, whole: Problem, pace_s: float) -> Ints:
     its chunks, in ``pace_s``; ranks that cannot, run as fast as they can.
     """
     kept, middle = _origin(part.graph, whole.graph)
-    steady = np.zeros(len(part.options), np.int64)
-    for rank in range(part.graph.pp):
-        steady[rank * KINDS : rank * KINDS + 2] = _cheapest_pair(part, rank, pace_s / part.graph.vpp)
-    return np.where(middle, steady[whole.graph.kind], choice[kept])
+    steady, most_s = np.zeros(len(part.options), np.int64), pace_s / part.graph.vpp * (1.0 + 1e-9)
+    for first in range(0, len(part.options), KINDS):
+        forward, backward = part.options[first + FORWARD], part.options[first + BACKWARD]
+        seconds: Floats = forward.duration_s[:, None] + backward.duration_s
+        energy = np.where(seconds <= most_s, forward.energy_j[:, None] + backward.energy_j, np.inf)
+        if np.isfinite(energy).any():
+            steady[first : first + 2] = np.unravel_index(int(energy.argmin()), energy.shape)
+    return np.where(middle, steady[whole.kind], choice[kept])
 
 
 @functools.lru_cache(maxsize=4)
@@ -334,21 +267,10 @@ def _origin(part: Graph, whole: Graph) -> tuple[Ints, Bools]:
     head = few // 2 // group * group
     batch = whole.micro_batch
     same = np.maximum(np.where(batch < head, batch, batch - left_out), 0)
-    position = {key: k for k, key in enumerate(_keys(part, part.micro_batch))}
-    kept = np.array([position[key] for key in _keys(whole, same)])
+    keys = [
+        zip(*(c.tolist() for c in (graph.rank, graph.kind, graph.chunk, of_batch)), strict=True)
+        for graph, of_batch in ((part, part.micro_batch), (whole, same))
+    ]
+    position = {key: k for k, key in enumerate(keys[0])}
+    kept = np.array([position[key] for key in keys[1]])
     return kept, (batch >= head) & (batch < head + left_out)
-
-
-def _keys(graph: Graph, micro_batch: Ints) -> list[tuple[int, ...]]:
-    columns = (graph.rank, graph.backward, graph.chunk, micro_batch)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _cheapest_pair(part: Problem, rank: int, pace_s: float) -> Ints:
-    """(forward, backward) option of a rank that together take at most ``pace_s`` at the least energy."""
-    forward, backward = (part.options[rank * KINDS + kind] for kind in (FORWARD, BACKWARD))
-    seconds: Floats = forward.duration_s[:, None] + backward.duration_s
-    energy = np.where(seconds <= pace_s * (1.0 + 1e-9), forward.energy_j[:, None] + backward.energy_j, np.inf)
-    if not np.isfinite(energy).any():
-        return np.zeros(2, np.int64)
-    return np.array(np.unravel_index(int(energy.argmin()), energy.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from scipy.sparse import coo_array
 
 from jointopt.core.errors import UsageError
 from jointopt.core.schema import Floats, Ints
-from jointopt.physics.polish.graph import Graph, Options, Problem, convex
+from jointopt.physics.polish.graph import Options, Problem, convex
+from jointopt.physics.schedule import Graph
 
 _BREAKS = 24  # options of a kind that the programme sees at most; the answer may take any
 
@@ -24,13 +25,16 @@ def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | 
     Variables are the start of each instruction and how much of each piece of its convex time-energy curve it takes
     (derived here); a lower bound for clocks on the curve's corners. HiGHS takes 1.5 s for 8 ranks x 192 micro-batches.
     """
-    graph = problem.graph
+    graph, kind = problem.graph, problem.kind
     curves = []
     for curve in map(convex, problem.options):
         at = np.unique(np.linspace(0, len(curve) - 1, _BREAKS).round().astype(int))
         curves.append(Options(curve.clock_mhz[at], curve.duration_s[at], curve.energy_j[at]))
-    shortest = np.array([c.duration_s[0] for c in curves])[graph.kind]
-    owner, room_s, slope_w = _pieces([curves[kind] for kind in graph.kind])
+    shortest = np.array([c.duration_s[0] for c in curves])[kind]
+    # the straight pieces of every instruction's curve: whose each is, its length in s and its slope in J/s
+    lengths = [np.diff(curves[k].duration_s) for k in kind]
+    owner, room_s = np.repeat(np.arange(len(graph)), list(map(len, lengths))), np.concatenate(lengths)
+    slope_w = np.concatenate([np.diff(curves[k].energy_j) for k in kind]) / room_s
     n = len(graph)
     limits, right = _precedence(graph, owner, shortest, makespan_s)
     result = linprog(
@@ -43,25 +47,15 @@ def least_energy(problem: Problem, makespan_s: float) -> tuple[Floats, float] | 
     if result.x is None:
         return None
     longer_s = np.bincount(owner, weights=result.x[n:], minlength=n)
-    fastest_j = float(np.array([c.energy_j[0] for c in curves])[graph.kind].sum())
+    fastest_j = float(np.array([c.energy_j[0] for c in curves])[kind].sum())
     return shortest + longer_s, fastest_j + float(result.fun)
-
-
-def _pieces(curves: Sequence[Options]) -> tuple[Ints, Floats, Floats]:
-    """(instruction, length in s, slope in J/s) of every straight piece of every instruction's curve."""
-    lengths = [np.diff(c.duration_s) for c in curves]
-    owner = np.repeat(np.arange(len(curves)), [len(piece) for piece in lengths])
-    rises = [np.diff(c.energy_j) for c in curves]
-    room = np.concatenate(lengths)
-    return owner, room, np.concatenate(rises) / room
 
 
 def _precedence(graph: Graph, owner: Ints, shortest_s: Floats, makespan_s: float) -> tuple[coo_array, Floats]:
     """Rows "start + duration <= start of what waits", or <= the makespan for a rank's last instruction."""
-    waits = [(before, k) for k, before in enumerate(graph.previous.tolist()) if before >= 0]
-    waits += [(before, k) for k, before in enumerate(graph.source.tolist()) if before >= 0]
-    first = np.array([a for a, _ in waits] + np.flatnonzero(graph.last).tolist())
-    then = np.array([b for _, b in waits])
+    before = np.concatenate((graph.previous, graph.source))
+    then = np.tile(np.arange(len(graph)), 2)[before >= 0]
+    first = np.concatenate((before[before >= 0], np.flatnonzero(graph.last)))
     n, rows = len(graph), np.arange(len(first))
     pieces_of = [np.flatnonzero(owner == k) for k in range(n)]
     piece_rows = np.repeat(rows, [len(pieces_of[k]) for k in first])
@@ -95,26 +89,34 @@ def shortened(problem: Problem, unit_s: float) -> Iterator[Floats]:
     The Phillips-Dessouky algorithm, as Perseus (Chung et al., SOSP'24) uses it: a minimum cut over the critical
     instructions per unit of time; exact for convex curves, but for the time that it rounds to units.
     """
+    import networkx
+    from lowtime.graph_utils import add_sink_node, add_source_node
     from lowtime.operation import Operation
     from lowtime.solver import PhillipsDessouky
 
     logging.getLogger("lowtime").setLevel(logging.WARNING)
-    curves = [convex(options) for options in problem.options]
-    dearest = max(_dearest_unit_j(curve, unit_s) for curve in curves)
+    curves, graph = [convex(options) for options in problem.options], problem.graph
+    dearest = max(float(-np.diff(_units(c, unit_s), append=c.energy_j[-1]).min(initial=0.0)) for c in curves)
     if not dearest:  # no clock changes anything
         yield problem.durations_s(problem.slowest())
         return
     specs = [_spec(curve, unit_s, _SCALE / dearest) for curve in curves]
-    operations: list[Any] = [Operation(spec=specs[kind]) for kind in problem.graph.kind]
-    shortest = np.array([curve.duration_s[0] for curve in curves])[problem.graph.kind]
+    operations: list[Any] = [Operation(spec=specs[kind]) for kind in problem.kind]
+    shortest = np.array([curve.duration_s[0] for curve in curves])[problem.kind]
     least = np.array([operation.min_duration for operation in operations])
 
     def seconds() -> Floats:
         units = np.array([operation.duration for operation in operations]) - least
         return np.asarray(shortest + units * unit_s)
 
+    activities: Any = networkx.DiGraph(source_node="source", sink_node="sink")
+    activities.add_nodes_from((k, {"op": operation}) for k, operation in enumerate(operations))
+    for before in (graph.previous, graph.source):
+        activities.add_edges_from((a, k) for k, a in enumerate(before.tolist()) if a >= 0)
+    add_source_node(activities, "source")
+    add_sink_node(activities, "sink")
     yield seconds()
-    for _ in PhillipsDessouky(_activity_graph(problem.graph, operations)).run():
+    for _ in PhillipsDessouky(activities).run():
         yield seconds()
 
 
@@ -123,10 +125,6 @@ def _units(curve: Options, unit_s: float) -> Floats:
     count = int(np.ceil((curve.duration_s[-1] - curve.duration_s[0]) / unit_s - 1e-9))
     after_s = curve.duration_s[0] + unit_s * np.arange(count + 1)
     return np.asarray(np.interp(after_s, curve.duration_s, curve.energy_j))
-
-
-def _dearest_unit_j(curve: Options, unit_s: float) -> float:
-    return float(-np.diff(_units(curve, unit_s), append=curve.energy_j[-1]).min(initial=0.0))
 
 
 def _spec(curve: Options, unit_s: float, scale: float) -> Any:
@@ -146,17 +144,3 @@ def _spec(curve: Options, unit_s: float, scale: float) -> Any:
 
     options = [ExecutionOption(float(k), 1.0, value, k) for k, value in cost.items()]  # in units: all are whole
     return OperationSpec(CandidateExecutionOptions(options), Curve())
-
-
-def _activity_graph(graph: Graph, operations: Sequence[Any]) -> Any:
-    """The schedule as lowtime's graph of operations, with its source and sink."""
-    import networkx
-    from lowtime.graph_utils import add_sink_node, add_source_node
-
-    out: Any = networkx.DiGraph(source_node="source", sink_node="sink")
-    out.add_nodes_from((k, {"op": operation}) for k, operation in enumerate(operations))
-    for before in (graph.previous, graph.source):
-        out.add_edges_from((a, k) for k, a in enumerate(before.tolist()) if a >= 0)
-    add_source_node(out, "source")
-    add_sink_node(out, "sink")
-    return out

@@ -76,7 +76,7 @@ def test_an_iteration_that_the_row_states_is_not_predicted_again() -> None:
     rows = measured(PLANS)
     predicted = fit_ranks(rows, ResponsePrior(limit_w=2000.0))
     assert predicted.iteration.value == pytest.approx(rows.iteration_s)
-    assert predicted.wait_w == pytest.approx(WAIT_W, rel=0.1)
+    assert np.exp(predicted.theta[predicted.hierarchy.size]) == pytest.approx(WAIT_W, rel=0.1)
 
 
 def test_without_scatter_the_schedule_is_the_simulated_one() -> None:

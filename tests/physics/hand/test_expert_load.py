@@ -110,7 +110,7 @@ def test_ranks_that_wait_draw_the_power_of_waiting() -> None:
     model = physics(moe_load_imbalance=1.5, **PLAN)
     costs, terms = model.groups[0], model.energy_terms(0)
     whole = costs.forward_sm_s + costs.backward_sm_s
-    assert terms.sm_s == pytest.approx(BATCHES * (whole - costs.waiting_sm_s))
+    assert terms["sm_s"] == pytest.approx(BATCHES * (whole - costs.waiting_sm_s))
 
 
 def test_full_recompute_waits_once_more() -> None:

@@ -60,10 +60,10 @@ def test_a_span_has_the_pairs_of_the_rank_that_has_most(cp: int, window: int) ->
     slice_ = SEQ // (2 * cp)
     places = [(r * slice_, SEQ - (r + 1) * slice_) for r in range(cp)]
     of_ranks = [sum(pairs(at, at + slice_, window) for at in both) for both in places]
-    found = windowed_span(SEQ, window, np.array([float(cp)]))
-    assert np.asarray(found.keys) * SEQ / cp == pytest.approx(max(of_ranks), rel=1e-3)
+    keys, cut = windowed_span(SEQ, window, np.array([float(cp)]))
+    assert np.asarray(keys) * SEQ / cp == pytest.approx(max(of_ranks), rel=1e-3)
     late = [sum(np.sum(np.arange(at, at + slice_) >= window) for at in both) for both in places]
-    assert np.asarray(found.cut) * SEQ / cp == pytest.approx(late[-1])
+    assert np.asarray(cut) * SEQ / cp == pytest.approx(late[-1])
 
 
 @pytest.mark.parametrize(("window", "share"), [(64, 1.0), (100, 1.0), (32, 0.75), (16, 0.4375)])

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from jointopt.physics.calibrate.law_fit import Hierarchy, ResponsePrior, matern
-from jointopt.physics.clock_law import Shape, Work, lead_s, led, log_power_w, log_time_s, reached_clock, switching_shape
+from jointopt.physics.clock_law import (
+    Shape,
+    Work,
+    lagged_limit,
+    lead_s,
+    log_power_w,
+    log_time_s,
+    reached_clock,
+    switching_shape,
+)
 
 # V is 1 / 1.25 = 0.8 up to x = 0.6 and 0.9 at 0.8; at the top 50 + 300 W.
 SHARP = Shape(knee=0.6, rise=0.25, softness=1e-4, floor=0.3, idle_w=40.0)
@@ -68,7 +77,7 @@ def test_a_limit_that_comes_late_lets_work_run_free_for_a_while() -> None:
     # after 50 ms, two ramps of 25 ms, 86 % of the lag of 40 ms; of 100 ms at 300 W and held 200 ms at 150 W
     ahead_s = lead_s(0.04, np.array([0.05]))
     assert ahead_s == pytest.approx([0.04 * (1 - np.exp(-2))])
-    seconds, watts = led(np.array([[0.1], [300.0]]), np.array([[0.2], [150.0]]), ahead_s)
+    seconds, watts = lagged_limit(np.array([[0.1], [300.0]]), np.array([[0.2], [150.0]]), ahead_s)
     held_s = (1 - ahead_s / 0.1) * 0.2
     assert seconds == pytest.approx(ahead_s + held_s)
     assert watts == pytest.approx((300 * ahead_s + 150 * held_s) / (ahead_s + held_s))
@@ -77,11 +86,6 @@ def test_a_limit_that_comes_late_lets_work_run_free_for_a_while() -> None:
 def test_a_matern_correlation_of_order_three_halves() -> None:
     # Rasmussen and Williams 2006, equation 4.17: (1 + √3 r/l)·exp(-√3 r/l)
     assert matern(np.array([0.0, 0.2]), 0.2) == pytest.approx([1.0, 0.48335772], rel=1e-6)
-
-
-def test_a_board_of_twice_the_power_has_twice_the_watts() -> None:
-    prior = ResponsePrior(static_w=60.0, wait_w=80.0, pause_w=70.0, limit_w=400.0, knee=0.7)
-    assert prior.scaled(2.0) == replace(prior, static_w=120.0, wait_w=160.0, pause_w=140.0, limit_w=800.0)
 
 
 def test_parameters_of_gpu_kind_and_curve_make_the_constants_of_a_curve() -> None:

@@ -38,7 +38,7 @@ def test_resistance_and_leakage_of_a_cooler_made_for_the_tdp(cool: Cool) -> None
 
 def test_300_watts_in_air_of_25_degrees(cool: Cool) -> None:
     assert float(cool().temperature_c(np.array(300.0))) == pytest.approx(temperature(300, 25))
-    assert cool().leakage_w == pytest.approx(0.5 * (25 - 22.5) / 0.95)
+    assert cool().mean_leakage_w == pytest.approx(0.5 * (25 - 22.5) / 0.95)
 
 
 def test_a_gpu_throttles_where_its_power_heats_the_air_to_85_degrees(cool: Cool) -> None:
@@ -49,29 +49,22 @@ def test_a_gpu_throttles_where_its_power_heats_the_air_to_85_degrees(cool: Cool)
 def test_the_exhaust_row_throttles_first_and_leaks_most(cool: Cool) -> None:
     # 8 GPUs, 4 of them in air that is 12 K warmer: the mean air is 31 °C
     node = cool(exhaust_rise_k=12.0)
-    by_position = node.temperature_by_position_c(np.array(300.0))
-    assert {k: float(v) for k, v in by_position.items()} == pytest.approx(
-        {"inlet": temperature(300, 25), "exhaust": temperature(300, 37)}
-    )
-    assert node.leakage_w == pytest.approx(0.5 * (temperature(300, 31) - temperature(300, 22.5)))
-    assert float(node.peak_leakage_w()) == pytest.approx(0.5 * (temperature(300, 37) - temperature(300, 22.5)))
-    assert float(node.peak_leakage_w(False)) == pytest.approx(0.5 * (temperature(300, 25) - temperature(300, 22.5)))
+    assert float(node.temperature_c(np.array(300.0), False)) == pytest.approx(temperature(300, 25))
+    assert float(node.temperature_c(np.array(300.0))) == pytest.approx(temperature(300, 37))
+    assert node.mean_leakage_w == pytest.approx(0.5 * (temperature(300, 31) - temperature(300, 22.5)))
+    assert float(node.air_leakage_w()) == pytest.approx(0.5 * (temperature(300, 37) - temperature(300, 22.5)))
+    assert float(node.air_leakage_w(False)) == pytest.approx(0.5 * (temperature(300, 25) - temperature(300, 22.5)))
     assert node.throttle_power_w == pytest.approx((85 - 37) / 0.1 - 12.5)
 
 
 def test_of_three_gpus_in_a_node_one_breathes_exhaust(cool: Cool) -> None:
-    assert cool(exhaust_rise_k=12.0, gpus_per_node=3).mean_inlet_c == pytest.approx(25 + 12 / 3)
-
-
-def test_leakage_in_air_and_by_what_it_heats(cool: Cool) -> None:
-    at_air, heated = cool(exhaust_rise_k=12.0).leakage_parts_w
-    assert at_air == pytest.approx(0.5 * (31 - 22.5))
-    assert heated == pytest.approx(0.5 * (31 - 22.5) * 0.05 / 0.95)
+    assert cool(exhaust_rise_k=12.0, gpus_per_node=3).exhaust_share == pytest.approx(1 / 3)
 
 
 def test_limits_count_on_leakage_that_is_a_line_in_power(cool: Cool) -> None:
     gain = 0.5 * 0.1 / 0.95
-    assert cool(exhaust_rise_k=12.0).hottest_leakage_line == pytest.approx((0.5 * (temperature(0, 37) - 60), gain))
+    at_zero, at_one = cool(exhaust_rise_k=12.0).leakage_w(np.array([0.0, 1.0]))
+    assert (at_zero, at_one - at_zero) == pytest.approx((0.5 * (temperature(0, 37) - 60), gain))
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,13 @@ def test_time_is_what_follows_the_clock_stretched_and_the_rest() -> None:
 @pytest.mark.parametrize(
     ("load", "watts"),
     [
-        ((0.0, 0.0, 0.0), 50 + 100 * 0.8 * 0.81),
-        ((4e14, 0.0, 0.0), 50 + 64.8 + 400 * 0.81 / 2),
-        ((0.0, 2e12, 0.0), 50 + 64.8 + 100 / 2),
-        ((0.0, 0.0, 30.0), 50 + 64.8 + 30 / 2),
+        ((0.0, 0.0), 50 + 100 * 0.8 * 0.81),
+        ((4e14, 0.0), 50 + 64.8 + 400 * 0.81 / 2),
+        ((0.0, 2e12), 50 + 64.8 + 100 / 2),
     ],
 )
 def test_power_at_800_mhz_of_work_that_takes_two_seconds(
-    load: tuple[float, float, float], watts: float, constants: PowerConstants
+    load: tuple[float, float], watts: float, constants: PowerConstants
 ) -> None:
     assert power.busy_power_w(constants, 800.0, 1000.0, 2.0, *load) == pytest.approx(watts)
 
@@ -41,12 +40,12 @@ def test_power_at_800_mhz_of_work_that_takes_two_seconds(
 def test_a_limit_at_what_a_clock_draws_leaves_that_clock(
     clock: float, sm_s: float, other_s: float, constants: PowerConstants
 ) -> None:
-    # static + active·x·v² + (flops·v² + bytes + links)/t, with t = sm/x + other
+    # static + active·x·v² + (flops·v² + bytes)/t, with t = sm/x + other
     x = clock / 1000
     v2 = max(1 - 0.5 * (1 - x), 0.8) ** 2
-    limit = 50 + 100 * x * v2 + (300 * v2 + 40 + 10) / (sm_s / x + other_s)
+    limit = 50 + 100 * x * v2 + (300 * v2 + 40) / (sm_s / x + other_s)
     work = (sm_s, other_s, 3e14, 40 / 50e-12)
-    found = power.capped_clock_mhz(constants, *work, limit, 1000.0, 200.0, 10.0)
+    found = power.capped_clock_mhz(constants, *work, limit, 1000.0, 200.0)
     assert found == pytest.approx(clock, rel=1e-4)
 
 

@@ -13,8 +13,7 @@ from jointopt.physics.calibrate.law_fit import (
     Prediction,
     ResponsePrior,
     StageRows,
-    _first_switching_w,
-    _first_times,
+    _first_guesses,
     _readings,
     departures,
     fit_stages,
@@ -78,9 +77,9 @@ def test_noise_of_times_and_powers(mixed: bool, time: list[float]) -> None:
 
 def test_a_first_guess_takes_seven_tenths_of_the_time_to_follow_the_clock() -> None:
     rows = stage_rows([0.5, 1.0, 0.8], [NAN] * 3, [0, 0, 1])
-    assert np.exp(_first_times(rows)) == pytest.approx([2 * 0.5**0.7, 2 * 0.8**0.7])
+    assert np.exp(_first_guesses(rows, KNOWN)[0]) == pytest.approx([2 * 0.5**0.7, 2 * 0.8**0.7])
     # (200 - 50) W over x·v²: 0.5·0.64 and 1 for the first curve, 0.8·0.81 for the second
-    assert _first_switching_w(rows, KNOWN) == pytest.approx([150 * (1 / 0.32 + 1) / 2, 150 / 0.648])
+    assert _first_guesses(rows, KNOWN)[1] == pytest.approx([150 * (1 / 0.32 + 1) / 2, 150 / 0.648])
 
 
 def test_a_curve_without_readings_gets_the_mean_of_the_others() -> None:

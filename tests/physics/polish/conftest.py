@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Options, Problem, efficient, schedule_graph
+from jointopt.physics.polish.graph import Options, Problem, efficient
+from jointopt.physics.schedule import schedule_graph
 
 
 def curve(fastest_s: float, sensitive: float, clocks: int = 9) -> Options:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jointopt.physics.polish.graph import (
-    Options,
-    Problem,
-    convex,
-    ends_s,
-    latest_ends_s,
-    schedule_graph,
-    widened,
-    window,
-)
-from jointopt.physics.polish.solvers import _dearest_unit_j, _spec, _units, least_energy
+from jointopt.physics.polish.graph import Options, Problem, convex, latest_ends_s, widened, window
+from jointopt.physics.polish.solvers import _spec, _units, least_energy
+from jointopt.physics.schedule import ends_s, schedule_graph
 
 # One micro-batch on one rank: forward 1 or 2 s (10 or 4 J), the last backward 2 or 4 s (20 or 16 J).
 FORWARD = Options(np.array([1000.0, 500.0]), np.array([1.0, 2.0]), np.array([10.0, 4.0]))
@@ -88,7 +80,6 @@ def test_a_clock_above_the_line_between_its_neighbours_is_left_out() -> None:
 def test_energy_by_units_of_time_is_interpolated() -> None:
     assert _units(FORWARD, 0.25).tolist() == pytest.approx([10, 8.5, 7, 5.5, 4])
     assert _units(FORWARD, 0.4).tolist() == pytest.approx([10, 7.6, 5.2, 4])
-    assert _dearest_unit_j(BACKWARD, 0.5) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("most", "batches"), [(40, 10), (16, 4), (2, 2)])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from jointopt.core.errors import UsageError
-from jointopt.physics.polish.graph import Options, Problem, schedule_graph
+from jointopt.physics.polish.graph import Options, Problem
 from jointopt.physics.polish.solvers import _spec, least_energy, need_lowtime, shortened
+from jointopt.physics.schedule import schedule_graph
 
 from .conftest import problems
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from jointopt.core.errors import PlanError
 from jointopt.physics.makespan import iteration_time_s
-from jointopt.physics.polish.graph import ends_s, latest_ends_s, schedule_graph
+from jointopt.physics.polish.graph import latest_ends_s
+from jointopt.physics.schedule import ends_s, schedule_graph
 
 SHAPES = st.sampled_from(((2, 1, 3), (4, 1, 2), (4, 1, 9), (3, 2, 6), (2, 4, 2)))
 TIMES = st.lists(st.floats(0.1, 2.0), min_size=8, max_size=8)

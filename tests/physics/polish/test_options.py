@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Options, Problem, convex, efficient, schedule_graph
+from jointopt.physics.polish.graph import Options, Problem, convex, efficient
+from jointopt.physics.schedule import schedule_graph
 
 from .conftest import curve, problems
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointopt.physics.polish.graph import Problem, schedule_graph, widened, window
+from jointopt.physics.polish.graph import Problem, widened, window
+from jointopt.physics.schedule import schedule_graph
 
 from .conftest import curve, problems
 
