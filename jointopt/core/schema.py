@@ -1,14 +1,16 @@
-"""Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning.
+"""Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning, and where it has an effect.
 
 Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout
 are the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN
-beyond pp.
+beyond pp. What a job may minimise stands in `OBJECTIVE_COLUMNS`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,8 @@ class Column:
     log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
     codes: Codes | None = None  # of a layout column of text: its numbers
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
+    effect: str = ""  # where a layout column has one, an expression for `evaluate`; blank: everywhere
+    needs: str = ""  # that condition in words, where they are not the expression itself
     beyond: str = ""  # what messages ask of a cell beyond the range
 
     @property
@@ -95,7 +99,7 @@ class Column:
     def values(self) -> range:
         """Values of a layout column as its array holds them; the first leaves the feature out."""
         whole = range(int(self.low), int(self.high) + 1)
-        return {"bool": range(2), "str": range(len(RECOMPUTE_NAMES))}.get(self.dtype, whole)
+        return {"bool": range(2), "str": range(len(RECOMPUTE.names))}.get(self.dtype, whole)
 
 
 POWER_PROFILE = "power_profile"  # a preset of the driver, which chooses clocks by itself; measured, never predicted
@@ -109,23 +113,28 @@ COLUMNS = {
         Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True),
         Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True),
         Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True),
-        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
+        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True,
+               effect="tp > 1"),
         Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE),
-        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
+        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True,
+               effect="dp * cp > 1"),
         Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0),
         Column("dp_replicate", "int", "", "plan", "groups of ranks that each shard states by themselves (HSDP)",
-               short="rep", layout=True, neutral=1),
+               short="rep", layout=True, neutral=1, effect="zero_stage > 0"),
         Column("stage_layers", "str", "", "plan", "layers of each model chunk, in the order of the pipeline; "
-               "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0),
+               "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0,
+               effect="pp > 1"),
         Column("schedule", "str", "", "plan", "pipeline schedule; 1f1b is interleaved where vpp > 1", layout=True,
-               codes=SCHEDULE, neutral=0),
+               codes=SCHEDULE, neutral=0, effect="pp > 1"),
         Column("recompute_modules", "str", "", "plan", "what selective recompute recomputes; blank: the framework's "
-               "usual", short="modules", layout=True, codes=MODULES, neutral=0),
+               "usual", short="modules", layout=True, codes=MODULES, neutral=0, effect="recompute == selective",
+               needs="selective recompute"),
         Column("recompute_num_layers", "int", "", "plan", "layers per model chunk that full recompute recomputes; 0 = "
-               "all", 0, short="rc layers", layout=True, neutral=0),
+               "all", 0, short="rc layers", layout=True, neutral=0, effect="recompute == full",
+               needs="full recompute"),
         Column("offload", "str", "", "plan", "what lies in host memory", layout=True, codes=OFFLOAD, neutral=0),
         Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
-               layout=True, codes=OVERLAP, neutral=0),
+               layout=True, codes=OVERLAP, neutral=0, effect="(dp * cp > 1) | (tp > 1)", needs="dp*cp > 1 or tp > 1"),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", 0, MOST_GPU_POWER_W, "limit"),
         Column(POWER_PROFILE, "str", "", "plan", "NVIDIA's workload power profiles, + between; blank: none"),
@@ -211,6 +220,35 @@ SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NE
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
 
 
+@dataclass(frozen=True)
+class Objective:
+    """A figure of plans that a job may minimise, as columns, people and job files name it."""
+
+    column: str
+    word: str  # on the command line; blanks for its underscores make the label
+    unit: str
+    follows: str = ""  # the column that it rises in proportion to; blank: it varies by itself
+    rate: str = ""  # the figure of the cluster that it needs
+    limit: str = ""  # the key under ``constraints`` that bounds it
+
+
+OBJECTIVE_COLUMNS = {
+    objective.column: objective
+    for objective in (
+        Objective("iteration_time_s", "time", "s", limit="iteration_time_s"),
+        Objective("energy_j", "energy", "J", limit="energy_j"),
+        Objective("peak_memory_gib", "peak_memory", "GiB", limit="memory_fraction"),  # of the worst GPU
+        Objective("peak_power_w", "peak_power", "W"),  # of the hottest GPU
+        Objective("avg_power_w", "power", "W", limit="avg_power_w"),  # mean of all GPUs
+        # GPUs and hosts, times PUE
+        Objective("facility_energy_j", "site_energy", "J", "facility_energy_j", limit="facility_energy_j"),
+        Objective("carbon_kg", "carbon", "kg", "facility_energy_j", "carbon_kg_per_kwh"),
+        Objective("cost", "cost", "", "facility_energy_j", "price_per_kwh"),  # of electricity, in the job's currency
+        Objective("gpu_cost", "gpu_cost", "", "iteration_time_s", "price_per_gpu_hour"),
+    )
+}  # fmt: skip
+
+
 def column_of(name: str) -> Column:
     """The column of that name; what the schema does not know counts as a number, as ``clock_mhz`` is."""
     return COLUMNS.get(name, ONE_CLOCK)
@@ -231,3 +269,28 @@ def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
     """Cells of one layout column as its array, (n,); ValueError for one that makes no sense."""
     column = COLUMNS[name]
     return np.asarray([column.inside(v) if column.codes else v for v in values], column.array_dtype)
+
+
+@functools.cache
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, "<expression of columns>", "eval")
+
+
+@functools.cache
+def columns_in(expression: str) -> tuple[str, ...]:
+    """The layout columns that an expression names, in the order of `LAYOUT_COLUMNS`."""
+    return tuple(name for name in LAYOUT_COLUMNS if name in _compiled(expression).co_names)
+
+
+def evaluate(expression: str, columns: Mapping[str, Any], figures: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """The value of an expression of the package's own, such as ``dp * cp > 1``, over columns that broadcast.
+
+    ``selective``, ``zbv``, ``optimizer``, ... are the numbers of these words, ``c`` is all columns; ``figures`` are
+    further names. Expressions come from this file and the catalogue, never from a user.
+    """
+    return eval(_compiled(expression), {**_CODE_OF, **figures, "c": columns}, columns)
+
+
+_CODE_OF = {"np": np} | {
+    word.replace("-", "_"): codes.names.index(word) for codes in (RECOMPUTE, SCHEDULE, OFFLOAD) for word in codes.names
+}

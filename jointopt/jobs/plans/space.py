@@ -100,7 +100,7 @@ class _Sieve:
             broken = rule.broken(columns)
             hits = int(np.count_nonzero(alive & broken))
             if hits:
-                self.dropped[rule.counted] = hits * self.weight
+                self.dropped[rule.counted.format_map(rule.figures)] = hits * self.weight
                 alive &= ~broken
         return alive
 
