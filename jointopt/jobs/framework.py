@@ -151,13 +151,8 @@ def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
     usual = usual_share(framework, kind)
     if not codes.any():
         return usual
-    on = np.where(_has(codes, kind), chosen_share(framework, kind) or usual, 0.0)
+    on = np.where(codes & OVERLAP.bit(kind), chosen_share(framework, kind) or usual, 0.0)
     return np.asarray(np.where(codes > 0, on, usual))
-
-
-def _has(codes: Ints, name: str) -> Bools:
-    """Whether ``name`` is among the choices of ``overlap`` codes."""
-    return (codes & OVERLAP.bit(name)).astype(bool)
 
 
 def is_on(framework: Framework, kind: str, text: str) -> bool:
@@ -165,19 +160,12 @@ def is_on(framework: Framework, kind: str, text: str) -> bool:
     return float(np.max(share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
 
 
-def has_effect(layouts: Mapping[str, Ints], kind: str = "") -> Bools:
-    """Where a layout has collectives of a kind; of any by default."""
-    sharded, cut = layouts["dp"] * layouts["cp"] > 1, layouts["tp"] > 1
-    return np.asarray({"dp": sharded, "tp": cut}.get(kind, sharded | cut))
-
-
 def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     """Where a choice turns on or off what the framework leaves no choice of."""
     codes = layouts["overlap"]
     wrong = np.zeros(codes.shape, bool)
-    if not codes.any():
-        return wrong
-    for kind in KINDS:
-        turned = _has(codes, kind) != (usual_share(framework, kind) > 0.0)
-        wrong = wrong | (codes > 0) & has_effect(layouts, kind) & turned & (chosen_share(framework, kind) == 0.0)
+    has_collectives = {"dp": layouts["dp"] * layouts["cp"] > 1, "tp": layouts["tp"] > 1}
+    for kind in KINDS if codes.any() else ():
+        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
+        wrong = wrong | (codes > 0) & has_collectives[kind] & turned & (chosen_share(framework, kind) == 0.0)
     return np.asarray(wrong)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
 from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
 from jointopt.core.schema import DTYPES as DTYPES
 from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
@@ -195,31 +196,23 @@ class Training:
         return self.attention.startswith("flash") and not self.framework.selective_share
 
 
-@dataclass(frozen=True)
-class Search:
-    """Allowed values per plan column; ``None`` = every feasible value."""
-
-    dp: tuple[int, ...] | None = None
-    tp: tuple[int, ...] | None = None
-    pp: tuple[int, ...] | None = None
-    cp: tuple[int, ...] | None = None
-    ep: tuple[int, ...] | None = None
-    vpp: tuple[int, ...] | None = None
-    micro_batch_size: tuple[int, ...] | None = None
-    zero_stage: tuple[int, ...] | None = None
-    sequence_parallel: tuple[bool, ...] | None = None
-    recompute: tuple[str, ...] | None = None
-    etp: tuple[int, ...] | None = None
-    dp_replicate: tuple[int, ...] | None = None
-    stage_layers: tuple[str, ...] | None = None
-    schedule: tuple[str, ...] | None = None
-    recompute_modules: tuple[str, ...] | None = None
-    recompute_num_layers: tuple[int, ...] | None = None
-    offload: tuple[str, ...] | None = None
-    overlap: tuple[str, ...] | None = None
-    clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
-    per_stage_clocks: bool = True
-    power_limit_w: tuple[float, ...] | None = None  # descending, of every GPU; None = the cluster's alone
+# Allowed values per plan column, ``None`` = every feasible value: numbers first, then switches, words, and what most
+# plans do without.
+_KINDS = {"int": 0, "bool": 1, "str": 2}
+Search: Any = make_dataclass(
+    "Search",
+    [
+        *(
+            (name, "tuple[Any, ...] | None", None)
+            for name in sorted(LAYOUT_COLUMNS, key=lambda name: 9 if name in NEUTRAL else _KINDS[COLUMNS[name].dtype])
+        ),
+        ("clock_mhz", "tuple[float, ...]", ()),  # ascending, always filled by the loader from the GPU's own clocks
+        ("per_stage_clocks", "bool", True),
+        ("power_limit_w", "tuple[float, ...] | None", None),  # descending, of every GPU; None = the cluster's alone
+    ],
+    frozen=True,
+    namespace={"__module__": __name__, "__doc__": "Allowed values per plan column; None = every feasible value."},
+)
 
 
 @dataclass(frozen=True)
@@ -242,7 +235,7 @@ class Job:
     model: Model
     training: Training
     cluster: Cluster
-    search: Search = field(default_factory=Search)
+    search: Any = field(default_factory=Search)  # a `Search`
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
     slurm: Slurm = field(default_factory=Slurm)
