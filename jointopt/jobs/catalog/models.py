@@ -42,14 +42,13 @@ def known_model(name: str) -> Model | None:
 
 def published_model(name: str) -> PublishedModel:
     """The catalogue entry of that name or alias; `CatalogError` names the nearest known ones."""
-    known = _names()
-    if name.lower() not in known:
+    if name.lower() not in _names():
         raise CatalogError(
             f"The model {name[:80]!r} is not in the catalogue{near_models(name)}; `jointopt catalog models` "
             f"lists the {len(model_names())} known ones, and a path to a config.json or a shape written in place "
             f"describes any other."
         )
-    return _published(known[name.lower()])
+    return _published(_names()[name.lower()])
 
 
 def near_models(name: str) -> str:
@@ -69,5 +68,4 @@ def _names() -> dict[str, str]:
 def _published(name: str) -> PublishedModel:
     entry = read_yaml("models.yaml")[name]
     counts = entry["published_parameters"], entry.get("published_active_parameters")
-    config = entry["config"] | entry.get("details", {})
-    return PublishedModel(model_from_config(config, name), *counts, entry["source"])
+    return PublishedModel(model_from_config(entry["config"] | entry.get("details", {}), name), *counts, entry["source"])
