@@ -78,10 +78,14 @@ class Training:
         return (self.lora_target_modules or LORA_TARGETS) if self.frozen else ()
 
     @property
-    def adapter_cells(self) -> dict[str, Any]:
-        """The adapters as rows of tables state them; nothing where all weights are trained."""
-        targets = {} if self.lora_target_modules is None else {"lora_target_modules": ";".join(self.adapted)}
-        return {"lora_dim": self.lora_dim} | targets if self.frozen else {}
+    def cells(self) -> dict[str, Any]:
+        """Adapters, class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
+        stated = {
+            "lora_dim": self.lora_dim,
+            "lora_target_modules": ";".join(self.adapted) if self.lora_target_modules and self.frozen else None,
+            "fp8_recipe": self.fp8_recipe.name if self.fp8_recipe else None, "recipe_class": self.recipe_class or None,
+        }  # fmt: skip
+        return {name: value for name, value in stated.items() if value is not None}
 
     @property
     def software(self) -> str:
@@ -104,24 +108,16 @@ class Training:
         return self.precision if self.fp8_recipe is None else f"{self.precision} ({self.fp8_recipe.name})"
 
     @property
-    def recipe_cells(self) -> dict[str, Any]:
-        """Class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
-        scaling = {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
-        return scaling | ({"recipe_class": self.recipe_class} if self.recipe_class else {})
-
-    @property
     def run_iterations(self) -> int | None:
         """Iterations of the whole run, the last one perhaps not full; None where its tokens are not given."""
-        if self.run_tokens is None:
-            return None
-        return -(-self.run_tokens // (self.global_batch_size * self.seq_length))
+        tokens = self.run_tokens
+        return None if tokens is None else -(-tokens // (self.global_batch_size * self.seq_length))
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes of a stored gradient per parameter: Megatron Core keeps its buffer in the format that it reduces."""
-        if self.dtype == "fp32":
-            return 4.0
-        return _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+        stated = _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+        return 4.0 if self.dtype == "fp32" else stated
 
     @property
     def gradient_comm_bytes(self) -> float:
@@ -150,12 +146,7 @@ class Training:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
-
-        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
-        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
-        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
-        """
+        """Bytes of a stored weight per parameter; with an fp32 master where the framework has no other."""
         return 4.0 if self.framework.fp32_weights else self._weight_bytes
 
     @property
@@ -165,7 +156,12 @@ class Training:
 
     @property
     def _weight_bytes(self) -> float:
-        """Bytes of a stored weight that is no fp32 master."""
+        """Bytes of a stored weight that is no fp32 master: 16 bit, or both layouts that a low-precision product reads.
+
+        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
+        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
+        """
         if self.dtype == "fp32":
             return 4.0
         if self.fp8_recipe is not None and self.fp8_param_gather is not None:
@@ -180,10 +176,9 @@ class Training:
         Those of mxfp8 come in 16 bit, since rows and columns are cast apart (Megatron Core's
         reuse_grad_buf_for_mxfp8_param_ag).
         """
-        if self.dtype == "fp32":
-            return 4.0
         wide = self.fp8_recipe is not None and self.fp8_recipe.gathers_16_bit
-        return 1.0 if self._weights_in_8_bit and not wide else 2.0
+        narrow = 1.0 if self._weights_in_8_bit and not wide else 2.0
+        return 4.0 if self.dtype == "fp32" else narrow
 
     @property
     def _weights_in_8_bit(self) -> bool:

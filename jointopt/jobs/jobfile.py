@@ -305,7 +305,9 @@ def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
     model = job.model
     training = {key: value for key, value in _filled(job.training).items() if key in TRAINING_KEYS and value != ""}
-    training |= {"dtype": job.training.precision, **job.training.recipe_cells}
+    training["dtype"] = job.training.precision
+    if recipe := job.training.fp8_recipe:
+        training["fp8_recipe"] = recipe.name
     if not model.is_moe:
         training = {key: value for key, value in training.items() if value != _OF_EXPERTS.get(key)}
     if job.training.attention_assumed:
