@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType, MappingProxyType
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -282,15 +282,16 @@ def columns_in(expression: str) -> tuple[str, ...]:
     return tuple(name for name in LAYOUT_COLUMNS if name in _compiled(expression).co_names)
 
 
-def evaluate(expression: str, columns: Mapping[str, Any], figures: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def evaluate(expression: str, columns: Mapping[str, Any], figures: dict[str, Any] | None = None) -> Any:
     """The value of an expression of the package's own, such as ``dp * cp > 1``, over columns that broadcast.
 
-    ``selective``, ``zbv``, ``optimizer``, ... are the numbers of these words, ``c`` is all columns; ``figures`` are
-    further names. Expressions come from this file and the catalogue, never from a user.
+    ``c`` is all columns; ``figures`` are the further names, by default `WORDS`. Expressions come from this file and the
+    catalogue, never from a user.
     """
-    return eval(_compiled(expression), {**_CODE_OF, **figures, "c": columns}, columns)
+    return eval(_compiled(expression), WORDS if figures is None else figures, {**columns, "c": columns})
 
 
-_CODE_OF = {"np": np} | {
+# the numbers of words of layout columns, as expressions name them: selective, zb_h1, optimizer
+WORDS: dict[str, Any] = {"np": np} | {
     word.replace("-", "_"): codes.names.index(word) for codes in (RECOMPUTE, SCHEDULE, OFFLOAD) for word in codes.names
 }

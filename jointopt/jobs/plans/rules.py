@@ -24,6 +24,7 @@ from jointopt.core.schema import (
     RECOMPUTE_CODES,
     SCHEDULE,
     STAGE_LAYERS,
+    WORDS,
     Bools,
     Columns,
     columns_in,
@@ -56,7 +57,7 @@ class Rule:
     name: str
     columns: tuple[str, ...]
     breaks: str  # an expression for `jointopt.core.schema.evaluate`; true where columns break the rule
-    figures: Mapping[str, Any]  # that it names beside columns
+    figures: dict[str, Any]  # that it names beside columns
     counted: str = ""  # reason by which dropped combinations are counted: a format of the figures
     sentence: str = ""  # what one plan is refused with: a format of these, its columns and `rules._plan_figures`
 
@@ -97,7 +98,7 @@ def layout_rules(job: Job) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _searched(job: Job, column: str, where: str | None, figures: Mapping[str, Any]) -> list[Rule]:
+def _searched(job: Job, column: str, where: str | None, figures: dict[str, Any]) -> list[Rule]:
     """The rule of a column whose values the job lists, ``where`` it has an effect; none where it lists none."""
     listed: tuple[Any, ...] | None = getattr(job.search, column)
     if listed is None:
@@ -138,7 +139,7 @@ def _figures(job: Job) -> dict[str, Any]:
     # Megatron Core refuses modules that this model has no place for, and passes over those it has no layer of
     refused = [] if model.kv_lora_rank else ["mla_up_proj"]
     core = MODULES.bit("core_attn")
-    return {
+    return WORDS | {
         "job": job, "model": model, "training": training, "framework": framework, "search": job.search,
         "degrees": "*".join(DEGREES), "deepest": most("plan.pp"), "domain": even_domain(job.cluster),
         "fewest_tokens": FEWEST_TOKENS, "most_domains": MOST_DOMAINS,

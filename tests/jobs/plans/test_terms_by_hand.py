@@ -24,7 +24,7 @@ from jointopt.jobs.plans.placement import (
     stage_of_rank,
 )
 from jointopt.jobs.plans.rules import _plan_figures, check_plan
-from jointopt.jobs.plans.space import _stated, enumerate_layouts
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.stages import _with_ends, offered_splits
 from jointopt.jobs.plans.text import parse_plan
 
@@ -135,10 +135,12 @@ def test_a_chunk_has_a_layer_unless_it_has_embedding_or_head(
     assert any(offered_splits(make_job(model=dense, framework=ANY), pp, vpp)) == some
 
 
-def test_a_listed_split_counts_where_it_has_as_many_chunks_and_is_not_even() -> None:
-    codes = [STAGE_LAYERS.of(split) for split in ((3, 5), (4, 4), (1, 3, 2, 2))]
-    assert _stated(codes, 2) == codes[:1]
-    assert _stated(codes, 4) == codes[2:]
+def test_a_listed_split_counts_where_it_has_as_many_chunks_and_is_not_even(make_job: Callable[..., Job]) -> None:
+    search = {"stage_layers": ("3;5", "4;4", "1;3;2;2"), "vpp": (1,)}
+    layouts = enumerate_layouts(make_job(framework=ANY, search=search)).layouts
+    of_two = {STAGE_LAYERS.text(code) for code in layouts["stage_layers"][layouts["pp"] == 2]}
+    of_four = {STAGE_LAYERS.text(code) for code in layouts["stage_layers"][layouts["pp"] == 4]}
+    assert (of_two, of_four) == ({"", "3;5"}, {"1;3;2;2"})
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4])
