@@ -171,7 +171,7 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     for key in (key for key in CONSTRAINT_KEYS if bounds.has(key) and gpu.power is None and key not in _NOT_OF_POWER):
         raise JobError(f"{bounds.at(key)}: {powerless}; leave it out.")
     constraints = {key: number(bounds, key, f"constraints.{key}") for key in CONSTRAINT_KEYS if bounds.has(key)}
-    objectives = OBJECTIVES if gpu.power else TIME_ALONE
+    objectives: tuple[str, ...] = OBJECTIVES if gpu.power else TIME_ALONE
     if section.has("objectives"):
         items = _items(section, "objectives", "an objective")
         objectives = tuple(dict.fromkeys(item.choice("objectives", OBJECTIVE_COLUMNS) for item in items))
@@ -453,7 +453,7 @@ def sized_jobs(
         raise JobError(f"cluster.price_per_gpu_hour has {len(prices)} prices for {len(kinds)} GPUs; expected one each.")
     jobs = []
     for kind, price in zip(kinds, prices if prices[1:] else prices * len(kinds), strict=True):
-        stated = cluster | {"gpu": kind, "price_per_gpu_hour": price}
+        stated = dict(cluster) | {"gpu": kind, "price_per_gpu_hour": price}
         for sizes in _sizes(stated, gpus) if gpus else [{"nodes": count} for count in listed["nodes"]]:
             one = {key: value for key, value in (stated | sizes).items() if value is not None or key not in listed}
             jobs.append(parse_job({**mapping, "cluster": one}, stem, base_dir))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import yaml
 
@@ -49,6 +49,11 @@ class Section:
         if self.values.get(key) is None:
             return JobError(f"{self.at(key)} is missing; expected {expected}.")
         return JobError(f"{self.at(key)} must be {expected}; got {shown(self.values[key])}.")
+
+    def refuse_if(self, wrong: object, key: str, expected: str) -> None:
+        """Raises `refuse`'s error where ``wrong`` is true."""
+        if wrong:
+            raise self.refuse(key, expected)
 
     def only(self, known: Iterable[str], meant: Callable[[str], Sequence[str]] | None = None) -> Section:
         """Itself, after refusing keys that are not known; ``meant`` are those that an unknown one may stand for."""
@@ -128,10 +133,10 @@ def is_whole(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite real number; bools, NaN and infinities are not."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_whole(value) or (real and math.isfinite(value))
+    return is_whole(value) or (real and math.isfinite(value))  # type: ignore[arg-type]  # which `real` says
 
 
 T = TypeVar("T")

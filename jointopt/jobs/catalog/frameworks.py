@@ -59,7 +59,7 @@ def load_framework(name: str) -> Framework:
 
 def recognise_framework(text: str) -> tuple[Framework, bool]:
     """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
-    low, named = text.strip().lower(), {}
+    low, named = text.strip().lower(), dict[str, Framework]()
     for profile in reversed(_profiles().values()):
         named |= {alias: profile for alias in profile.aliases if mentions(low, alias)}
         if low == profile.name:

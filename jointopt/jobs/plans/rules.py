@@ -129,7 +129,7 @@ def _figures(job: Job) -> dict[str, Any]:
     def is_listed_even(c: Columns) -> Bools:  # a blank is the even split
         listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
         chunks = [len(numbers) for numbers in listed if all_equal(numbers, model.num_layers)]
-        return (c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks)
+        return np.asarray((c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks))
 
     offered, unusual = framework.schedules, set(framework.zero_stages) - set(framework.usual_zero_stages)
     kinds = [kind for kind in KINDS if chosen_share(framework, kind)]
