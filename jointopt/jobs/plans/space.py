@@ -105,7 +105,7 @@ class _Sieve:
     def expand(self, name: str, splits: Mapping[tuple[int, int], list[int]] | None) -> None:
         """Cross all rows, as (n, 1), with the (k,) candidates of a new column and sieve the (n, k).
 
-        ``splits``: of a column whose candidates depend on (pp, vpp), by these; -1 fills up the (n, k).
+        ``splits``: codes of a column whose candidates depend on (pp, vpp), by these; -1 fills up the (n, k).
         """
         values = self.candidates[name]
         self.weight //= len(values)
