@@ -16,12 +16,6 @@ class JointOptError(Exception):
 
     exit_code = 1
 
-    @classmethod
-    def raise_if(cls, wrong: object, sentence: str) -> None:
-        """Raises an error of this class with the sentence where ``wrong`` is true."""
-        if wrong:
-            raise cls(sentence)
-
 
 class UsageError(JointOptError):
     """The input is wrong; the message names the place and what was expected there."""

@@ -50,11 +50,6 @@ class Section:
             return JobError(f"{self.at(key)} is missing; expected {expected}.")
         return JobError(f"{self.at(key)} must be {expected}; got {shown(self.values[key])}.")
 
-    def refuse_if(self, wrong: object, key: str, expected: str) -> None:
-        """Raises `refuse`'s error where ``wrong`` is true."""
-        if wrong:
-            raise self.refuse(key, expected)
-
     def only(self, known: Iterable[str], meant: Callable[[str], Sequence[str]] | None = None) -> Section:
         """Itself, after refusing keys that are not known; ``meant`` are those that an unknown one may stand for."""
         names = list(known)

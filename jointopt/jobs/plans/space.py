@@ -112,8 +112,8 @@ class _Sieve:
         if splits is not None:
             width = max(vpp for _, vpp in splits) + 1  # pp * width + vpp is another number for each
             keys, place = np.unique(self.columns["pp"] * width + self.columns["vpp"], return_inverse=True)
-            rows = [splits[divmod(key, width)] for key in keys.tolist()]
-            filled = [(*row, *[-1] * (len(values) - len(row))) for row in rows]
+            codes = [splits[divmod(key, width)] for key in keys.tolist()]
+            filled = [(*row, *[-1] * (len(values) - len(row))) for row in codes]
             values = np.asarray(filled, np.int64).reshape(-1, len(values))[place]
         crossed = {key: column[:, np.newaxis] for key, column in self.columns.items()} | {name: values}
         rows, choices = np.nonzero(self.alive(crossed, (len(self.columns["dp"]), values.shape[-1])))
