@@ -261,8 +261,7 @@ def num_gpus(layouts: Mapping[str, npt.ArrayLike]) -> Ints:
 
 def outside(name: str, values: Iterable[Any]) -> list[Any]:
     """Values of one layout column as plans in text, tables and JSON hold them."""
-    column = COLUMNS[name]
-    return [column.outside(value) for value in values]
+    return [COLUMNS[name].outside(value) for value in values]
 
 
 def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
