@@ -6,13 +6,9 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, NEUTRAL
-from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL
 from jointopt.core.schema import DTYPES as DTYPES
-from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
-from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
-from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
@@ -133,8 +129,7 @@ class Training:
         """
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 8.0
-        whole = not self.precision_aware_optimizer or self._weights_in_8_bit
-        master = 4.0 if whole else 2.0
+        master = 4.0 if not self.precision_aware_optimizer or self._weights_in_8_bit else 2.0
         second = self.exp_avg_sq_dtype or self.exp_avg_dtype
         return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
 

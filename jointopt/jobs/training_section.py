@@ -7,7 +7,16 @@ from typing import Any
 
 from jointopt.core.errors import JobError
 from jointopt.core.facts import Assumption
-from jointopt.core.schema import OTHER_RECIPES
+from jointopt.core.schema import (
+    ATTENTIONS,
+    CUDA_GRAPHS,
+    DTYPES,
+    FP8_RECIPES,
+    LORA_TARGETS,
+    OTHER_RECIPES,
+    RECIPE_CLASSES,
+    TOKEN_DISPATCHERS,
+)
 from jointopt.jobs.catalog.frameworks import framework_names, framework_of_words, load_framework, named_class, of_class
 from jointopt.jobs.catalog.kernels import (
     architectures_of,
@@ -21,20 +30,7 @@ from jointopt.jobs.catalog.limits import check_batch, number, whole
 from jointopt.jobs.cluster import Gpu
 from jointopt.jobs.defaults import FUSED_NORM, default_attention, default_dtype
 from jointopt.jobs.framework import Framework
-from jointopt.jobs.job import (
-    ATTENTIONS,
-    CUDA_GRAPHS,
-    DTYPES,
-    FP8_RECIPES,
-    LORA_TARGETS,
-    RECIPE_CLASSES,
-    STATE_BYTES,
-    STATE_FIELDS,
-    TF32,
-    TOKEN_DISPATCHERS,
-    ScalingRecipe,
-    Training,
-)
+from jointopt.jobs.job import STATE_BYTES, STATE_FIELDS, TF32, ScalingRecipe, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.reading import Section
 

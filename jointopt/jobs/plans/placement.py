@@ -78,9 +78,12 @@ def members_per_domain(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Int
     aligned = (domain % stride == 0) & (block % domain == 0)
     local = np.where(inside, size, np.where(aligned, domain // stride, 1))
     # a border cuts one of the groups at least, which leaves a member of three or fewer alone
-    odd = ~inside & ~aligned & (stride < domain) & (size > 3)
-    if odd.any():
-        local[odd] = _odd_members(size[odd], stride[odd], gpus[odd], domain)
+    odd = np.flatnonzero(~inside & ~aligned & (stride < domain) & (size > 3))
+    for total in np.unique(gpus[odd]).tolist():  # rows that no shortcut answers, each distinct triple once
+        rows = odd[gpus[odd] == total]
+        pairs, back = np.unique(size[rows] << 32 | stride[rows], return_inverse=True)
+        counts = [_fewest(pair >> 32, pair & 0xFFFFFFFF, total, domain) for pair in pairs.tolist()]
+        local[rows] = np.asarray(counts, np.int64)[back]
     return local
 
 
@@ -95,17 +98,6 @@ def even_domain(cluster: Cluster) -> int:
     racks = -(-cluster.nodes // most)
     nodes = equal if 2 * equal >= most else -(-cluster.nodes // racks)
     return nodes * cluster.gpus_per_node
-
-
-def _odd_members(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Ints:
-    """The rows that no shortcut answers, each distinct triple once."""
-    local = np.empty_like(size)
-    for total in np.unique(gpus).tolist():
-        rows = gpus == total
-        pairs, back = np.unique(size[rows] << 32 | stride[rows], return_inverse=True)
-        counts = [_fewest(pair >> 32, pair & 0xFFFFFFFF, total, domain) for pair in pairs.tolist()]
-        local[rows] = np.asarray(counts, np.int64)[back]
-    return local
 
 
 @functools.lru_cache(maxsize=65536)
@@ -151,8 +143,7 @@ def stage_of_rank(plan: Mapping[str, Any], ranks: Ints, order: str = DEFAULT_ORD
     Experts share the ranks of dp and cp, so that ``ep`` in an order has no size of its own, as in Megatron's generator
     of dense groups; outside of a pp that has dp inside, it takes its ranks out of dp, as nanotron 0.4 does.
     """
-    axes = check_order(order).split("-")
-    sizes = {name: int(plan[name]) for name in _AXES}
+    axes, sizes = check_order(order).split("-"), {name: int(plan[name]) for name in _AXES}
     inside = axes[: axes.index("pp")]
     if "ep" in axes and "ep" not in inside:
         sizes["dp"] //= math.gcd(sizes["dp"], int(plan.get("ep") or 1))
