@@ -159,11 +159,6 @@ class Cluster:
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
 
-    def with_pue(self, pue: float) -> Cluster:
-        """The cluster on a site of that PUE, which is no assumption then."""
-        assumed = tuple(one for one in self.assumed if one.key != "pue")
-        return replace(self, pue=pue, assumed=assumed, stated=self.stated | {"pue"})
-
     @property
     def num_gpus(self) -> int:
         """GPUs of all nodes together."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, OBJECTIVE_COLUMNS
 from jointopt.core.schema import DTYPES as DTYPES
 from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.objectives import OBJECTIVES, goals_of, measured
+from jointopt.jobs.objectives import FURTHER, OBJECTIVES, SITE_ENERGY, TIME_ALONE
 from jointopt.jobs.slurm import Slurm
 
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
@@ -232,7 +232,11 @@ class Job:
 
     def on_site(self, pue: float | None) -> Job:
         """The job on a site of that PUE; itself for None."""
-        return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
+        if pue is None:
+            return self
+        assumed = tuple(one for one in self.cluster.assumed if one.key != "pue")  # which it is not then
+        cluster = replace(self.cluster, pue=pue, assumed=assumed, stated=self.cluster.stated | {"pue"})
+        return replace(self, cluster=cluster)
 
     @property
     def assumed_clocks(self) -> str:
@@ -248,13 +252,19 @@ class Job:
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:
-        """The objectives that runs are chosen by; the GPUs' energy stands for the site's."""
-        return measured(self.objectives)
+        """The objectives that runs are chosen by: time, the GPUs' energy, which stands for the site's and its cost.
+
+        Behind one of these at least memory and powers.
+        """
+        follows = [OBJECTIVE_COLUMNS[name].follows or name for name in self.objectives]
+        found = dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in follows)
+        first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
+        return (*first, *(name for name in found if name in FURTHER))
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """The columns to search by: time, energy, and those objectives that do not follow from both."""
-        return goals_of(self.objectives)
+        """The columns to search by: time and energy, on whose front lies the best of all that follows, and others."""
+        return (*OBJECTIVES, *(name for name in FURTHER if name in self.objectives))
 
 
 def on_machine(job: Job, machine: Machine | None) -> Job:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -102,11 +102,19 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
     Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
     """
     file = job_file(path)
+    stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
+    with _mapping_of(path, changes) as mapping:
+        return parse_job(changed(mapping, changes), stem, file.parent)
+
+
+@contextmanager
+def _mapping_of(path: str | Path, changes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The mapping of a job file, whose path begins the sentence of what is wrong with it."""
+    file = job_file(path)
     check_changes(changes)
     text = job_text(path, file)
-    stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     try:
-        return parse_job(changed(parse_yaml(text), changes), stem, file.parent)
+        yield dict(parse_yaml(text))
     except UsageError as error:
         raise type(error)(f"{file}: {error}") from error
 
@@ -422,16 +430,11 @@ def load_jobs(
     at the smallest size. UsageError as for `load_job`.
     """
     file = job_file(path)
-    check_changes(changes)
-    text = job_text(path, file)
-    try:
-        mapping = dict(parse_yaml(text))
+    with _mapping_of(path, changes) as mapping:
         for section, keys in _OF_ONE_GPU.items() if "cluster.gpu" in changes else ():
             if isinstance(own := mapping.get(section), Mapping):
                 mapping[section] = {key: value for key, value in own.items() if key not in keys}
         return sized_jobs(changed(mapping, changes), file.stem, file.parent, gpus, weak=weak)
-    except UsageError as error:
-        raise type(error)(f"{file}: {error}") from error
 
 
 def sized_jobs(

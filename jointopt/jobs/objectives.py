@@ -23,11 +23,6 @@ def words(objectives: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def goals_of(objectives: Sequence[str]) -> tuple[str, ...]:
-    """The columns to search by: time and energy, on whose front lies the best of all that follows, and further ones."""
-    return (*OBJECTIVES, *(name for name in FURTHER if name in objectives))
-
-
 def distinguishing(objectives: Sequence[str]) -> tuple[str, ...]:
     """The objectives without those that never fall where others of them rise, and so do not distinguish plans.
 
@@ -39,16 +34,3 @@ def distinguishing(objectives: Sequence[str]) -> tuple[str, ...]:
     if set(kept) >= set(OBJECTIVES):
         kept.pop(SITE_ENERGY, None)
     return tuple(kept.values())
-
-
-def measured(objectives: Sequence[str]) -> tuple[str, ...]:
-    """The objectives that runs are chosen by: time, the GPUs' energy, which stands for the site's and its cost.
-
-    Behind one of these at least memory and powers.
-    """
-    found: dict[str, None] = {}
-    for name in objectives:
-        column = OBJECTIVE_COLUMNS[name].follows or name
-        found.setdefault("energy_j" if column == SITE_ENERGY else column)
-    first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
-    return (*first, *(name for name in found if name in FURTHER))
