@@ -68,8 +68,15 @@ class Column:
     log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
     codes: Codes | None = None  # of a layout column of text: its numbers
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
-    effect: str = ""  # where a layout column has one, an expression for `evaluate`; blank: everywhere
-    needs: str = ""  # that condition in words, where they are not the expression itself
+    splits: bool = False  # a layout column that says how the GPUs are split
+    # Of a layout column expressions for `evaluate`, beside columns of job, model, training and framework: where the
+    # column has an effect (blank: everywhere), what a blank cell means (the neutral value, else the first), where that
+    # is an assumption (where it has an effect, but for what most plans do without), and what is searched.
+    effect: str = ""
+    needs: str = ""  # the effect in words, where they are not the expression itself
+    blank: str = ""
+    assumed: str = ""
+    searched: str = ""
     beyond: str = ""  # what messages ask of a cell beyond the range
 
     @property
@@ -106,26 +113,39 @@ POWER_PROFILE = "power_profile"  # a preset of the driver, which chooses clocks 
 COLUMNS = {
     c.name: c
     for c in (
-        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True, log=True),
-        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True, log=True),
-        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True),
-        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True),
-        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True),
-        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True),
-        Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True),
+        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True, log=True, splits=True),
+        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True, log=True,
+               splits=True),
+        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True,
+               splits=True),
+        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True,
+               splits=True),
+        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True,
+               splits=True, assumed="model.is_moe", searched="divisors(model.num_experts or 1)"),
+        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True,
+               blank="np.where(own_chunks(schedule), own_chunks(schedule), default_vpp(job, c))",
+               assumed="(pp > 1) & (own_chunks(schedule) == 0)",
+               searched="[*divisors(model.num_layers), *range(1, most_chunks * bool(framework.stage_splits) + 1)]"),
+        Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True,
+               searched="divisors(training.global_batch_size)"),
         Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True,
-               effect="tp > 1"),
-        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE),
+               effect="tp > 1",
+               blank="framework.default_sequence_parallel & (tp > 1) & (training.seq_length // cp % tp == 0)"),
+        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE,
+               blank="recompute_codes[framework.default_recompute]"),
         Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True,
-               effect="dp * cp > 1"),
-        Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0),
+               effect="dp * cp > 1", blank="default_zero_stage(framework, pp)"),
+        Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0, splits=True,
+               blank="default_etp(job, c)", assumed="model.is_moe & (tp > 1)",
+               searched="divisors(model.num_attention_heads or num_gpus) if model.is_moe else [0]"),
         Column("dp_replicate", "int", "", "plan", "groups of ranks that each shard states by themselves (HSDP)",
-               short="rep", layout=True, neutral=1, effect="zero_stage > 0"),
+               short="rep", layout=True, neutral=1, splits=True, effect="zero_stage > 0",
+               searched="divisors(max(num_gpus // domain, 1)) if framework.replicates else [1]"),
         Column("stage_layers", "str", "", "plan", "layers of each model chunk, in the order of the pipeline; "
                "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0,
-               effect="pp > 1"),
+               effect="pp > 1", blank="usual_splits(job, c)", assumed="stage_layers > 0"),
         Column("schedule", "str", "", "plan", "pipeline schedule; 1f1b is interleaved where vpp > 1", layout=True,
-               codes=SCHEDULE, neutral=0, effect="pp > 1"),
+               codes=SCHEDULE, neutral=0, effect="pp > 1", searched="schedules"),
         Column("recompute_modules", "str", "", "plan", "what selective recompute recomputes; blank: the framework's "
                "usual", short="modules", layout=True, codes=MODULES, neutral=0, effect="recompute == selective",
                needs="selective recompute"),
@@ -212,6 +232,7 @@ OTHER_NAMES = {"moe_force_load_balancing": "moe_router_force_load_balancing"}  #
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+SPLIT = tuple(c.name for c in COLUMNS.values() if c.splits)
 POWER_LIMIT = "power_limit_w"  # a number of a layout where plans have limits of their own; most have none
 CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
 DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)

@@ -22,7 +22,7 @@ from jointopt.core.schema import (
     RECOMPUTE_CODES,
     SCHEDULE,
     STAGE_LAYERS,
-    SWITCHES,
+    WORDS,
     Bools,
     Columns,
     Floats,
@@ -61,43 +61,41 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     ``given`` has float arrays (n,) by layout column, NaN where blank; a missing column is blank in all rows;
     ``recompute`` by code. What is given stays as it is, sense or not: `jointopt.jobs.plans.rules` judges it.
     """
-    framework, model = job.training.framework, job.model
     size = max((np.size(values) for values in given.values()), default=1)
     raw = {name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size) for name in LAYOUT_COLUMNS}
     blank = {name: np.isnan(values) for name, values in raw.items()}
     filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
-    for name in raw.keys() - filled.keys():  # experts lie whole on every rank; a micro-batch of 1 fits best
-        filled[name] = np.where(blank[name], COLUMNS[name].values.start, raw[name])
+    # experts lie whole on every rank; a micro-batch of 1 fits best
+    first = {name: COLUMNS[name].values.start for name in LAYOUT_COLUMNS} | NEUTRAL
+    filled = {name: np.where(blank[name], first[name], raw[name]) for name in LAYOUT_COLUMNS} | filled
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
-    even = job.training.seq_length // layouts["cp"] % layouts["tp"] == 0  # tokens of a cp rank
-    own_chunks = _own_chunks(raw["schedule"])
-    stage = framework.default_zero_stage
-    # with pipelines the next lower stage that the framework can combine with them, else the lowest
-    offered = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline)) or [0]
-    piped_stage = max((one for one in offered if one <= stage), default=offered[0])
-    defaults = {name: np.full(size, value) for name, value in NEUTRAL.items()} | {
-        "vpp": np.where(own_chunks, own_chunks, _default_vpp(job, layouts)),
-        "sequence_parallel": framework.default_sequence_parallel & (layouts["tp"] > 1) & even,
-        "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
-        "zero_stage": np.where(layouts["pp"] > 1, piped_stage, stage),
-        "etp": default_etp(job, layouts),
-    }
-    layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
-    pipelines, which = np.unique(
-        np.stack([layouts["pp"], layouts["vpp"]]).astype(np.int64), axis=1, return_inverse=True
-    )
-    usual = [STAGE_LAYERS.of(usual_split(job, pp, vpp)) for pp, vpp in pipelines.T.tolist()]  # 0: the even split
-    splits = np.asarray(usual, np.int64)[which.reshape(-1)]
-    layouts["stage_layers"] = np.where(blank["stage_layers"], splits, layouts["stage_layers"])
-    has_choice: dict[str, Any] = dict.fromkeys(NEUTRAL, False) | {
-        name: evaluate(COLUMNS[name].effect, layouts) for name in SWITCHES if COLUMNS[name].effect
-    }
-    has_choice |= {
-        "ep": np.full(size, model.is_moe), "etp": model.is_moe & (layouts["tp"] > 1), "stage_layers": splits > 0,
-        "vpp": (layouts["pp"] > 1) & (own_chunks == 0),
+    figures = WORDS | {
+        "job": job, "model": job.model, "training": job.training, "framework": job.training.framework,
+        "recompute_codes": RECOMPUTE_CODES, "default_vpp": _default_vpp, "own_chunks": _own_chunks,
+        "default_zero_stage": _default_zero_stage, "default_etp": default_etp, "usual_splits": _usual_splits,
     }  # fmt: skip
-    assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
+    for name in (name for name in LAYOUT_COLUMNS if COLUMNS[name].blank):
+        layouts[name] = np.where(blank[name], evaluate(COLUMNS[name].blank, layouts, figures), layouts[name])
+    assumed = dict(guessed)
+    for name in LAYOUT_COLUMNS[len(DEGREES) :]:
+        usual = COLUMNS[name].effect or "True" if COLUMNS[name].neutral is None else "False"
+        assumed[name] = blank[name] & evaluate(COLUMNS[name].assumed or usual, layouts, figures)
     return DefaultPlan({n: layouts[n].astype(COLUMNS[n].array_dtype) for n in LAYOUT_COLUMNS}, assumed)
+
+
+def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
+    """The framework's own stage; with pipelines the next lower one that it can combine with them, else the lowest."""
+    usual = framework.default_zero_stage
+    offered = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline)) or [0]
+    piped = max((stage for stage in offered if stage <= usual), default=offered[0])
+    return np.where(pp > 1, piped, usual)
+
+
+def _usual_splits(job: Job, layouts: Columns) -> Ints:
+    """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
+    pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]), axis=1, return_inverse=True)
+    codes = [STAGE_LAYERS.of(usual_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
+    return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 
 def default_etp(job: Job, layouts: Columns) -> Ints:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from jointopt.core.schema import (
     Columns,
     Floats,
     Ints,
+    evaluate,
     inside,
 )
 from jointopt.jobs.job import Job
@@ -137,23 +139,16 @@ def _factorisations(num_gpus: int) -> Columns:
 
 def _candidates(job: Job, column: str) -> Ints:
     """The values of one column that enter the product: what could fit, and whatever the job lists."""
-    model, framework = job.model, job.training.framework
-    found = set(inside(column, getattr(job.search, column) or ()).tolist())
-    if column == "ep":
-        found |= {*divisors(max(model.num_experts, 1))}
-    elif column == "micro_batch_size":
-        found |= {*divisors(job.training.global_batch_size)}
-    elif column == "vpp":
-        found |= {*divisors(model.num_layers), *range(1, MOST_CHUNKS + 1 if framework.stage_splits else 1)}
-    elif column == "etp" and model.is_moe:
-        found |= {*divisors(model.num_attention_heads or job.cluster.num_gpus)}  # tp is one of them
-    elif column == "dp_replicate" and framework.replicates:  # a scale-up domain each
-        found |= {*divisors(max(job.cluster.num_gpus // even_domain(job.cluster), 1))}
-    elif column == "schedule":
-        found |= {SCHEDULE.code(name) for name in framework.schedules}
-    else:
-        found = {*found, NEUTRAL[column]} if column in NEUTRAL else {*COLUMNS[column].values}
-    return np.asarray(sorted(found), dtype=np.int64)
+    framework, num_gpus = job.training.framework, job.cluster.num_gpus
+    figures: dict[str, Any] = {
+        "model": job.model, "training": job.training, "framework": framework, "num_gpus": num_gpus,
+        "domain": even_domain(job.cluster), "most_chunks": MOST_CHUNKS, "divisors": divisors,
+        "schedules": [SCHEDULE.code(name) for name in framework.schedules],
+    }  # fmt: skip
+    usual = [NEUTRAL[column]] if column in NEUTRAL else COLUMNS[column].values
+    could_fit = evaluate(COLUMNS[column].searched, {}, figures) if COLUMNS[column].searched else usual
+    listed = inside(column, getattr(job.search, column) or ()).tolist()
+    return np.asarray(sorted({*could_fit, *listed}), dtype=np.int64)
 
 
 def _splits(job: Job, pp: Ints, vpp: Ints) -> dict[tuple[int, int], list[int]]:
