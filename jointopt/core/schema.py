@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -291,9 +290,7 @@ def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
     return np.asarray([column.inside(v) if column.codes else v for v in values], column.array_dtype)
 
 
-@functools.cache
-def _compiled(expression: str) -> CodeType:
-    return compile(expression, "<expression of columns>", "eval")
+_compiled = functools.cache(functools.partial(compile, filename="<expression of columns>", mode="eval"))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from jointopt.core.errors import CatalogError, JobError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.catalog.gpus import gpu_sheet
+from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Gpu
 from jointopt.jobs.reading import Section, is_number, shown
 
@@ -159,7 +159,7 @@ def _assumed_range(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]
         reason = f"clock range: {unstated}, nor its power; only its maximum of {high:g} MHz is searched"
         return (high,), (Assumption(CLOCK_RANGE, (high,), reason),)
     like = read_yaml("gpus.yaml")["clock_range_like"]
-    relative = gpu_sheet(str(like.get(gpu.architecture, like["other"])))
+    relative = load_gpu(str(like.get(gpu.architecture, like["other"])))
     step = gpu.clock_step_mhz or relative.need("clock_step_mhz", "assume those of others")
     lowest, highest = (relative.need(f"clock_{end}_mhz", "assume those of others") for end in ("min", "max"))
     low = gpu.clock_min_mhz or high * lowest / highest

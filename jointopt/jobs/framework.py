@@ -138,12 +138,7 @@ KINDS = tuple(name for name in OVERLAP.names if name != "none")
 
 def usual_share(framework: Framework, kind: str) -> float:
     """The share that hides where a plan does not state it: 0 where the framework leaves that overlap off."""
-    return framework.dp_overlap if kind == "dp" else framework.tp_overlap
-
-
-def chosen_share(framework: Framework, kind: str) -> float:
-    """The share that hides where a plan has that overlap on; 0 where the framework leaves no choice."""
-    return framework.chosen_dp_overlap if kind == "dp" else framework.chosen_tp_overlap
+    return float(getattr(framework, f"{kind}_overlap"))
 
 
 def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
@@ -151,7 +146,7 @@ def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
     usual = usual_share(framework, kind)
     if not codes.any():
         return usual
-    on = np.where(codes & OVERLAP.bit(kind), chosen_share(framework, kind) or usual, 0.0)
+    on = np.where(codes & OVERLAP.bit(kind), getattr(framework, f"chosen_{kind}_overlap") or usual, 0.0)
     return np.asarray(np.where(codes > 0, on, usual))
 
 
@@ -167,5 +162,7 @@ def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     has_collectives = {"dp": layouts["dp"] * layouts["cp"] > 1, "tp": layouts["tp"] > 1}
     for kind in KINDS if codes.any() else ():
         turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
-        wrong = wrong | (codes > 0) & has_collectives[kind] & turned & (chosen_share(framework, kind) == 0.0)
+        wrong = wrong | (codes > 0) & has_collectives[kind] & turned & (
+            getattr(framework, f"chosen_{kind}_overlap") == 0.0
+        )
     return np.asarray(wrong)

@@ -38,7 +38,17 @@ def load_gpu(name: str) -> Gpu:
 
     Raises `CatalogError` for a name that no GPU has, naming the nearest one, or that several have, listing them.
     """
-    return _with_power(gpu_sheet(name).id)
+    found = fitting_gpus(str(name))
+    if len(found) == 1:
+        return _gpu(found[0])
+    if found:
+        raise CatalogError(
+            f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
+        )
+    raise CatalogError(
+        f"The GPU {name!r} is not in the catalogue{did_you_mean(_nearly(str(name)))}; "
+        f"`jointopt catalog gpus` lists the {len(gpu_ids())} known ones."
+    )
 
 
 def known_gpu(name: object) -> Gpu | None:
@@ -58,21 +68,6 @@ def gpu_id(name: object) -> str:
     """The catalogue id that ``name`` means, blank where it means none."""
     gpu = known_gpu(name)
     return gpu.id if gpu else ""
-
-
-def gpu_sheet(name: str) -> Gpu:
-    """The GPU that `load_gpu` returns, without its power model."""
-    found = fitting_gpus(str(name))
-    if len(found) == 1:
-        return _gpu(found[0])
-    if found:
-        raise CatalogError(
-            f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
-        )
-    raise CatalogError(
-        f"The GPU {name!r} is not in the catalogue{did_you_mean(_nearly(str(name)))}; "
-        f"`jointopt catalog gpus` lists the {len(gpu_ids())} known ones."
-    )
 
 
 def fitting_gpus(name: str) -> tuple[str, ...]:
@@ -114,23 +109,19 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _with_power(name: str) -> Gpu:
-    return replace(_gpu(name), power=power_constants(_gpu(name)))
-
-
-@functools.cache
 def _gpu(gpu_id: str) -> Gpu:
     entry = read_yaml("gpus.yaml")["gpus"][gpu_id]
     peaks = entry["peak_tflops"]
     cells = {f"peak_tflops.{d}": c for d, c in peaks.items()} | {f: entry[f] for f in FIGURES if f in entry}
     known: dict[str, Any] = {key: entry[key] for key in _IDENTITY[1:]}
     known |= {figure: entry[figure][0] if figure in entry else None for figure in FIGURES}
-    return Gpu(
+    gpu = Gpu(
         id=gpu_id,
         peak_tflops={dtype: float(cell[0]) for dtype, cell in peaks.items()},
         sources={figure: cite(cell, "gpus.yaml") for figure, cell in cells.items()},
         **known,
     )
+    return replace(gpu, power=power_constants(gpu))
 
 
 # --- power
@@ -152,7 +143,7 @@ def power_constants(gpu: Gpu) -> PowerConstants | None:
         return _with_own_readings(gpu, _measured(same_chip), same_chip, reason, " (same chip)")
     like = (same_chip or gpu.like) if gpu.written else ""
     reference_id = str(like if like in measured else references.get(gpu.architecture, references["other"]))
-    base, reference, peak = _measured(reference_id), gpu_sheet(reference_id), gpu.peak_16_bit_tflops
+    base, reference, peak = _measured(reference_id), load_gpu(reference_id), gpu.peak_16_bit_tflops
     if gpu.tdp_w is None or peak is None:
         return None
     why = "scale its power constants to other GPUs"

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jointopt.core.errors import JobError, nearest
 from jointopt.core.units import BITS_PER_BYTE
@@ -32,16 +32,8 @@ _FIGURE = re.compile(
 _GIGA = {"M": 1e-3, "G": 1.0, "T": 1e3}
 
 
-class Figure(NamedTuple):
-    """A bandwidth as text states it: GB/s, of a ``gpu`` or ``node`` where it says so, and whether it is in bytes."""
-
-    gbytes_per_s: float
-    of: str
-    in_bytes: bool
-
-
-def figure_in(text: str) -> Figure | None:
-    """The bandwidth that a text states; None where it may mean several, or none.
+def figure_in(text: str) -> tuple[float, str, bool] | None:
+    """(GB/s, of a ``gpu`` or ``node`` where it says so, whether it is in bytes); None where it may mean several.
 
     ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither; several ports must
     say of what.
@@ -56,7 +48,7 @@ def figure_in(text: str) -> Figure | None:
     in_bytes = figure is not None and (figure["unit"] or "b") in ("B", "byte", "Byte")
     giga = float(ports[name][0]) if figure is None else float(figure["number"]) * _GIGA[figure["prefix"]]
     each = giga / (1.0 if in_bytes else BITS_PER_BYTE)
-    return Figure(each * int(form["ports"] or 1), (form["of"] or "").lower(), in_bytes)
+    return each * int(form["ports"] or 1), (form["of"] or "").lower(), in_bytes
 
 
 def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
@@ -66,14 +58,14 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
     """
     text = str(section.values[key])
     found = figure_in(text)
-    if found is None or not found.gbytes_per_s:
+    if found is None or not found[0]:
         names = read_yaml("links.yaml")["ports"]
         raise section.refuse(
             key, "a number in GB/s of one GPU in one direction, a figure with its unit (400Gb/s, 50GB/s, 3.2Tb/s per "
             f"node), or a port of each GPU (400G, {', '.join(names)}) or node (8x400G per node)"
             f"{nearest(text, names) if text[:1].isalpha() else ''}",
         )  # fmt: skip
-    return found.gbytes_per_s / (gpus_per_node if found.of == "node" else 1)
+    return found[0] / (gpus_per_node if found[1] == "node" else 1)
 
 
 def link_of(gpu: Gpu) -> str:
@@ -111,11 +103,11 @@ def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "clust
         most, usual = most_gbytes_per_s(gpu, key), _rated_gbytes_per_s(gpu, key)
         may_have = f"{gpu.id} may have ({f'usually {usual:g}' if usual else 'no source states more'})"
         if isinstance(value, str):
-            text, found = value.strip(), figure_in(value)
-            if found and not (found.of or found.in_bytes) and found.gbytes_per_s > most:
+            text, (gbytes, of, in_bytes) = value.strip(), figure_in(value) or (0.0, "", False)
+            if gbytes > most and not (of or in_bytes):
                 raise JobError(
-                    f"{place} {value!r} is {found.gbytes_per_s:g} GB/s, more than the {most:g} that {may_have}; write "
-                    f"'{text} per node' ({found.gbytes_per_s / cluster.gpus_per_node:g} GB/s of each GPU), or "
+                    f"{place} {value!r} is {gbytes:g} GB/s, more than the {most:g} that {may_have}; write "
+                    f"'{text} per node' ({gbytes / cluster.gpus_per_node:g} GB/s of each GPU), or "
                     f"'{text} per GPU' if each has as much."
                 )
         elif is_number(value) and value > most:

@@ -25,7 +25,6 @@ from jointopt.core.schema import (
     SCHEDULE,
     STAGE_LAYERS,
     WORDS,
-    Bools,
     Columns,
     columns_in,
     evaluate,
@@ -36,11 +35,11 @@ from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.limits import most
 from jointopt.jobs.clocks import refused_limits
 from jointopt.jobs.defaults import canonical, idle_modules
-from jointopt.jobs.framework import KINDS, chosen_share, not_offered, usual_share
+from jointopt.jobs.framework import KINDS, not_offered, usual_share
 from jointopt.jobs.job import Job, Training
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.placement import even_domain
-from jointopt.jobs.plans.stages import all_equal, buildable, by_split, largest_chunk, states_even
+from jointopt.jobs.plans.stages import buildable, by_split, largest_chunk, states_even
 
 SEARCHED, DUPLICATE = "outside the job's search", "is the same plan"  # in reasons that call for no change
 SEARCH = "search."  # begins the names of the rules that the job itself sets
@@ -120,19 +119,9 @@ def _figures(job: Job) -> dict[str, Any]:
     model, training, framework = job.model, job.training, job.training.framework
     sums = split_sums(model)
 
-    def is_no_split(c: Columns) -> Bools:
-        return by_split(c, lambda numbers, chunks: (chunks != len(numbers)) | (sum(numbers) not in sums))
-
-    def is_unbuildable(c: Columns) -> Bools:
-        return by_split(c, lambda numbers, _: not buildable(framework, numbers))
-
-    def is_listed_even(c: Columns) -> Bools:  # a blank is the even split
-        listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
-        chunks = [len(numbers) for numbers in listed if all_equal(numbers, model.num_layers)]
-        return np.asarray((c["stage_layers"] == 0) & np.isin(c["pp"] * c["vpp"], chunks))
-
+    listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
     offered, unusual = framework.schedules, set(framework.zero_stages) - set(framework.usual_zero_stages)
-    kinds = [kind for kind in KINDS if chosen_share(framework, kind)]
+    kinds = [kind for kind in KINDS if getattr(framework, f"chosen_{kind}_overlap")]
     fixed = [f"{kind} {'on' if usual_share(framework, kind) else 'off'}" for kind in KINDS if kind not in kinds]
     with_fixed = f", with {' and '.join(fixed)}" if fixed else ""
     choice = f"leaves the choice of {' and '.join(kinds)}{with_fixed}"
@@ -155,7 +144,10 @@ def _figures(job: Job) -> dict[str, Any]:
         "idle_modules": idle_modules(model) | (core if job.selective_is_none else 0),
         "sharing_an_expert": "dp*cp*tp/(ep*etp)" if framework.experts_span_tp else "dp*cp/ep",
         "choice_of_overlap": choice if kinds else "leaves no choice of what overlaps",
-        "is_no_split": is_no_split, "is_unbuildable": is_unbuildable, "is_listed_even": is_listed_even,
+        "is_no_split": lambda c: by_split(c, lambda split, chunks: (chunks != len(split)) | (sum(split) not in sums)),
+        "is_unbuildable": lambda c: by_split(c, lambda split, _: not buildable(framework, split)),
+        # numbers of chunks whose even split, which a blank means, is listed
+        "listed_even": [len(split) for split in listed if len(set(split)) == 1 and sum(split) == model.num_layers],
         "states_even": states_even, "largest_chunk": largest_chunk, "not_offered": not_offered, "num_gpus": num_gpus,
     }  # fmt: skip
 

@@ -129,14 +129,10 @@ def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
     return out
 
 
-def all_equal(numbers: Sequence[int], layers: int) -> bool:
-    """Whether a stated split gives every chunk the same number of the model's layers."""
-    return len(set(numbers)) == 1 and sum(numbers) == layers
-
-
 def states_even(model: Model, c: Columns) -> Bools:
     """A mask, true where stated ``stage_layers`` state only that all chunks are equal, as a blank does."""
-    return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & all_equal(numbers, model.num_layers))
+    layers = model.num_layers
+    return by_split(c, lambda split, chunks: (chunks == len(split)) & (len(set(split)) == 1) & (sum(split) == layers))
 
 
 def largest_chunk(model: Model, c: Columns) -> Ints:
