@@ -161,8 +161,7 @@ def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     wrong = np.zeros(codes.shape, bool)
     has_collectives = {"dp": layouts["dp"] * layouts["cp"] > 1, "tp": layouts["tp"] > 1}
     for kind in KINDS if codes.any() else ():
+        fixed = getattr(framework, f"chosen_{kind}_overlap") == 0.0
         turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
-        wrong = wrong | (codes > 0) & has_collectives[kind] & turned & (
-            getattr(framework, f"chosen_{kind}_overlap") == 0.0
-        )
+        wrong = wrong | (codes > 0) & has_collectives[kind] & turned & fixed
     return np.asarray(wrong)
