@@ -32,6 +32,7 @@ OFFLOAD = Names(("none", "optimizer", "activations"), {"": "none", "-": "none", 
 SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleaved": "1f1b", "interleaved1f1b": "1f1b"})
 # collectives that hide under kernels: of gradients and sharded weights, of tensor parallelism; none of them
 OVERLAP = Sets(("none", "dp", "tp"), alone="none")
+COLLECTIVES = {"dp": "dp * cp > 1", "tp": "tp > 1"}  # where a layout has any of a kind, for `evaluate`
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # Megatron-LM's --fp8-recipe and --fp4-recipe
@@ -70,12 +71,13 @@ class Column:
     splits: bool = False  # a layout column that says how the GPUs are split
     # Of a layout column expressions for `evaluate`, beside columns of job, model, training and framework: where the
     # column has an effect (blank: everywhere), what a blank cell means (the neutral value, else the first), where that
-    # is an assumption (where it has an effect, but for what most plans do without), and what is searched.
+    # is an assumption (where it has an effect, but for what most plans do without), what is searched and what offered.
     effect: str = ""
     needs: str = ""  # the effect in words, where they are not the expression itself
     blank: str = ""
     assumed: str = ""
     searched: str = ""
+    offered: str = ""  # the values that a framework can run at all; None: all
     beyond: str = ""  # what messages ask of a cell beyond the range
 
     @property
@@ -118,10 +120,12 @@ COLUMNS = {
         Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True,
                splits=True),
         Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True,
-               splits=True),
+               splits=True,
+               offered="None if framework.context_parallel else (1,)"),
         Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True,
                splits=True, assumed="model.is_moe", searched="divisors(model.num_experts or 1)"),
         Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True,
+               offered="None if framework.interleaving else (1,)",
                blank="np.where(own_chunks(schedule), own_chunks(schedule), default_vpp(job, c))",
                assumed="(pp > 1) & (own_chunks(schedule) == 0)",
                searched="[*divisors(model.num_layers), *range(1, most_chunks * bool(framework.stage_splits) + 1)]"),
@@ -129,11 +133,12 @@ COLUMNS = {
                searched="divisors(training.global_batch_size)"),
         Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True,
                effect="tp > 1",
+               offered="framework.sequence_parallel",
                blank="framework.default_sequence_parallel & (tp > 1) & (training.seq_length // cp % tp == 0)"),
         Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE,
-               blank="recompute_codes[framework.default_recompute]"),
+               blank="recompute_codes[framework.default_recompute]", offered="recomputes_of(training)"),
         Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True,
-               effect="dp * cp > 1", blank="default_zero_stage(framework, pp)"),
+               effect="dp * cp > 1", blank="default_zero_stage(framework, pp)", offered="framework.zero_stages"),
         Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0, splits=True,
                blank="default_etp(job, c)", assumed="model.is_moe & (tp > 1)",
                searched="divisors(model.num_attention_heads or num_gpus) if model.is_moe else [0]"),
@@ -153,7 +158,8 @@ COLUMNS = {
                needs="full recompute"),
         Column("offload", "str", "", "plan", "what lies in host memory", layout=True, codes=OFFLOAD, neutral=0),
         Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
-               layout=True, codes=OVERLAP, neutral=0, effect="(dp * cp > 1) | (tp > 1)", needs="dp*cp > 1 or tp > 1"),
+               layout=True, codes=OVERLAP, neutral=0, needs="dp*cp > 1 or tp > 1",
+               effect=" | ".join(f"({where})" for where in COLLECTIVES.values())),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", 0, MOST_GPU_POWER_W, "limit"),
         Column(POWER_PROFILE, "str", "", "plan", "NVIDIA's workload power profiles, + between; blank: none"),

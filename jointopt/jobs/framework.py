@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import OVERLAP, Bools, Floats, Ints
+from jointopt.core.schema import COLLECTIVES, OVERLAP, Bools, Floats, Ints, evaluate
 
 CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
 V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
@@ -159,9 +159,8 @@ def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     """Where a choice turns on or off what the framework leaves no choice of."""
     codes = layouts["overlap"]
     wrong = np.zeros(codes.shape, bool)
-    has_collectives = {"dp": layouts["dp"] * layouts["cp"] > 1, "tp": layouts["tp"] > 1}
     for kind in KINDS if codes.any() else ():
         fixed = getattr(framework, f"chosen_{kind}_overlap") == 0.0
         turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
-        wrong = wrong | (codes > 0) & has_collectives[kind] & turned & fixed
+        wrong = wrong | (codes > 0) & evaluate(COLLECTIVES[kind], layouts) & turned & fixed
     return np.asarray(wrong)

@@ -58,7 +58,7 @@ class Rule:
     breaks: str  # an expression for `jointopt.core.schema.evaluate`; true where columns break the rule
     figures: dict[str, Any]  # that it names beside columns
     counted: str = ""  # reason by which dropped combinations are counted: a format of the figures
-    sentence: str = ""  # what one plan is refused with: a format of these, its columns and `rules._plan_figures`
+    sentence: str = ""  # what one plan is refused with: a format of these, its columns and the table's ``figures``
 
     def broken(self, columns: Columns) -> Any:
         """True where columns that broadcast break the rule."""
@@ -194,8 +194,11 @@ def check_plan(job: Job, plan: Mapping[str, Any]) -> list[str]:
     broken = [rule for rule in layout_rules(job) if rule.sentence and np.asarray(rule.broken(columns)).item()]
     broken.sort(key=lambda rule: rule.name.startswith(SEARCH))
     stated = {name: "blank" if value == "" else value for name, value in plan.items()}
-    figures = {**stated, **_plan_figures(job, plan)}
-    sentences = [rule.sentence.format_map({**rule.figures, **figures}) for rule in broken]
+    table: dict[str, str] = read_yaml("layout_rules.yaml")["figures"]
+    sentences = []
+    for rule in broken:
+        figures = {name: evaluate(expression, {"etp": 1, **plan}, rule.figures) for name, expression in table.items()}
+        sentences.append(rule.sentence.format_map({**rule.figures, **stated, **figures}))
     for key in ("power_limit_w", "stage_power_limit_w"):
         listed = [watts for watts in np.ravel(plan.get(key, ())) if watts is not None]
         if listed and (refused := refused_limits(job.cluster, listed)):
@@ -221,32 +224,19 @@ def violations(job: Job, layouts: Columns) -> npt.NDArray[np.object_]:
     return out
 
 
-def _plan_figures(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures that the sentences of rules name beside the columns of ``plan``."""
-    step, shards = plan["dp"] * plan["micro_batch_size"], plan["dp"] * plan["cp"]
-    return {
-        "product": num_gpus(plan), "step": step, "shards": shards, "twice_cp": 2 * plan["cp"],
-        "micro_batches": job.training.global_batch_size // step, "chunks": plan["pp"] * plan["vpp"],
-        "tokens": job.training.seq_length // plan["cp"], "stage_ranks": shards * plan["tp"],
-        "expert_ranks": plan["ep"] * plan.get("etp", 1),
-    }  # fmt: skip
-
-
 def abilities(training: Training) -> dict[str, tuple[Any, ...]]:
-    """The values that the framework can run, by the columns that it restricts; ``recompute`` by name.
+    """The values that the framework can run, by the columns that it restricts; ``recompute`` by name."""
+    figures = {"training": training, "framework": training.framework, "recomputes_of": _recomputes_of}
+    columns = (COLUMNS[name] for name in LAYOUT_COLUMNS if COLUMNS[name].offered)
+    offered = {column.name: evaluate(column.offered, {}, figures) for column in columns}
+    return {name: values for name, values in offered.items() if values is not None}
 
-    A value whose canonical form is offered counts as offered: selective recompute under flash attention is none.
-    """
-    framework, recomputes = training.framework, training.framework.recomputes
-    if training.selective_is_none and {"none", "selective"} & set(recomputes):
-        recomputes = tuple(dict.fromkeys(("none", "selective", *recomputes)))
-    return {
-        "zero_stage": framework.zero_stages,
-        "recompute": recomputes,
-        "sequence_parallel": framework.sequence_parallel,
-        **({} if framework.interleaving else {"vpp": (1,)}),
-        **({} if framework.context_parallel else {"cp": (1,)}),
-    }
+
+def _recomputes_of(training: Training) -> tuple[str, ...]:
+    """Recompute modes that the framework has; so is one that is none: selective recompute under flash attention."""
+    recomputes = training.framework.recomputes
+    same = training.selective_is_none and {"none", "selective"} & set(recomputes)
+    return tuple(dict.fromkeys(("none", "selective", *recomputes))) if same else recomputes
 
 
 def check_abilities(search: Any, training: Training) -> None:
