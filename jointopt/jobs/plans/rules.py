@@ -46,7 +46,7 @@ SEARCH = "search."  # begins the names of the rules that the job itself sets
 FEWEST_TOKENS, MOST_DOMAINS = 256, 4  # of a sequence on a cp rank; that tp reaches over
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """One rule of the joint space for one job.
 
