@@ -73,9 +73,8 @@ def check_folder(folder: Path, names: Iterable[str] = ()) -> None:
     """Raises the OSError that would keep files of these names from being written there; leaves nothing behind."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     _check_new_file(nearest, nearest)
-    for path in (folder / name for name in names):
-        if path.exists():
-            check_file(path)
+    for path in (folder / name for name in names if (folder / name).exists()):
+        check_file(path)
 
 
 def check_file(path: Path) -> None:
@@ -88,8 +87,7 @@ def check_file(path: Path) -> None:
 
 def _check_new_file(folder: Path, named: Path) -> None:
     try:
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
+        tempfile.NamedTemporaryFile(dir=folder).close()
     except OSError as error:  # which names the temporary file
         raise OSError(error.errno, error.strerror, str(named)) from error
 

@@ -42,9 +42,8 @@ class Budget:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         if not given:
             raise UsageError("A budget is needed: --budget RUNS, --gpu-hours or --minutes.")
-        for name, value in given.items():
-            if not value > 0:
-                raise UsageError(f"A budget must be above zero; got {value!r} for {name}.")
+        for name in (name for name, value in given.items() if not value > 0):
+            raise UsageError(f"A budget must be above zero; got {given[name]!r} for {name}.")
 
     def runs_left(self, spent: Spent) -> int:
         """Number of runs that may begin: none that, lasting as long as those before on average, goes beyond a bound.
@@ -67,14 +66,10 @@ class Budget:
 
     def words(self, spent: Spent) -> str:
         """The spent share in words: ``3 of 8 runs, 0.2 of 1 GPU-hours``."""
-        parts = []
-        if self.runs is not None:
-            parts.append(f"{spent.runs} of {self.runs} runs")
-        if self.gpu_hours is not None:
-            parts.append(f"{spent.gpu_hours:.3g} of {self.gpu_hours:g} GPU-hours")
-        if self.minutes is not None:
-            parts.append(f"{spent.minutes:.3g} of {self.minutes:g} minutes")
-        return ", ".join(parts)
+        units = {"runs": "runs", "gpu_hours": "GPU-hours", "minutes": "minutes"}
+        pairs = {unit: (getattr(spent, name), getattr(self, name)) for name, unit in units.items()}
+        return ", ".join(f"{used:.3g} of {bound:g} {unit}" if unit != "runs" else f"{used} of {bound} {unit}"
+                         for unit, (used, bound) in pairs.items() if bound is not None)  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """The budget as a JSON document has it."""

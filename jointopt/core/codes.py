@@ -5,24 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 MOST_LAYERS = 10**6  # of a chunk; more than any model has
 MOST_CHUNKS = 4096  # numbers in one list; no pipeline has more chunks
 _LIST = re.compile(r"\d+(\*\d+)?")
 _SEPARATORS = re.compile(r"[;,\s]+")
-
-
-class Codes(Protocol):
-    """Both ways between the text of a cell and its number."""
-
-    expected: str  # completes "must be ..."
-
-    def code(self, value: object) -> int:
-        """The number of a cell; ValueError where it is none of the column's."""
-
-    def text(self, code: int) -> str:
-        """The cell of a number."""
 
 
 class Names:
@@ -84,7 +71,15 @@ class Lists:
 
     def code(self, value: object) -> int:
         """The number of a list; ValueError for anything else."""
-        return self.of(_whole_numbers(value))
+        words = value if isinstance(value, list | tuple) else _SEPARATORS.split(str(value).strip("[]-; "))
+        numbers: list[int] = []
+        for word in (str(word).strip() for word in words if str(word).strip()):
+            number, _, times = word.partition("*")
+            too_many = not _LIST.fullmatch(word) or len(numbers) + int(times or 1) > MOST_CHUNKS
+            if too_many or int(number) > MOST_LAYERS:
+                raise ValueError(word)
+            numbers += [int(number)] * int(times or 1)
+        return self.of(numbers)
 
     def of(self, numbers: Iterable[int]) -> int:
         """The code of the list ``numbers``."""
@@ -108,16 +103,4 @@ class Lists:
         return ";".join(f"{number}*{times}" if times > 1 else str(number) for number, times in runs)
 
 
-def _whole_numbers(value: object) -> list[int]:
-    words = value if isinstance(value, list | tuple) else _SEPARATORS.split(str(value).strip("[]-; "))
-    numbers: list[int] = []
-    for word in (str(word).strip() for word in words if str(word).strip()):
-        if not _LIST.fullmatch(word):
-            raise ValueError(word)
-        number, _, times = word.partition("*")
-        if int(number) > MOST_LAYERS:
-            raise ValueError(word)
-        if len(numbers) + int(times or 1) > MOST_CHUNKS:
-            raise ValueError(word)
-        numbers += [int(number)] * int(times or 1)
-    return numbers
+Codes = Names | Sets | Lists  # each turns cells into numbers (`code`) and back (`text`); `expected` completes "must be"

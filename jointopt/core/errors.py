@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -96,11 +96,6 @@ def did_you_mean(words: Sequence[str]) -> str:
     """`` (did you mean 'x', 'y' or 'z'?)``, or an empty string for no words."""
     text = " or ".join(filter(None, [", ".join(map(repr, words[:-1])), *map(repr, words[-1:])]))
     return f" (did you mean {text}?)" if text else ""
-
-
-def nearest_few(word: object, meanings: Mapping[str, str], most: int = 3) -> str:
-    """`` (did you mean 'x', 'y' or 'z'?)`` for what words close to ``word`` mean, each once, or an empty string."""
-    return did_you_mean(list(dict.fromkeys(meanings[name] for name in close(word, meanings, 2 * most)))[:most])
 
 
 def close(word: object, known: Iterable[str], most: int = 1, alike: float | None = None) -> list[str]:

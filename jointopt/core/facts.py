@@ -50,9 +50,8 @@ class Failure:
     @property
     def status(self) -> str:
         """The status of its row of a measurement table: oom, timeout or failed."""
-        if self.kind is FailureKind.BEHIND:
-            return FailureKind.TIMEOUT.value
-        return self.kind.value if self.kind in (FailureKind.OOM, FailureKind.TIMEOUT) else "failed"
+        known = {FailureKind.OOM: "oom", FailureKind.TIMEOUT: "timeout", FailureKind.BEHIND: "timeout"}
+        return known.get(self.kind, "failed")
 
     @property
     def cause(self) -> tuple[FailureKind, str]:
@@ -66,8 +65,7 @@ def failure_in(row: Mapping[str, Any]) -> Failure:
     Rows of this process hold it as ``failure``; of others (a store, a launcher of another package) status and notes
     are read, up to the first separator.
     """
-    known = row.get("failure")
-    if isinstance(known, Failure):
+    if isinstance(known := row.get("failure"), Failure):
         return known
     notes, status = row.get("notes"), str(row["status"])
     kind = FailureKind(status) if status in (FailureKind.OOM, FailureKind.TIMEOUT) else FailureKind.REPORTED

@@ -64,15 +64,13 @@ def our_command(verb: str, *places: str, **options: str | None) -> str:
 
     ``our_command("select", "a study", storage="sqlite:///x.db")``.
     """
-    given = [part for name, value in options.items() if value is not None for part in _option(name, value)]
-    if any(place.startswith("-") for place in places):
-        return sh_command(["jointopt", verb, *given, "--", *places])
-    return sh_command(["jointopt", verb, *places, *given])
-
-
-def _option(name: str, value: str) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
-    return [f"{option}={value}"] if value.startswith("-") else [option, value]
+    given: list[str] = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is not None:
+            given += [f"{option}={value}"] if value.startswith("-") else [option, value]
+    words = [*given, "--", *places] if any(place.startswith("-") for place in places) else [*places, *given]
+    return sh_command(["jointopt", verb, *words])
 
 
 # --- Slurm and Kubernetes -------------------------------------------------------------------------------------------
@@ -128,22 +126,19 @@ def yaml_text(mapping: Mapping[str, Any]) -> str:
 
 
 def toml_text(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections of TOML; a point in the name of one nests it."""
+    """Sections of TOML; a point in the name of one nests it. Text has JSON's escapes, and no surrogate pairs."""
+
+    def text(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+    def key(name: str) -> str:
+        return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else text(name)
+
     lines = []
     for section, values in sections.items():
-        names = (toml_key(part) for part in section.split("."))
-        lines += [f"[{'.'.join(names)}]", *(f"{toml_key(name)} = {toml_value(v)}" for name, v in values.items()), ""]
+        names = ".".join(map(key, section.split(".")))
+        lines += [f"[{names}]", *(f"{key(name)} = {text(value)}" for name, value in values.items()), ""]
     return "\n".join(lines)
-
-
-def toml_key(name: str) -> str:
-    """The name of a value in TOML."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
-
-
-def toml_value(value: Any) -> str:
-    """Text, a number, a boolean or a list of them in TOML, which knows no surrogate pairs (JSON's own escapes)."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def hydra_word(place: str, value: Any) -> str:

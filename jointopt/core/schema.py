@@ -1,12 +1,13 @@
-"""Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning.
+"""Every column of a plan, a measurement and a prediction, once: dtype, unit, role, meaning, and where it has an effect.
 
 Many plans are a ``Columns``: a dict of numpy arrays of equal length. Inside, columns of text that belong to a layout
 are the numbers of their `jointopt.core.codes`, and ``stage_clock_mhz`` is a float array of shape (n, max pp), NaN
-beyond pp.
+beyond pp. What a job may minimise stands in `OBJECTIVE_COLUMNS`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ OFFLOAD = Names(("none", "optimizer", "activations"), {"": "none", "-": "none", 
 SCHEDULE = Names(("1f1b", "zb-h1", "zbv", "dualpipev"), {"": "1f1b", "interleaved": "1f1b", "interleaved1f1b": "1f1b"})
 # collectives that hide under kernels: of gradients and sharded weights, of tensor parallelism; none of them
 OVERLAP = Sets(("none", "dp", "tp"), alone="none")
+COLLECTIVES = {"dp": "dp * cp > 1", "tp": "tp > 1"}  # where a layout has any of a kind, for `evaluate`
 STAGE_LAYERS = Lists()
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # Megatron-LM's --fp8-recipe and --fp4-recipe
@@ -66,6 +68,16 @@ class Column:
     log: bool = False  # a layout column that varies by factors: learners and studies see its logarithm
     codes: Codes | None = None  # of a layout column of text: its numbers
     neutral: int | None = None  # of a layout column that most plans do without: the value that has no effect
+    splits: bool = False  # a layout column that says how the GPUs are split
+    # Of a layout column expressions for `evaluate`, beside columns of job, model, training and framework: where the
+    # column has an effect (blank: everywhere), what a blank cell means (the neutral value, else the first), where that
+    # is an assumption (where it has an effect, but for what most plans do without), what is searched and what offered.
+    effect: str = ""
+    needs: str = ""  # the effect in words, where they are not the expression itself
+    blank: str = ""
+    assumed: str = ""
+    searched: str = ""
+    offered: str = ""  # the values that a framework can run at all; None: all
     beyond: str = ""  # what messages ask of a cell beyond the range
 
     @property
@@ -95,37 +107,59 @@ class Column:
     def values(self) -> range:
         """Values of a layout column as its array holds them; the first leaves the feature out."""
         whole = range(int(self.low), int(self.high) + 1)
-        return {"bool": range(2), "str": range(len(RECOMPUTE_NAMES))}.get(self.dtype, whole)
+        return {"bool": range(2), "str": range(len(RECOMPUTE.names))}.get(self.dtype, whole)
 
 
 POWER_PROFILE = "power_profile"  # a preset of the driver, which chooses clocks by itself; measured, never predicted
 COLUMNS = {
     c.name: c
     for c in (
-        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True, log=True),
-        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True, log=True),
-        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True),
-        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True),
-        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True),
-        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True),
-        Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True),
-        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True),
-        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE),
-        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True),
-        Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0),
+        Column("dp", "int", "", "plan", "data-parallel degree", layout=True, degree=True, log=True, splits=True),
+        Column("tp", "int", "", "plan", "tensor-parallel degree", layout=True, degree=True, log=True,
+               splits=True),
+        Column("pp", "int", "", "plan", "pipeline-parallel degree", layout=True, degree=True, log=True,
+               splits=True),
+        Column("cp", "int", "", "plan", "context-parallel degree", layout=True, degree=True, log=True,
+               splits=True,
+               offered="None if framework.context_parallel else (1,)"),
+        Column("ep", "int", "", "plan", "expert-parallel degree, inside dp*cp; 1 if dense", layout=True, log=True,
+               splits=True, assumed="model.is_moe", searched="divisors(model.num_experts or 1)"),
+        Column("vpp", "int", "", "plan", "virtual pipeline stages per rank; 1 = plain 1F1B", layout=True, log=True,
+               offered="None if framework.interleaving else (1,)",
+               blank="np.where(own_chunks(schedule), own_chunks(schedule), default_vpp(job, c))",
+               assumed="(pp > 1) & (own_chunks(schedule) == 0)",
+               searched="[*divisors(model.num_layers), *range(1, most_chunks * bool(framework.stage_splits) + 1)]"),
+        Column("micro_batch_size", "int", "sequences", "plan", "batch of one pass", short="mbs", layout=True, log=True,
+               searched="divisors(training.global_batch_size)"),
+        Column("sequence_parallel", "bool", "", "plan", "Megatron sequence parallelism", short="sp", layout=True,
+               effect="tp > 1",
+               offered="framework.sequence_parallel",
+               blank="framework.default_sequence_parallel & (tp > 1) & (training.seq_length // cp % tp == 0)"),
+        Column("recompute", "str", "", "plan", "none, selective or full", short="rc", layout=True, codes=RECOMPUTE,
+               blank="recompute_codes[framework.default_recompute]", offered="recomputes_of(training)"),
+        Column("zero_stage", "int", "", "plan", "0..3; 1 = distributed optimizer, 3 = FSDP", 0, 3, "ZeRO", True,
+               effect="dp * cp > 1", blank="default_zero_stage(framework, pp)", offered="framework.zero_stages"),
+        Column("etp", "int", "", "plan", "tensor-parallel degree of the experts", layout=True, neutral=0, splits=True,
+               blank="default_etp(job, c)", assumed="model.is_moe & (tp > 1)",
+               searched="divisors(model.num_attention_heads or num_gpus) if model.is_moe else [0]"),
         Column("dp_replicate", "int", "", "plan", "groups of ranks that each shard states by themselves (HSDP)",
-               short="rep", layout=True, neutral=1),
+               short="rep", layout=True, neutral=1, splits=True, effect="zero_stage > 0",
+               searched="divisors(max(num_gpus // domain, 1)) if framework.replicates else [1]"),
         Column("stage_layers", "str", "", "plan", "layers of each model chunk, in the order of the pipeline; "
-               "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0),
+               "blank: the framework's even split", short="split", layout=True, codes=STAGE_LAYERS, neutral=0,
+               effect="pp > 1", blank="usual_splits(job, c)", assumed="stage_layers > 0"),
         Column("schedule", "str", "", "plan", "pipeline schedule; 1f1b is interleaved where vpp > 1", layout=True,
-               codes=SCHEDULE, neutral=0),
+               codes=SCHEDULE, neutral=0, effect="pp > 1", searched="schedules"),
         Column("recompute_modules", "str", "", "plan", "what selective recompute recomputes; blank: the framework's "
-               "usual", short="modules", layout=True, codes=MODULES, neutral=0),
+               "usual", short="modules", layout=True, codes=MODULES, neutral=0, effect="recompute == selective",
+               needs="selective recompute"),
         Column("recompute_num_layers", "int", "", "plan", "layers per model chunk that full recompute recomputes; 0 = "
-               "all", 0, short="rc layers", layout=True, neutral=0),
+               "all", 0, short="rc layers", layout=True, neutral=0, effect="recompute == full",
+               needs="full recompute"),
         Column("offload", "str", "", "plan", "what lies in host memory", layout=True, codes=OFFLOAD, neutral=0),
         Column("overlap", "str", "", "plan", "collectives that hide under kernels; blank: the framework's usual",
-               layout=True, codes=OVERLAP, neutral=0),
+               layout=True, codes=OVERLAP, neutral=0, needs="dp*cp > 1 or tp > 1",
+               effect=" | ".join(f"({where})" for where in COLLECTIVES.values())),
         Column("stage_clock_mhz", "clocks", "MHz", "plan", "SM clock per pipeline stage"),
         Column("power_limit_w", "float", "W", "plan", "power limit per GPU", 0, MOST_GPU_POWER_W, "limit"),
         Column(POWER_PROFILE, "str", "", "plan", "NVIDIA's workload power profiles, + between; blank: none"),
@@ -203,12 +237,42 @@ OTHER_NAMES = {"moe_force_load_balancing": "moe_router_force_load_balancing"}  #
 LAYOUT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.layout)
 NEUTRAL = {c.name: c.neutral for c in COLUMNS.values() if c.neutral is not None}
 DEGREES = tuple(c.name for c in COLUMNS.values() if c.degree)
+SPLIT = tuple(c.name for c in COLUMNS.values() if c.splits)
 POWER_LIMIT = "power_limit_w"  # a number of a layout where plans have limits of their own; most have none
 CHOICES = tuple(name for name in LAYOUT_COLUMNS if name not in DEGREES)  # not settled by the number of GPUs
 DOUBLINGS = tuple(c.name for c in COLUMNS.values() if c.log)
 SWITCHES = tuple(name for name in LAYOUT_COLUMNS if name not in (*DOUBLINGS, *NEUTRAL))  # few values, as they are
 # Not in `COLUMNS`: one SM clock for all stages, which tables and plans may give instead of ``stage_clock_mhz``.
 ONE_CLOCK = Column("clock_mhz", "float", "MHz", "plan", "one SM clock for all stages", high=10**5, short="clock")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A figure of plans that a job may minimise, as columns, people and job files name it."""
+
+    column: str
+    word: str  # on the command line; blanks for its underscores make the label
+    unit: str
+    follows: str = ""  # the column that it rises in proportion to; blank: it varies by itself
+    rate: str = ""  # the figure of the cluster that it needs
+    limit: str = ""  # the key under ``constraints`` that bounds it
+
+
+OBJECTIVE_COLUMNS = {
+    objective.column: objective
+    for objective in (
+        Objective("iteration_time_s", "time", "s", limit="iteration_time_s"),
+        Objective("energy_j", "energy", "J", limit="energy_j"),
+        Objective("peak_memory_gib", "peak_memory", "GiB", limit="memory_fraction"),  # of the worst GPU
+        Objective("peak_power_w", "peak_power", "W"),  # of the hottest GPU
+        Objective("avg_power_w", "power", "W", limit="avg_power_w"),  # mean of all GPUs
+        # GPUs and hosts, times PUE
+        Objective("facility_energy_j", "site_energy", "J", "facility_energy_j", limit="facility_energy_j"),
+        Objective("carbon_kg", "carbon", "kg", "facility_energy_j", "carbon_kg_per_kwh"),
+        Objective("cost", "cost", "", "facility_energy_j", "price_per_kwh"),  # of electricity, in the job's currency
+        Objective("gpu_cost", "gpu_cost", "", "iteration_time_s", "price_per_gpu_hour"),
+    )
+}  # fmt: skip
 
 
 def column_of(name: str) -> Column:
@@ -223,11 +287,34 @@ def num_gpus(layouts: Mapping[str, npt.ArrayLike]) -> Ints:
 
 def outside(name: str, values: Iterable[Any]) -> list[Any]:
     """Values of one layout column as plans in text, tables and JSON hold them."""
-    column = COLUMNS[name]
-    return [column.outside(value) for value in values]
+    return [COLUMNS[name].outside(value) for value in values]
 
 
 def inside(name: str, values: Iterable[Any]) -> npt.NDArray[Any]:
     """Cells of one layout column as its array, (n,); ValueError for one that makes no sense."""
     column = COLUMNS[name]
     return np.asarray([column.inside(v) if column.codes else v for v in values], column.array_dtype)
+
+
+_compiled = functools.cache(functools.partial(compile, filename="<expression of columns>", mode="eval"))
+
+
+@functools.cache
+def columns_in(expression: str) -> tuple[str, ...]:
+    """The layout columns that an expression names, in the order of `LAYOUT_COLUMNS`."""
+    return tuple(name for name in LAYOUT_COLUMNS if name in _compiled(expression).co_names)
+
+
+def evaluate(expression: str, columns: Mapping[str, Any], figures: dict[str, Any] | None = None) -> Any:
+    """The value of an expression of the package's own, such as ``dp * cp > 1``, over columns that broadcast.
+
+    ``c`` is all columns; ``figures`` are the further names, by default `WORDS`. Expressions come from this file and the
+    catalogue, never from a user.
+    """
+    return eval(_compiled(expression), WORDS if figures is None else figures, {**columns, "c": columns})
+
+
+# the numbers of words of layout columns, as expressions name them: selective, zb_h1, optimizer
+WORDS: dict[str, Any] = {"np": np} | {
+    word.replace("-", "_"): codes.names.index(word) for codes in (RECOMPUTE, SCHEDULE, OFFLOAD) for word in codes.names
+}

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import tempfile
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -73,25 +73,15 @@ _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 def free_bytes(groups: Path = _GROUPS) -> int | None:
     """Bytes of memory that are free here: of the machine, and within the control group; None where neither says."""
-    found = [_of_machine(), *(_of_group(groups / most, groups / taken) for most, taken in _LIMITS)]
-    return min((one for one in found if one is not None), default=None)
-
-
-def _of_machine() -> int | None:
-    """Bytes that Linux calls available; psutil, which takes every proposal 20 ms to import, says no more."""
-    try:
-        lines = _MEMORY.read_text(encoding="ascii").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, IndexError, StopIteration):  # no /proc
-        return None
-
-
-def _of_group(most: Path, taken: Path) -> int | None:
-    """Bytes that a container may still take; its files may state ``max``, which is no limit."""
-    try:
-        return max(int(most.read_text(encoding="ascii")) - int(taken.read_text(encoding="ascii")), 0)
-    except (OSError, ValueError):
-        return None
+    found = []
+    for most, taken in _LIMITS:
+        with suppress(OSError, ValueError):  # its files may state `max`, which is no limit
+            limit, used = (int((groups / name).read_text(encoding="ascii")) for name in (most, taken))
+            found.append(max(limit - used, 0))
+    with suppress(OSError, ValueError, IndexError):  # what Linux calls available; psutil takes 20 ms to import
+        for line in _MEMORY.read_text(encoding="ascii").splitlines():
+            found += [1024 * int(line.split()[1])] if line.startswith("MemAvailable:") else []
+    return min(found, default=None)
 
 
 # Products of matrices on one thread: the same digits on any number of cores, and none that spins for another.

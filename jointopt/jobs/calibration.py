@@ -10,7 +10,7 @@ from typing import Any
 from jointopt.core.errors import UsageError
 from jointopt.core.facts import Assumption
 from jointopt.jobs.job import Job
-from jointopt.jobs.reading import Section, read_written, write_yaml
+from jointopt.jobs.reading import Section, is_number, read_written, write_yaml
 
 VERSION = 1
 _HEADER = """\
@@ -72,26 +72,21 @@ def load_calibration(path: Path) -> Calibration:
 def _parsed(mapping: Mapping[str, Any]) -> Calibration:
     section = Section(mapping, "").only(_KEYS)
     version = section.version(VERSION)
-    constants = section.section("constants", _CONSTANTS)
-    optional = ("wait_w", "board_limit_w")
-    known = {name: _number(constants, name) for name in _CONSTANTS if constants.has(name) or name not in optional}
+    constants, known = section.section("constants", _CONSTANTS), {}
+    for name in (name for name in _CONSTANTS if constants.has(name) or name not in ("wait_w", "board_limit_w")):
+        value, low, most = constants.values.get(name), 1.0 if name == "voltage_ratio" else 0.0, _MOST[name]
+        if not is_number(value) or not low <= value <= most or value == 0:
+            raise constants.refuse(name, f"a number above {low:g} and at most {most:g}")
+        known[name] = float(value)
     rest: dict[str, Any] = {name: section.values[name] for name in _KEYS[2:] if section.values.get(name)}
-    for name, kind in {"work": Mapping, "measure_next": str}.items():
+    for name, kind, words in (("work", Mapping, "a list of mappings"), ("measure_next", str, "a list of texts")):
         given = rest.get(name, [])
         if not isinstance(given, list) or not all(isinstance(each, kind) for each in given):
-            raise section.refuse(name, "a list of mappings" if kind is Mapping else "a list of texts")
+            raise section.refuse(name, words)
         rest[name] = tuple(given)
     for name in ("plus_minus", "fitted_on", "fit_error_percent"):
         section.section(name)
     return Calibration(**rest | {"gpu": section.text("gpu"), "constants": Constants(**known), "version": version})
-
-
-def _number(section: Section, name: str) -> float:
-    value = section.values.get(name)
-    low = 1.0 if name == "voltage_ratio" else 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= _MOST[name] or value == 0:
-        raise section.refuse(name, f"a number above {low:g} and at most {_MOST[name]:g}")
-    return float(value)
 
 
 def calibrated_if_same_gpu(job: Job, calibration: Calibration | None) -> Job:
@@ -107,13 +102,16 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
     """
     if calibration is None:
         return job
-    gpu, constants = job.cluster.gpu, calibration.constants
+    gpu, constants, on = job.cluster.gpu, calibration.constants, calibration.fitted_on
     if calibration.gpu != gpu.id or gpu.power is None:
         raise UsageError(
             f"The calibration is of GPU {calibration.gpu!r} and the job runs on {gpu.id!r}; "
             f"calibrate on measurements of {gpu.id!r}."
         )
     wait_w = constants.wait_w or gpu.power.wait_w * constants.static_w / gpu.power.static_w
+    source = f" ({on['kind']}, {on['rows']} rows)" if {"kind", "rows"} <= set(on) else ""
+    brief = "static and waiting power and voltage curve calibrated"
+    measured = Assumption("calibration", gpu.id, f"{gpu.id}: {brief}{source}", gpu.id, brief)
     power = replace(
         gpu.power,
         # of busy passes, the part that no clock changes; a GPU that waits draws no less than when idle
@@ -121,22 +119,13 @@ def calibrated(job: Job, calibration: Calibration | None) -> Job:
         wait_w=wait_w,
         knee_fraction=constants.knee_fraction,
         voltage_ratio=constants.voltage_ratio,
-        assumed=(*(a for a in gpu.power.assumed if a.key not in _CALIBRATED), _calibrated_from(calibration)),
+        assumed=(*(a for a in gpu.power.assumed if a.key not in _CALIBRATED), measured),
     )
     limit_w = job.cluster.power_limit_w
     if constants.board_limit_w is not None and limit_w == gpu.tdp_w:
         limit_w = constants.board_limit_w
     cluster = replace(job.cluster, gpu=replace(gpu, power=power), power_limit_w=limit_w)
     return replace(job, cluster=cluster)
-
-
-def _calibrated_from(calibration: Calibration) -> Assumption:
-    """Which constants are no assumption any more, and what they stem from."""
-    on = calibration.fitted_on
-    source = f" ({on['kind']}, {on['rows']} rows)" if {"kind", "rows"} <= set(on) else ""
-    brief = "static and waiting power and voltage curve calibrated"
-    reason = f"{calibration.gpu}: {brief}{source}"
-    return Assumption("calibration", calibration.gpu, reason, calibration.gpu, brief)
 
 
 def check_calibrates(calibration: Calibration | None, jobs: Iterable[Job]) -> None:

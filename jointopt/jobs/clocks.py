@@ -12,7 +12,7 @@ from jointopt.core.errors import CatalogError, JobError
 from jointopt.core.facts import Assumption
 from jointopt.core.schema import POWER_LIMIT, Columns, Floats, Ints
 from jointopt.jobs.catalog.catalog_files import read_yaml
-from jointopt.jobs.catalog.gpus import gpu_sheet
+from jointopt.jobs.catalog.gpus import load_gpu
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Gpu
 from jointopt.jobs.reading import Section, is_number, shown
 
@@ -31,13 +31,33 @@ def read_power_limits(search: Section, cluster: Cluster) -> tuple[float, ...] | 
     if not search.has(POWER_LIMIT):
         return None
     given: Any = search.values[POWER_LIMIT]
-    listed = given if isinstance(given, list) else [given]
-    limits = _from_range(search, cluster.power_limit_w) if isinstance(given, Mapping) else listed
+    limits = given if isinstance(given, list) else [given]
+    if isinstance(given, Mapping):
+        low, high, step = _span(search, POWER_LIMIT, cluster.power_limit_w, (None, cluster.power_limit_w, _STEP_W))
+        if (high - low) / step >= _MOST:
+            raise search.section(POWER_LIMIT).refuse("step", f"large enough for at most {_MOST} limits")
+        limits = np.arange(high, low - 1e-9 * high, -step).tolist()  # from the highest, so that it is among them
     if not 0 < len(limits) <= _MOST or not all(is_number(watts) for watts in limits):
         raise search.refuse(POWER_LIMIT, f"a limit in W, up to {_MOST} of them, or {{min, max, step}}")
     if refused := refused_limits(cluster, limits):
         raise JobError(f"{search.at(POWER_LIMIT)} lists {refused}; leave it out.")
     return tuple(sorted({float(watts) for watts in limits}, reverse=True))
+
+
+def _span(
+    search: Section,
+    key: str,
+    most: float,
+    usual: tuple[float | None, float | None, float | None],
+    most_step: float = 1e15,
+) -> tuple[float, float, float]:
+    """(min, max, step) of a mapping under ``key``, each at most ``most``, ``usual`` where it is left out."""
+    section = search.section(key, ("min", "max", "step"))
+    low, high = (section.number(end, most, default=given) for end, given in zip(("min", "max"), usual[:2], strict=True))
+    step = section.number("step", most_step, default=usual[2])
+    if low > high:
+        raise JobError(f"{section.where}: min ({low:g}) must not be above max ({high:g}).")
+    return low, high, step
 
 
 def refused_limits(cluster: Cluster, limits_w: Iterable[float]) -> str:
@@ -49,18 +69,6 @@ def refused_limits(cluster: Cluster, limits_w: Iterable[float]) -> str:
     refused = [f"{watts:g}" for watts in limits_w if watts <= 0 or not least <= watts <= most]
     within = f"at least {least:g}" if least else "more than 0"
     return f"{', '.join(refused)} W, and a GPU of the cluster takes {within} and at most {most:g} W" if refused else ""
-
-
-def _from_range(search: Section, highest: float) -> list[float]:
-    """From max downwards, so that the highest limit is among them."""
-    section = search.section(POWER_LIMIT, ("min", "max", "step"))
-    low, high = section.number("min", highest), section.number("max", highest, default=highest)
-    step = section.number("step", default=_STEP_W)
-    if low > high:
-        raise JobError(f"{section.where}: min ({low:g}) must not be above max ({high:g}).")
-    if (high - low) / step >= _MOST:
-        raise section.refuse("step", f"large enough for at most {_MOST} limits")
-    return np.arange(high, low - 1e-9 * high, -step).tolist()
 
 
 def under_limits(layouts: Columns, limits_w: tuple[float, ...] | None) -> Columns:
@@ -100,9 +108,7 @@ _MOST_CLOCKS = 10_000
 def clock_grid_mhz(gpu: Gpu) -> tuple[float, ...]:
     """Every SM clock of the GPU, ascending, in MHz; empty where no source states its range or step."""
     low, high, step = gpu.clock_min_mhz, gpu.clock_max_mhz, gpu.clock_step_mhz
-    if low is None or high is None or step is None:
-        return ()
-    return _range(low, high, step)
+    return () if low is None or high is None or step is None else _range(low, high, step)
 
 
 def _range(low: float, high: float, step: float) -> tuple[float, ...]:
@@ -118,11 +124,20 @@ def read_clocks(search: Section, gpu: Gpu) -> tuple[tuple[float, ...], tuple[Ass
     ``clock_mhz`` is a number, a list, or ``{min, max, step}``; what is omitted is the GPU's own. Raises JobError for a
     clock that the GPU does not have, CatalogError where its clocks are unknown and the job gives none.
     """
-    grid = clock_grid_mhz(gpu)
-    given = search.values.get("clock_mhz")
+    grid, given = clock_grid_mhz(gpu), search.values.get("clock_mhz")
     if given is None:
         return (grid, ()) if grid else _assumed_range(gpu)
-    clocks = _range_of_clocks(search, gpu) if isinstance(given, Mapping) else _from_list(search)
+    if isinstance(given, Mapping):
+        usual = (gpu.clock_min_mhz, gpu.clock_max_mhz, gpu.clock_step_mhz)
+        low, high, step = _span(search, "clock_mhz", 1e5, usual, 1e5)
+        if (high - low) / step > _MOST_CLOCKS:
+            raise search.section("clock_mhz").refuse("step", f"large enough for at most {_MOST_CLOCKS:,} clocks")
+        clocks = _range(low, high, step)
+    else:
+        values: Sequence[Any] = given if isinstance(given, list) else [given]
+        if not 0 < len(values) <= _MOST_CLOCKS or not all(is_number(v) and 0 < v < 1e5 for v in values):
+            raise search.refuse("clock_mhz", "a clock in MHz, a list of them, or {min, max, step}")
+        clocks = tuple(sorted({float(value) for value in values}))
     for clock in clocks:
         _check(search.at("clock_mhz"), clock, gpu, grid)
     reason = f"clock_mhz: no source states the clock steps of {gpu.id}; the job's own clocks are taken as they are"
@@ -144,7 +159,7 @@ def _assumed_range(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]
         reason = f"clock range: {unstated}, nor its power; only its maximum of {high:g} MHz is searched"
         return (high,), (Assumption(CLOCK_RANGE, (high,), reason),)
     like = read_yaml("gpus.yaml")["clock_range_like"]
-    relative = gpu_sheet(str(like.get(gpu.architecture, like["other"])))
+    relative = load_gpu(str(like.get(gpu.architecture, like["other"])))
     step = gpu.clock_step_mhz or relative.need("clock_step_mhz", "assume those of others")
     lowest, highest = (relative.need(f"clock_{end}_mhz", "assume those of others") for end in ("min", "max"))
     low = gpu.clock_min_mhz or high * lowest / highest
@@ -152,27 +167,6 @@ def _assumed_range(gpu: Gpu) -> tuple[tuple[float, ...], tuple[Assumption, ...]]
     text = f"{clocks[0]:g} to {high:g} MHz in steps of {step:g} are assumed, as the {relative.id} has them"
     reason = f"clock range: {unstated}; {text} (search.clock_mhz or cluster.gpu states them)"
     return clocks, (Assumption(CLOCK_RANGE, clocks, reason),)
-
-
-def _from_list(search: Section) -> tuple[float, ...]:
-    given: Any = search.values["clock_mhz"]
-    values: Sequence[Any] = given if isinstance(given, list) else [given]
-    expected = "a clock in MHz, a list of them, or {min, max, step}"
-    if not 0 < len(values) <= _MOST_CLOCKS or not all(is_number(v) and 0 < v < 1e5 for v in values):
-        raise search.refuse("clock_mhz", expected)
-    return tuple(sorted({float(v) for v in values}))
-
-
-def _range_of_clocks(search: Section, gpu: Gpu) -> tuple[float, ...]:
-    section = search.section("clock_mhz", ("min", "max", "step"))
-    low = section.number("min", 1e5, default=gpu.clock_min_mhz)
-    high = section.number("max", 1e5, default=gpu.clock_max_mhz)
-    step = section.number("step", 1e5, default=gpu.clock_step_mhz)
-    if low > high:
-        raise JobError(f"{section.where}: min ({low:g}) must not be above max ({high:g}).")
-    if (high - low) / step > _MOST_CLOCKS:
-        raise section.refuse("step", f"large enough for at most {_MOST_CLOCKS:,} clocks")
-    return _range(low, high, step)
 
 
 def _check(where: str, clock: float, gpu: Gpu, grid: tuple[float, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,6 @@ class Cluster:
     machine: Machine | None = None  # whose measured figures are in the others
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # figures that the job or table gives itself
 
-    def with_pue(self, pue: float) -> Cluster:
-        """The cluster on a site of that PUE, which is no assumption then."""
-        assumed = tuple(one for one in self.assumed if one.key != "pue")
-        return replace(self, pue=pue, assumed=assumed, stated=self.stated | {"pue"})
-
     @property
     def num_gpus(self) -> int:
         """GPUs of all nodes together."""
@@ -221,34 +216,38 @@ def with_machine(cluster: Cluster, machine: Machine | None) -> Cluster:
         return cluster
     if cluster.machine is not None:
         raise UsageError("The job file names a machine in cluster.machine and --machine gives another; give one.")
+    gpu, factors = cluster.gpu, machine.product_time_factor
     if not is_of(machine, cluster):
         raise UsageError(
             f"The machine file is of {machine.gpu!r}, {machine.gpus_per_node} a node, and the job runs on "
-            f"{cluster.gpu.id!r}, {cluster.gpus_per_node} a node; measure that machine with `jointopt doctor --probe`."
+            f"{gpu.id!r}, {cluster.gpus_per_node} a node; measure that machine with `jointopt doctor --probe`."
         )
-    _check_possible(machine, cluster.gpu)
-    taken: dict[str, Any] = {key: value for key, value in machine.figures.items() if key not in cluster.stated}
-    of_gpu = {key: taken.pop(key) for key in OF_GPU if key in taken}
-    return replace(
-        cluster, machine=machine, **taken,
-        gpu=replace(cluster.gpu, **of_gpu, product_time_factor=machine.product_time_factor),
-        assumed=(*(a for a in cluster.assumed if a.key not in taken), _measured_by(machine, cluster)),
-    )  # fmt: skip
-
-
-def _check_possible(machine: Machine, gpu: Gpu) -> None:
-    """Raises UsageError for more memory or faster products than the GPU has; cores differ by more than that."""
-    most = {key: _MOST_OF_GPU * getattr(gpu, key) for key in OF_GPU}
-    wrong = [f"{key} {machine.figures[key]:g}, more than" for key in most if machine.figures.get(key, 0.0) > most[key]]
-    wrong += [
-        f"product_time_factor.{dtype} {factor:g}, faster products than"
-        for dtype, factor in machine.product_time_factor.items() if factor < LEAST_FACTOR
-    ]  # fmt: skip
-    if wrong and not gpu.is_cpu:
+    wrong = [f"{key} {machine.figures[key]:g}, more than" for key in OF_GPU
+             if machine.figures.get(key, 0.0) > _MOST_OF_GPU * getattr(gpu, key)]  # fmt: skip
+    wrong += [f"product_time_factor.{d} {factors[d]:g}, faster products than" for d in factors
+              if factors[d] < LEAST_FACTOR]  # fmt: skip
+    if wrong and not gpu.is_cpu:  # whose cores differ by more than that
         raise UsageError(
             f"The machine file states {wrong[0]} {gpu.id!r} can have; measure that machine with "
             "`jointopt doctor --probe`."
         )
+    taken: dict[str, Any] = {key: value for key, value in machine.figures.items() if key not in cluster.stated}
+    of_gpu = {key: taken.pop(key) for key in OF_GPU if key in taken}
+    # which figures are no assumption any more, since when, and which ones the job states otherwise
+    parts = [words for key, words in _WORDS.items() if key in machine.figures]
+    parts += [f"products ({', '.join(factors)})"] if factors else []
+    on = f" on {str(machine.measured['at'])[:10]}" if "at" in machine.measured else ""
+    kept = [
+        f"{key} {value:g} as the job states it, measured {machine.figures[key]:g}"
+        for key, value in _stated_otherwise(machine, cluster).items()
+    ]
+    text = "; ".join([f"{', '.join(parts)} measured{on}", *kept])
+    sentence = f"{machine.gpus_per_node} x {machine.gpu}: {text}"
+    measured = Assumption("probe", machine.gpu, sentence, machine.gpu, text)
+    return replace(
+        cluster, machine=machine, **taken, gpu=replace(gpu, **of_gpu, product_time_factor=factors),
+        assumed=(*(a for a in cluster.assumed if a.key not in taken), measured),
+    )  # fmt: skip
 
 
 def is_of(machine: Machine, cluster: Cluster) -> bool:
@@ -257,13 +256,19 @@ def is_of(machine: Machine, cluster: Cluster) -> bool:
     return machine.gpu == cluster.gpu.id and (part or machine.gpus_per_node == cluster.gpus_per_node)
 
 
-def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) -> Iterator[str]:
+def _stated_otherwise(machine: Machine, cluster: Cluster) -> dict[str, float]:
+    """Figures of the machine that the cluster states with another value: that value by name."""
+    figures = {key: getattr(cluster.gpu if key in OF_GPU else cluster, key) for key in machine.figures}
+    return {key: value for key, value in figures.items() if key in cluster.stated and value != machine.figures[key]}
+
+
+def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) -> list[str]:
     """Where the file changes nothing: runs on other nodes, and figures that a table states otherwise, a sentence each.
 
     ``rows``: the clusters of a table and on how many rows each is. Raises UsageError where none is of such nodes.
     """
     if machine is None or not rows:
-        return
+        return []
     other = [(cluster, count) for cluster, count in rows if not is_of(machine, cluster)]
     kinds = ", ".join(sorted({f"{c.gpus_per_node} x {c.gpu.id}" for c, _ in other})[:5])
     if len(other) == len(rows):
@@ -271,42 +276,17 @@ def table_lines(machine: Machine | None, rows: Sequence[tuple[Cluster, int]]) ->
             f"The machine file is of {machine.gpus_per_node} x {machine.gpu} a node and no run of the table is on "
             f"such nodes (they are {kinds}); leave --machine out, or measure one of these."
         )
-    if other:
-        runs, total = (sum(count for _, count in some) for some in (other, rows))
-        yield (
-            f"{runs:,} of {total:,} rows are on other nodes ({kinds}) than the machine file's and are predicted "
-            "without it."
-        )
+    runs, total = (sum(count for _, count in some) for some in (other, rows))
+    where = f"are on other nodes ({kinds}) than the machine file's and are predicted without it."
     stated: Counter[tuple[str, float]] = Counter()
     for cluster, count in rows:
         if is_of(machine, cluster):
             stated.update(dict.fromkeys(_stated_otherwise(machine, cluster).items(), count))
-    for (key, value), count in stated.items():
-        yield (
-            f"{key} is {value:g} in {count:,} row{'s' * (count > 1)} and {machine.figures[key]:g} in the machine file; "
-            "the table's counts: leave its cells blank for the measured one."
-        )
-
-
-def _measured_by(machine: Machine, cluster: Cluster) -> Assumption:
-    """Which figures are no assumption any more, since when, and which ones the job states otherwise."""
-    parts = [words for key, words in _WORDS.items() if key in machine.figures]
-    if machine.product_time_factor:
-        parts.append(f"products ({', '.join(machine.product_time_factor)})")
-    on = f" on {str(machine.measured['at'])[:10]}" if "at" in machine.measured else ""
-    brief = f"{', '.join(parts)} measured{on}"
-    kept = [
-        f"{key} {value:g} as the job states it, measured {machine.figures[key]:g}"
-        for key, value in _stated_otherwise(machine, cluster).items()
+    return [f"{runs:,} of {total:,} rows {where}"] * bool(other) + [
+        f"{key} is {value:g} in {count:,} row{'s' * (count > 1)} and {machine.figures[key]:g} in the machine file; "
+        "the table's counts: leave its cells blank for the measured one."
+        for (key, value), count in stated.items()
     ]
-    text = "; ".join([brief, *kept])
-    return Assumption("probe", machine.gpu, f"{machine.gpus_per_node} x {machine.gpu}: {text}", machine.gpu, text)
-
-
-def _stated_otherwise(machine: Machine, cluster: Cluster) -> dict[str, float]:
-    """Figures of the machine that the cluster states with another value: that value by name."""
-    figures = {key: getattr(cluster.gpu if key in OF_GPU else cluster, key) for key in machine.figures}
-    return {key: value for key, value in figures.items() if key in cluster.stated and value != machine.figures[key]}
 
 
 # Figures that `doctor --probe` measured of one machine: their file, and a cluster with them.
@@ -340,9 +320,9 @@ class Machine:
     def mapping(self) -> dict[str, Any]:
         """The machine as a job file holds it in place, without its readings."""
         products = {"product_time_factor": dict(self.product_time_factor)} if self.product_time_factor else {}
-        figures = dict(self.figures) | products
-        same = {"version": VERSION, "gpu": self.gpu, "gpus_per_node": self.gpus_per_node, "figures": figures}
-        return same | ({"measured": dict(self.measured)} if self.measured else {})
+        measured = {"measured": dict(self.measured)} if self.measured else {}
+        same = {"version": VERSION, "gpu": self.gpu, "gpus_per_node": self.gpus_per_node}
+        return same | {"figures": dict(self.figures) | products} | measured
 
 
 def save_machine(machine: Machine, path: Path) -> None:

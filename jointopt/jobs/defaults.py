@@ -22,15 +22,17 @@ from jointopt.core.schema import (
     RECOMPUTE_CODES,
     SCHEDULE,
     STAGE_LAYERS,
+    WORDS,
     Bools,
     Columns,
     Floats,
     Ints,
+    evaluate,
 )
 from jointopt.jobs.catalog.frameworks import is_newer
 from jointopt.jobs.catalog.kernels import flash_is_usual, runnable_attention
 from jointopt.jobs.cluster import Gpu
-from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, Framework, has_effect
+from jointopt.jobs.framework import CHUNKS_OF_SCHEDULE, Framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
 from jointopt.jobs.plans.stages import largest_chunk, states_even, usual_split
@@ -59,41 +61,40 @@ def default_plan(job: Job, given: Mapping[str, npt.ArrayLike]) -> DefaultPlan:
     ``given`` has float arrays (n,) by layout column, NaN where blank; a missing column is blank in all rows;
     ``recompute`` by code. What is given stays as it is, sense or not: `jointopt.jobs.plans.rules` judges it.
     """
-    framework, model, training = job.training.framework, job.model, job.training
     size = max((np.size(values) for values in given.values()), default=1)
     raw = {name: np.broadcast_to(np.asarray(given.get(name, np.nan), np.float64), size) for name in LAYOUT_COLUMNS}
     blank = {name: np.isnan(values) for name, values in raw.items()}
     filled, guessed = fill_degrees(raw, np.full(size, float(job.cluster.num_gpus)))
-    for name in raw.keys() - filled.keys():  # experts lie whole on every rank; a micro-batch of 1 fits best
-        filled[name] = np.where(blank[name], COLUMNS[name].values.start, raw[name])
+    # experts lie whole on every rank; a micro-batch of 1 fits best
+    first = {name: COLUMNS[name].values.start for name in LAYOUT_COLUMNS} | NEUTRAL
+    filled = {name: np.where(blank[name], first[name], raw[name]) for name in LAYOUT_COLUMNS} | filled
     layouts: Columns = {name: values.astype(np.int64) for name, values in filled.items()}
-    even = training.seq_length // layouts["cp"] % layouts["tp"] == 0  # tokens of a cp rank
-    own_chunks = _own_chunks(raw["schedule"])
-    defaults = {
-        "vpp": np.where(own_chunks, own_chunks, _default_vpp(framework, model, layouts, training.global_batch_size)),
-        "sequence_parallel": framework.default_sequence_parallel & (layouts["tp"] > 1) & even,
-        "recompute": np.full(size, RECOMPUTE_CODES[framework.default_recompute]),
-        "zero_stage": _default_zero_stage(framework, layouts["pp"]),
-    }
-    defaults["etp"] = default_etp(job, layouts)
-    defaults |= {name: np.full(size, value) for name, value in NEUTRAL.items() if name not in defaults}
-    layouts |= {name: np.where(blank[name], values, raw[name]) for name, values in defaults.items()}
-    splits = _usual_splits(job, layouts)
-    layouts["stage_layers"] = np.where(blank["stage_layers"], splits, layouts["stage_layers"])
-    has_choice: dict[str, Any] = {
-        "ep": np.full(size, model.is_moe), "vpp": (layouts["pp"] > 1) & (own_chunks == 0),
-        "sequence_parallel": layouts["tp"] > 1, "zero_stage": layouts["dp"] * layouts["cp"] > 1,
-        "etp": model.is_moe & (layouts["tp"] > 1),
-        **dict.fromkeys((name for name in NEUTRAL if name != "etp"), False), "stage_layers": splits > 0,
+    figures = WORDS | {
+        "job": job, "model": job.model, "training": job.training, "framework": job.training.framework,
+        "recompute_codes": RECOMPUTE_CODES, "default_vpp": _default_vpp, "own_chunks": _own_chunks,
+        "default_zero_stage": _default_zero_stage, "default_etp": default_etp, "usual_splits": _usual_splits,
     }  # fmt: skip
-    assumed = {name: guessed.get(name, blank[name]) & has_choice.get(name, True) for name in LAYOUT_COLUMNS}
+    for name in (name for name in LAYOUT_COLUMNS if COLUMNS[name].blank):
+        layouts[name] = np.where(blank[name], evaluate(COLUMNS[name].blank, layouts, figures), layouts[name])
+    assumed = dict(guessed)
+    for name in LAYOUT_COLUMNS[len(DEGREES) :]:
+        usual = COLUMNS[name].effect or "True" if COLUMNS[name].neutral is None else "False"
+        assumed[name] = blank[name] & evaluate(COLUMNS[name].assumed or usual, layouts, figures)
     return DefaultPlan({n: layouts[n].astype(COLUMNS[n].array_dtype) for n in LAYOUT_COLUMNS}, assumed)
+
+
+def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
+    """The framework's own stage; with pipelines the next lower one that it can combine with them, else the lowest."""
+    usual = framework.default_zero_stage
+    offered = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline)) or [0]
+    piped = max((stage for stage in offered if stage <= usual), default=offered[0])
+    return np.where(pp > 1, piped, usual)
 
 
 def _usual_splits(job: Job, layouts: Columns) -> Ints:
     """Codes (n,) of the splits that a blank ``stage_layers`` means, 0 where it is the framework's even one."""
-    pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]).astype(np.int64), axis=1, return_inverse=True)
-    codes = [STAGE_LAYERS.of(usual_split(job, pp, vpp)) for pp, vpp in pairs.T.tolist()]
+    pairs, which = np.unique(np.stack([layouts["pp"], layouts["vpp"]]), axis=1, return_inverse=True)
+    codes = [STAGE_LAYERS.of(usual_split(job, int(pp), int(vpp))) for pp, vpp in pairs.T]
     return np.asarray(codes, np.int64)[which.reshape(-1)]
 
 
@@ -149,31 +150,25 @@ def fill_degrees(given: Mapping[str, Floats], num_gpus: Floats) -> tuple[dict[st
 
 def canonical(job: Job, layouts: Columns) -> Columns:
     """The layouts with choices that have no effect at their one value, as the space lists them."""
-    piped = layouts["pp"] > 1
-    sharded = layouts["dp"] * layouts["cp"] > 1
-    zero_stage = np.where(sharded, layouts["zero_stage"], 0)
-    selective = layouts["recompute"] == RECOMPUTE_CODES["selective"]
-    full = layouts["recompute"] == RECOMPUTE_CODES["full"]
-    fewer = layouts["recompute_num_layers"]
-    modules = np.where(selective, layouts["recompute_modules"] & ~idle_modules(job.model), 0)
+    out = dict(layouts)
+    for name in LAYOUT_COLUMNS:
+        if effect := COLUMNS[name].effect:
+            out[name] = np.where(evaluate(effect, out), out[name], COLUMNS[name].values.start)
+    core = MODULES.bit("core_attn")
+    modules = out["recompute_modules"] & ~idle_modules(job.model)
     if job.selective_is_none:  # there are no scores to drop
-        modules = modules & ~MODULES.bit("core_attn")
-        selective = selective & (modules > 0)
-    modules = np.where(modules == MODULES.bit("core_attn"), 0, modules)  # what a blank means
-    recompute = np.where(full, RECOMPUTE_CODES["full"], np.where(selective, RECOMPUTE_CODES["selective"], 0))
-    found = {
-        "sequence_parallel": layouts["sequence_parallel"] & (layouts["tp"] > 1),
-        "zero_stage": zero_stage,
-        "recompute": recompute,
-        "etp": layouts["etp"] if job.model.is_moe else np.where(layouts["etp"] > 1, layouts["etp"], 0),
-        "dp_replicate": np.where(zero_stage > 0, layouts["dp_replicate"], 1),
-        "stage_layers": np.where(piped & ~states_even(job.model, layouts), layouts["stage_layers"], 0),
-        "schedule": np.where(piped, layouts["schedule"], 0),
-        "recompute_modules": modules,
-        "overlap": np.where(has_effect(layouts), layouts["overlap"], 0),
-        "recompute_num_layers": np.where(full & (fewer < largest_chunk(job.model, layouts)), fewer, 0),
+        modules = modules & ~core
+        selective = (out["recompute"] == RECOMPUTE_CODES["selective"]) & (modules == 0)
+        out["recompute"] = np.where(selective, RECOMPUTE_CODES["none"], out["recompute"])
+    fewer = out["recompute_num_layers"]
+    out |= {
+        "recompute_modules": np.where(modules == core, 0, modules),  # what a blank means
+        "recompute_num_layers": np.where(fewer < largest_chunk(job.model, layouts), fewer, 0),
+        "stage_layers": np.where(states_even(job.model, layouts), 0, out["stage_layers"]),
     }
-    return layouts | {name: values.astype(COLUMNS[name].array_dtype) for name, values in found.items()}
+    if not job.model.is_moe:
+        out["etp"] = np.where(out["etp"] > 1, out["etp"], 0)
+    return out | {name: out[name].astype(COLUMNS[name].array_dtype) for name in LAYOUT_COLUMNS if name in out}
 
 
 def idle_modules(model: Model) -> int:
@@ -203,22 +198,14 @@ def default_attention(framework: Framework, gpu: Gpu, dtype: str, software: str 
     return runnable_attention(gpu, wanted)
 
 
-def _default_vpp(framework: Framework, model: Model, layouts: Columns, batch: int) -> Ints:
+def _default_vpp(job: Job, layouts: Columns) -> Ints:
     """The most chunks, of at least the framework's usual layers each, that interleaving allows; 1 where none do.
 
     Only NeMo's recipes interleave by themselves. It needs pp to divide the micro-batches, and pp*vpp the layers.
     """
-    pp, layers, least = layouts["pp"], model.num_layers, framework.default_chunk_layers
+    pp, layers, least = layouts["pp"], job.model.num_layers, job.training.framework.default_chunk_layers
     vpp = np.ones_like(pp)
     for chunks in range(2, layers // (2 * least) + 1 if least else 2):
         vpp = np.where((layers % (pp * chunks) == 0) & (layers // (pp * chunks) >= least), chunks, vpp)
-    micro_batches = batch // (layouts["dp"] * layouts["micro_batch_size"])
+    micro_batches = job.training.global_batch_size // (layouts["dp"] * layouts["micro_batch_size"])
     return np.where((pp > 1) & (micro_batches % pp == 0), vpp, 1)
-
-
-def _default_zero_stage(framework: Framework, pp: Ints) -> Ints:
-    """The framework's own stage; with pipelines the next lower one that it can combine with them, else the lowest."""
-    usual = framework.default_zero_stage
-    offered = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline)) or [0]
-    piped = max((stage for stage in offered if stage <= usual), default=offered[0])
-    return np.where(pp > 1, piped, usual)

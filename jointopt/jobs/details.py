@@ -78,56 +78,42 @@ def details_of(model: Model) -> Details:
 def _details(model: Model, config: Mapping[str, Any]) -> Details:
     family = config.get("model_type") or family_of_class(config.get("architectures"))
     values = _DEFAULTS.get(str(family), {}) | {key: value for key, value in config.items() if value is not None}
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}  # in transformers 5 it holds the base too
+    rope = dict(rope) if isinstance(rope, Mapping) else {}
+    with_rope = rope | values
+
+    def first(keys: str, default: Any, within: Mapping[str, Any] = values) -> Any:
+        return next((within[key] for key in keys.split() if within.get(key) is not None), default)
+
+    scaling, kind = None, str(first("rope_type type", "default", rope))
+    if kind != "default":
+        keys = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        numbers = {key: float(rope[key]) for key in keys if rope.get(key) is not None}
+        scaling = RopeScaling(kind, original_length=int(first("original_max_position_embeddings", 0, rope)), **numbers)
+    routing = Routing(
+        score=str(first("scoring_func", "softmax")),
+        normalised=bool(first("norm_topk_prob", True)),
+        scaling=float(first("routed_scaling_factor", 1.0)),
+        aux_loss=float(first("router_aux_loss_coef aux_loss_alpha", 0.0)),
+        bias=values.get("topk_method") == "noaux_tc",
+        shared_gate=bool(first("shared_expert_intermediate_size", 0)),
+    )
+    activation = _ACTIVATIONS.get(str(first("hidden_act activation_function", "gelu")).lower(), "other")
     return Details(
         True,
-        activation=_activation(family, str(_first(values, "hidden_act activation_function", "gelu")).lower()),
-        norm_epsilon=float(_first(values, "rms_norm_eps layer_norm_epsilon layer_norm_eps", 1e-5)),
-        init_std=float(_first(values, "initializer_range init_std", 0.02)),
-        rotary_base=float(_first(_rope(values) | values, "rope_theta rotary_emb_base", 10000.0)),
-        rotary_percent=float(_first(_rope(values) | values, "partial_rotary_factor rotary_pct", 1.0)),
-        rope_scaling=_rope_scaling(_rope(values)),
-        max_positions=int(_first(values, "max_position_embeddings n_positions max_seq_len seq_length", 0)),
-        parallel_residual=bool(_first(values, "use_parallel_residual", False)),
-        post_norm=family == "olmo2" or not _first(values, "do_layer_norm_before", True),
-        attention_dropout=float(_first(values, "attention_dropout attn_pdrop attn_dropout", 0.0)),
-        hidden_dropout=float(_first(values, "dropout resid_pdrop hidden_dropout resid_dropout", 0.0)),
-        routing=_routing(values) if model.is_moe else Routing(),
-    )  # fmt: skip
-
-
-def _activation(family: Any, stated: str) -> str:
-    """The activation that a configuration states; GPT-OSS states silu and gates by x * sigmoid(1.702 x), clamped."""
-    return "quick_gelu" if family == "gpt_oss" else _ACTIVATIONS.get(stated, "other")
-
-
-def _first(values: Mapping[str, Any], keys: str, default: Any) -> Any:
-    """The value of the first of several keys that is there."""
-    return next((values[key] for key in keys.split() if values.get(key) is not None), default)
-
-
-def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_scaling``, or ``rope_parameters`` of transformers 5, which holds the base too."""
-    stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    return dict(stated) if isinstance(stated, Mapping) else {}
-
-
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = str(_first(rope, "rope_type type", "default"))
-    if kind == "default":
-        return None
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    numbers = {key: float(rope[key]) for key in keys if rope.get(key) is not None}
-    return RopeScaling(kind, original_length=int(_first(rope, "original_max_position_embeddings", 0)), **numbers)
-
-
-def _routing(values: Mapping[str, Any]) -> Routing:
-    return Routing(
-        score=str(_first(values, "scoring_func", "softmax")),
-        normalised=bool(_first(values, "norm_topk_prob", True)),
-        scaling=float(_first(values, "routed_scaling_factor", 1.0)),
-        aux_loss=float(_first(values, "router_aux_loss_coef aux_loss_alpha", 0.0)),
-        bias=values.get("topk_method") == "noaux_tc",
-        shared_gate=bool(_first(values, "shared_expert_intermediate_size", 0)),
+        # GPT-OSS states silu and gates by x * sigmoid(1.702 x), clamped
+        activation="quick_gelu" if family == "gpt_oss" else activation,
+        norm_epsilon=float(first("rms_norm_eps layer_norm_epsilon layer_norm_eps", 1e-5)),
+        init_std=float(first("initializer_range init_std", 0.02)),
+        rotary_base=float(first("rope_theta rotary_emb_base", 10000.0, with_rope)),
+        rotary_percent=float(first("partial_rotary_factor rotary_pct", 1.0, with_rope)),
+        rope_scaling=scaling,
+        max_positions=int(first("max_position_embeddings n_positions max_seq_len seq_length", 0)),
+        parallel_residual=bool(first("use_parallel_residual", False)),
+        post_norm=family == "olmo2" or not first("do_layer_norm_before", True),
+        attention_dropout=float(first("attention_dropout attn_pdrop attn_dropout", 0.0)),
+        hidden_dropout=float(first("dropout resid_pdrop hidden_dropout resid_dropout", 0.0)),
+        routing=routing if model.is_moe else Routing(),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointopt.core.schema import OVERLAP, Bools, Floats, Ints
+from jointopt.core.schema import COLLECTIVES, OVERLAP, Bools, Floats, Ints, evaluate
 
 CHUNKS_OF_SCHEDULE = {"zb-h1": 1, "zbv": 2, "dualpipev": 2}  # the vpp of schedules that have but one
 V_SHAPED = ("zbv", "dualpipev")  # schedules whose second chunks lie in reverse order of the ranks
@@ -138,12 +138,7 @@ KINDS = tuple(name for name in OVERLAP.names if name != "none")
 
 def usual_share(framework: Framework, kind: str) -> float:
     """The share that hides where a plan does not state it: 0 where the framework leaves that overlap off."""
-    return framework.dp_overlap if kind == "dp" else framework.tp_overlap
-
-
-def chosen_share(framework: Framework, kind: str) -> float:
-    """The share that hides where a plan has that overlap on; 0 where the framework leaves no choice."""
-    return framework.chosen_dp_overlap if kind == "dp" else framework.chosen_tp_overlap
+    return float(getattr(framework, f"{kind}_overlap"))
 
 
 def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
@@ -151,13 +146,8 @@ def share(framework: Framework, kind: str, codes: Ints) -> Floats | float:
     usual = usual_share(framework, kind)
     if not codes.any():
         return usual
-    on = np.where(_has(codes, kind), chosen_share(framework, kind) or usual, 0.0)
+    on = np.where(codes & OVERLAP.bit(kind), getattr(framework, f"chosen_{kind}_overlap") or usual, 0.0)
     return np.asarray(np.where(codes > 0, on, usual))
-
-
-def _has(codes: Ints, name: str) -> Bools:
-    """Whether ``name`` is among the choices of ``overlap`` codes."""
-    return (codes & OVERLAP.bit(name)).astype(bool)
 
 
 def is_on(framework: Framework, kind: str, text: str) -> bool:
@@ -165,19 +155,12 @@ def is_on(framework: Framework, kind: str, text: str) -> bool:
     return float(np.max(share(framework, kind, np.array([OVERLAP.code(text)])))) > 0.0
 
 
-def has_effect(layouts: Mapping[str, Ints], kind: str = "") -> Bools:
-    """Where a layout has collectives of a kind; of any by default."""
-    sharded, cut = layouts["dp"] * layouts["cp"] > 1, layouts["tp"] > 1
-    return np.asarray({"dp": sharded, "tp": cut}.get(kind, sharded | cut))
-
-
 def not_offered(framework: Framework, layouts: Mapping[str, Ints]) -> Bools:
     """Where a choice turns on or off what the framework leaves no choice of."""
     codes = layouts["overlap"]
     wrong = np.zeros(codes.shape, bool)
-    if not codes.any():
-        return wrong
-    for kind in KINDS:
-        turned = _has(codes, kind) != (usual_share(framework, kind) > 0.0)
-        wrong = wrong | (codes > 0) & has_effect(layouts, kind) & turned & (chosen_share(framework, kind) == 0.0)
+    for kind in KINDS if codes.any() else ():
+        fixed = getattr(framework, f"chosen_{kind}_overlap") == 0.0
+        turned = ((codes & OVERLAP.bit(kind)) > 0) != (usual_share(framework, kind) > 0.0)
+        wrong = wrong | (codes > 0) & evaluate(COLLECTIVES[kind], layouts) & turned & fixed
     return np.asarray(wrong)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 from jointopt.core.schema import ATTENTIONS as ATTENTIONS
-from jointopt.core.schema import CUDA_GRAPHS as CUDA_GRAPHS
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, LORA_TARGETS, NEUTRAL, OBJECTIVE_COLUMNS
 from jointopt.core.schema import DTYPES as DTYPES
-from jointopt.core.schema import FP8_RECIPES as FP8_RECIPES
-from jointopt.core.schema import LORA_TARGETS as LORA_TARGETS
 from jointopt.core.schema import RECIPE_CLASSES as RECIPE_CLASSES
-from jointopt.core.schema import TOKEN_DISPATCHERS as TOKEN_DISPATCHERS
 from jointopt.jobs.cluster import CLOCK_RANGE, Cluster, Machine, with_machine
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.model import Model
-from jointopt.jobs.objectives import OBJECTIVES, goals_of, measured
+from jointopt.jobs.objectives import FURTHER, OBJECTIVES, SITE_ENERGY, TIME_ALONE
 from jointopt.jobs.slurm import Slurm
 
 TF32 = "tf32"  # of fp32 numbers, the products on tensor cores: what a job file may state as dtype
@@ -77,10 +74,14 @@ class Training:
         return (self.lora_target_modules or LORA_TARGETS) if self.frozen else ()
 
     @property
-    def adapter_cells(self) -> dict[str, Any]:
-        """The adapters as rows of tables state them; nothing where all weights are trained."""
-        targets = {} if self.lora_target_modules is None else {"lora_target_modules": ";".join(self.adapted)}
-        return {"lora_dim": self.lora_dim} | targets if self.frozen else {}
+    def cells(self) -> dict[str, Any]:
+        """Adapters, class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
+        stated = {
+            "lora_dim": self.lora_dim,
+            "lora_target_modules": ";".join(self.adapted) if self.lora_target_modules and self.frozen else None,
+            "fp8_recipe": self.fp8_recipe.name if self.fp8_recipe else None, "recipe_class": self.recipe_class or None,
+        }  # fmt: skip
+        return {name: value for name, value in stated.items() if value is not None}
 
     @property
     def software(self) -> str:
@@ -103,24 +104,16 @@ class Training:
         return self.precision if self.fp8_recipe is None else f"{self.precision} ({self.fp8_recipe.name})"
 
     @property
-    def recipe_cells(self) -> dict[str, Any]:
-        """Class and scaling of the recipe as rows of tables state them; nothing of what is not stated."""
-        scaling = {} if self.fp8_recipe is None else {"fp8_recipe": self.fp8_recipe.name}
-        return scaling | ({"recipe_class": self.recipe_class} if self.recipe_class else {})
-
-    @property
     def run_iterations(self) -> int | None:
         """Iterations of the whole run, the last one perhaps not full; None where its tokens are not given."""
-        if self.run_tokens is None:
-            return None
-        return -(-self.run_tokens // (self.global_batch_size * self.seq_length))
+        tokens = self.run_tokens
+        return None if tokens is None else -(-tokens // (self.global_batch_size * self.seq_length))
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes of a stored gradient per parameter: Megatron Core keeps its buffer in the format that it reduces."""
-        if self.dtype == "fp32":
-            return 4.0
-        return _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+        stated = _bytes_of(self.grad_reduce_dtype, self.framework.gradient_bytes)
+        return 4.0 if self.dtype == "fp32" else stated
 
     @property
     def gradient_comm_bytes(self) -> float:
@@ -136,8 +129,7 @@ class Training:
         """
         if self.dtype == "fp32" or self.framework.fp32_weights:
             return 8.0
-        whole = not self.precision_aware_optimizer or self._weights_in_8_bit
-        master = 4.0 if whole else 2.0
+        master = 4.0 if not self.precision_aware_optimizer or self._weights_in_8_bit else 2.0
         second = self.exp_avg_sq_dtype or self.exp_avg_dtype
         return master + _bytes_of(self.exp_avg_dtype, 4.0) + _bytes_of(second, 4.0)
 
@@ -149,12 +141,7 @@ class Training:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a stored weight per parameter: 16 bit, or both layouts that a low-precision product reads.
-
-        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
-        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
-        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
-        """
+        """Bytes of a stored weight per parameter; with an fp32 master where the framework has no other."""
         return 4.0 if self.framework.fp32_weights else self._weight_bytes
 
     @property
@@ -164,7 +151,12 @@ class Training:
 
     @property
     def _weight_bytes(self) -> float:
-        """Bytes of a stored weight that is no fp32 master."""
+        """Bytes of a stored weight that is no fp32 master: 16 bit, or both layouts that a low-precision product reads.
+
+        Transformer Engine quantizes each weight along rows and along columns and caches both beside the 16-bit weight
+        unless parameters live in 8 bit (stated ``fp8_param_gather``; where it is not, 2 bytes stand for either). A
+        stated recipe adds scales, and has one copy where products read either layout (Blackwell, a scale per tensor).
+        """
         if self.dtype == "fp32":
             return 4.0
         if self.fp8_recipe is not None and self.fp8_param_gather is not None:
@@ -179,10 +171,9 @@ class Training:
         Those of mxfp8 come in 16 bit, since rows and columns are cast apart (Megatron Core's
         reuse_grad_buf_for_mxfp8_param_ag).
         """
-        if self.dtype == "fp32":
-            return 4.0
         wide = self.fp8_recipe is not None and self.fp8_recipe.gathers_16_bit
-        return 1.0 if self._weights_in_8_bit and not wide else 2.0
+        narrow = 1.0 if self._weights_in_8_bit and not wide else 2.0
+        return 4.0 if self.dtype == "fp32" else narrow
 
     @property
     def _weights_in_8_bit(self) -> bool:
@@ -195,31 +186,23 @@ class Training:
         return self.attention.startswith("flash") and not self.framework.selective_share
 
 
-@dataclass(frozen=True)
-class Search:
-    """Allowed values per plan column; ``None`` = every feasible value."""
-
-    dp: tuple[int, ...] | None = None
-    tp: tuple[int, ...] | None = None
-    pp: tuple[int, ...] | None = None
-    cp: tuple[int, ...] | None = None
-    ep: tuple[int, ...] | None = None
-    vpp: tuple[int, ...] | None = None
-    micro_batch_size: tuple[int, ...] | None = None
-    zero_stage: tuple[int, ...] | None = None
-    sequence_parallel: tuple[bool, ...] | None = None
-    recompute: tuple[str, ...] | None = None
-    etp: tuple[int, ...] | None = None
-    dp_replicate: tuple[int, ...] | None = None
-    stage_layers: tuple[str, ...] | None = None
-    schedule: tuple[str, ...] | None = None
-    recompute_modules: tuple[str, ...] | None = None
-    recompute_num_layers: tuple[int, ...] | None = None
-    offload: tuple[str, ...] | None = None
-    overlap: tuple[str, ...] | None = None
-    clock_mhz: tuple[float, ...] = ()  # ascending, always filled by the loader from the GPU's own clocks
-    per_stage_clocks: bool = True
-    power_limit_w: tuple[float, ...] | None = None  # descending, of every GPU; None = the cluster's alone
+# Allowed values per plan column, ``None`` = every feasible value: numbers first, then switches, words, and what most
+# plans do without.
+_KINDS = {"int": 0, "bool": 1, "str": 2}
+Search: Any = make_dataclass(
+    "Search",
+    [
+        *(
+            (name, "tuple[Any, ...] | None", None)
+            for name in sorted(LAYOUT_COLUMNS, key=lambda name: 9 if name in NEUTRAL else _KINDS[COLUMNS[name].dtype])
+        ),
+        ("clock_mhz", "tuple[float, ...]", ()),  # ascending, always filled by the loader from the GPU's own clocks
+        ("per_stage_clocks", "bool", True),
+        ("power_limit_w", "tuple[float, ...] | None", None),  # descending, of every GPU; None = the cluster's alone
+    ],
+    frozen=True,
+    namespace={"__module__": __name__, "__doc__": "Allowed values per plan column; None = every feasible value."},
+)
 
 
 @dataclass(frozen=True)
@@ -242,14 +225,18 @@ class Job:
     model: Model
     training: Training
     cluster: Cluster
-    search: Search = field(default_factory=Search)
+    search: Any = field(default_factory=Search)  # a `Search`
     constraints: Constraints = field(default_factory=Constraints)
     objectives: tuple[str, ...] = OBJECTIVES
     slurm: Slurm = field(default_factory=Slurm)
 
     def on_site(self, pue: float | None) -> Job:
         """The job on a site of that PUE; itself for None."""
-        return self if pue is None else replace(self, cluster=self.cluster.with_pue(pue))
+        if pue is None:
+            return self
+        assumed = tuple(one for one in self.cluster.assumed if one.key != "pue")  # which it is not then
+        cluster = replace(self.cluster, pue=pue, assumed=assumed, stated=self.cluster.stated | {"pue"})
+        return replace(self, cluster=cluster)
 
     @property
     def assumed_clocks(self) -> str:
@@ -265,13 +252,19 @@ class Job:
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:
-        """The objectives that runs are chosen by; the GPUs' energy stands for the site's."""
-        return measured(self.objectives)
+        """The objectives that runs are chosen by: time, the GPUs' energy, which stands for the site's and its cost.
+
+        Behind one of these at least memory and powers.
+        """
+        follows = [OBJECTIVE_COLUMNS[name].follows or name for name in self.objectives]
+        found = dict.fromkeys("energy_j" if name == SITE_ENERGY else name for name in follows)
+        first = tuple(name for name in found if name not in FURTHER) or TIME_ALONE
+        return (*first, *(name for name in found if name in FURTHER))
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """The columns to search by: time, energy, and those objectives that do not follow from both."""
-        return goals_of(self.objectives)
+        """The columns to search by: time and energy, on whose front lies the best of all that follows, and others."""
+        return (*OBJECTIVES, *(name for name in FURTHER if name in self.objectives))
 
 
 def on_machine(job: Job, machine: Machine | None) -> Job:

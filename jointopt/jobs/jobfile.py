@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from jointopt.core.errors import CatalogError, JobError, UsageError, close, did_you_mean, nearest
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, Column
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, MODEL_BLOCKS, OBJECTIVE_COLUMNS
 from jointopt.jobs.catalog.clusters import FIGURES, SITE, build_cluster
 from jointopt.jobs.catalog.clusters import KEYS as CLUSTER_KEYS
 from jointopt.jobs.catalog.gpus import load_gpu
@@ -18,24 +18,16 @@ from jointopt.jobs.catalog.limits import check_batch, limits, most, number, whol
 from jointopt.jobs.catalog.models import known_model, load_model
 from jointopt.jobs.catalog.networks import check_links, written
 from jointopt.jobs.clocks import read_clocks, read_power_limits
-from jointopt.jobs.cluster import Cluster, Gpu, load_machine
+from jointopt.jobs.cluster import Cluster, load_machine
 from jointopt.jobs.huggingface import read_config
 from jointopt.jobs.job import Constraints, Job, Search
 from jointopt.jobs.model import Model, block_of
-from jointopt.jobs.objectives import FURTHER, OBJECTIVES, PAID, TIME_ALONE
+from jointopt.jobs.objectives import OBJECTIVES, TIME_ALONE
 from jointopt.jobs.plans.rules import check_abilities, check_splits
 from jointopt.jobs.reading import Section, dump_yaml, parse_yaml, read_text, shown
-from jointopt.jobs.shape import BLOCK_KEYS, block_name, inline_model, size
+from jointopt.jobs.shape import BLOCK_KEYS, inline_model, size
 from jointopt.jobs.slurm import SLURM_KEYS, Slurm, read_slurm
-from jointopt.jobs.training_section import (
-    TRAINING_KEYS,
-    assumed_dtype,
-    assumed_recipe,
-    check_a2a_overlap,
-    check_adapters,
-    check_imbalance,
-    read_training,
-)
+from jointopt.jobs.training_section import TRAINING_KEYS, read_training, training_assumptions
 
 # Changes of a job file by its keys, ``cluster.nodes`` for the key ``nodes`` of its section ``cluster``.
 
@@ -100,7 +92,7 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 _STUDIES = Path(__file__).parents[1] / "studies"
 _OF_EXPERTS = {"overlap_moe_a2a": False, "moe_load_imbalance": 1, "moe_router_force_load_balancing": False}
-_OF_POWER = ("energy_j", "avg_power_w", "facility_energy_j", "cluster_power_kw")  # constraints
+_NOT_OF_POWER = ("iteration_time_s", "memory_fraction")  # constraints
 
 
 def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
@@ -110,11 +102,19 @@ def load_job(path: str | Path, changes: Mapping[str, Any] = MappingProxyType({})
     Raises `UsageError` (`JobError`, `CatalogError`), one sentence that names the file and the key.
     """
     file = job_file(path)
+    stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
+    with _mapping_of(path, changes) as mapping:
+        return parse_job(changed(mapping, changes), stem, file.parent)
+
+
+@contextmanager
+def _mapping_of(path: str | Path, changes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The mapping of a job file, whose path begins the sentence of what is wrong with it."""
+    file = job_file(path)
     check_changes(changes)
     text = job_text(path, file)
-    stem = "".join(c for c in file.stem if c.isprintable())[:200].strip() or "job"
     try:
-        return parse_job(changed(parse_yaml(text), changes), stem, file.parent)
+        yield dict(parse_yaml(text))
     except UsageError as error:
         raise type(error)(f"{file}: {error}") from error
 
@@ -165,29 +165,30 @@ def parse_job(mapping: Mapping[str, Any], stem: str, base_dir: Path) -> Job:
     cluster = _cluster(section, base_dir)
     allowed = section.section("search", SEARCH_KEYS)
     clocks, assumed = read_clocks(allowed, cluster.gpu)
-    training = read_training(section, cluster.gpu)
-    check_adapters(model, training)
-    check_imbalance(model, training)
-    check_a2a_overlap(model, training)
-    assumed += assumed_dtype(section, training, cluster.gpu) + assumed_recipe(section, training, cluster.gpu)
+    training = read_training(section, cluster.gpu, model)
+    assumed += training_assumptions(section, training, cluster.gpu)
     cluster = dataclasses.replace(cluster, assumed=(*cluster.assumed, *assumed))
-    values: dict[str, Any] = {name: _allowed(allowed, name) for name in LAYOUT_COLUMNS}
     search = Search(
-        **values, clock_mhz=clocks, per_stage_clocks=allowed.flag("per_stage_clocks", True),
-        power_limit_w=read_power_limits(allowed, cluster),
+        **{name: _allowed(allowed, name) for name in LAYOUT_COLUMNS if allowed.has(name)}, clock_mhz=clocks,
+        per_stage_clocks=allowed.flag("per_stage_clocks", True), power_limit_w=read_power_limits(allowed, cluster),
     )  # fmt: skip
     check_abilities(search, training)
     check_splits(search, model)
-    return Job(
-        name=name,
-        model=model,
-        training=training,
-        cluster=cluster,
-        search=search,
-        constraints=_constraints(section, cluster.gpu),
-        objectives=_objectives(section, cluster),
-        slurm=read_slurm(section),
-    )
+    bounds, gpu = section.section("constraints", CONSTRAINT_KEYS), cluster.gpu
+    powerless = f"nothing is known of the power of GPU {gpu.id!r}, so that no energy can be predicted"
+    for key in (key for key in CONSTRAINT_KEYS if bounds.has(key) and gpu.power is None and key not in _NOT_OF_POWER):
+        raise JobError(f"{bounds.at(key)}: {powerless}; leave it out.")
+    constraints = {key: number(bounds, key, f"constraints.{key}") for key in CONSTRAINT_KEYS if bounds.has(key)}
+    objectives: tuple[str, ...] = OBJECTIVES if gpu.power else TIME_ALONE
+    if section.has("objectives"):
+        items = _items(section, "objectives", "an objective")
+        objectives = tuple(dict.fromkeys(item.choice("objectives", OBJECTIVE_COLUMNS) for item in items))
+        if objectives != TIME_ALONE and gpu.power is None:
+            raise JobError(f"objectives: {powerless}; expected [{', '.join(TIME_ALONE)}], or leave it out.")
+    for objective in objectives:
+        if (rate := OBJECTIVE_COLUMNS[objective].rate) and getattr(cluster, rate) is None:
+            raise JobError(f"objectives: {objective} needs cluster.{rate}; state it, or leave {objective} out.")
+    return Job(name, model, training, cluster, search, Constraints(**constraints), objectives, read_slurm(section))
 
 
 def job_from_options(
@@ -225,38 +226,30 @@ def job_from_options(
 
 
 def _model(section: Section, name: str, base_dir: Path) -> Model:
+    """The model in place, of the catalogue, of a configuration, or a block of one of these."""
     value = section.values.get("model")
-    if isinstance(value, Mapping) and "catalog" in value:
-        inner = Section(value, "model").only(BLOCK_KEYS)
-        block, whole = block_name(inner), _named_model(inner, "catalog", base_dir)
-        return block_of(whole, block, size(inner, "num_layers", 1), inner.text("name", f"{whole.name}-{block}"))
-    return inline_model(value, name) if isinstance(value, Mapping) else _named_model(section, "model", base_dir)
-
-
-def _named_model(section: Section, key: str, base_dir: Path) -> Model:
-    """The model of the catalogue, or of a configuration, that a key names."""
-    if not isinstance(section.values.get(key), str):
-        mapping = ", or a mapping" if key == "model" else ""
-        raise section.refuse(key, f"a catalogue name{',' if mapping else ' or'} a path to a config.json{mapping}")
-    text = section.text(key, most=1000)
+    if isinstance(value, Mapping) and "catalog" not in value:
+        return inline_model(value, name)
+    key, inner, mapping = "model", section, ", or a mapping"
+    if isinstance(value, Mapping):
+        key, inner, mapping = "catalog", Section(value, "model").only(BLOCK_KEYS), ""
+        block = inner.choice("block", MODEL_BLOCKS)
+    if not isinstance(inner.values.get(key), str):
+        raise inner.refuse(key, f"a catalogue name{',' if mapping else ' or'} a path to a config.json{mapping}")
+    text = inner.text(key, most=1000)
     try:
-        return load_model(text)
+        whole = load_model(text)
     except CatalogError as error:
-        path = _config_path(text, base_dir)
-        if path is None:
-            raise CatalogError(f"{section.at(key)}: {error}") from error
-    return read_config(path)
-
-
-def _config_path(text: str, base_dir: Path) -> Path | None:
-    """The config.json that a model's text points at, or None where it reads like a mere name."""
-    path = base_dir / text
-    try:
-        if path.is_dir():
-            return path / "config.json"
-        return path if path.is_file() or text.endswith(".json") or text.startswith((".", "/")) else None
-    except OSError:
-        return None
+        path, is_file = base_dir / text, False
+        with suppress(OSError):  # of a path that no system has
+            path = path / "config.json" if path.is_dir() else path
+            is_file = path.is_file() or path.name == "config.json" or text.endswith(".json") or text[0] in "./"
+        if not is_file:
+            raise CatalogError(f"{inner.at(key)}: {error}") from error
+        whole = read_config(path)
+    if inner is section:
+        return whole
+    return block_of(whole, block, size(inner, "num_layers", 1), inner.text("name", f"{whole.name}-{block}"))
 
 
 def _cluster(section: Section, base_dir: Path) -> Cluster:
@@ -279,26 +272,21 @@ def _cluster(section: Section, base_dir: Path) -> Cluster:
     return cluster
 
 
-def _allowed(section: Section, name: str) -> tuple[Any, ...] | None:
-    """The values that the job allows for a layout column, in order, each once; None where it lists none."""
-    if not section.has(name):
-        return None
+def _allowed(section: Section, name: str) -> tuple[Any, ...]:
+    """The values that the job allows for a layout column, in order, each once."""
     column = COLUMNS[name]
     if column.dtype == "bool":
         return tuple(sorted({item.flag(name) for item in _items(section, name, "true or false")}))
-    if column.codes is not None:
-        texts = {_text(item, column) for item in _items(section, name, column.codes.expected)}
-        return tuple(sorted(texts, key=column.inside))
-    low, high = int(column.low), int(min(column.high, most("cluster.num_gpus")))
-    return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
-
-
-def _text(item: Section, column: Column) -> str:
-    """A value of a layout's column of text, as that column writes it."""
-    try:
-        return str(column.outside(column.inside(item.values[column.name])))
-    except ValueError as error:
-        raise item.refuse(column.name, column.codes.expected if column.codes else "") from error
+    if column.codes is None:
+        low, high = int(column.low), int(min(column.high, most("cluster.num_gpus")))
+        return tuple(sorted({item.whole(name, low, high) for item in _items(section, name, "a whole number")}))
+    found = set()
+    for item in _items(section, name, column.codes.expected):
+        try:
+            found.add(column.inside(item.values[name]))
+        except ValueError as error:
+            raise item.refuse(name, column.codes.expected) from error
+    return tuple(map(column.outside, sorted(found)))
 
 
 def _items(section: Section, key: str, expected: str) -> list[Section]:
@@ -308,33 +296,6 @@ def _items(section: Section, key: str, expected: str) -> list[Section]:
     if not 0 < len(values) <= 1000:
         raise section.refuse(key, f"{expected}, or a list of 1 to 1000 of them")
     return [Section({key: v}, section.where) for v in values]
-
-
-def _constraints(section: Section, gpu: Gpu) -> Constraints:
-    bounds = section.section("constraints", CONSTRAINT_KEYS)
-    for key in _OF_POWER:
-        if bounds.has(key) and gpu.power is None:
-            raise JobError(f"{bounds.at(key)}: {_powerless(gpu)}; leave it out.")
-    return Constraints(**{k: number(bounds, k, f"constraints.{k}") for k in CONSTRAINT_KEYS if bounds.has(k)})
-
-
-def _objectives(section: Section, cluster: Cluster) -> tuple[str, ...]:
-    """Time and energy by default; time alone where nothing is known of the GPU's power."""
-    gpu = cluster.gpu
-    if not section.has("objectives"):
-        return OBJECTIVES if gpu.power else TIME_ALONE
-    items = _items(section, "objectives", "an objective")
-    chosen = tuple(dict.fromkeys(item.choice("objectives", (*OBJECTIVES, *FURTHER, *PAID)) for item in items))
-    if chosen != TIME_ALONE and gpu.power is None:
-        raise JobError(f"objectives: {_powerless(gpu)}; expected [{', '.join(TIME_ALONE)}], or leave it out.")
-    for name in chosen:
-        if (rate := PAID.get(name)) and getattr(cluster, rate) is None:
-            raise JobError(f"objectives: {name} needs cluster.{rate}; state it, or leave {name} out.")
-    return chosen
-
-
-def _powerless(gpu: Gpu) -> str:
-    return f"nothing is known of the power of GPU {gpu.id!r}, so that no energy can be predicted"
 
 
 # --- back into YAML
@@ -350,18 +311,22 @@ def dump_job(job: Job | Mapping[str, Any]) -> str:
 
 def job_mapping(job: Job) -> dict[str, Any]:
     """The mapping that `parse_job` reads back into an equal job."""
+    model = job.model
     training = {key: value for key, value in _filled(job.training).items() if key in TRAINING_KEYS and value != ""}
-    training |= {"dtype": job.training.precision, **job.training.recipe_cells}
-    if not job.model.is_moe:
+    training["dtype"] = job.training.precision
+    if recipe := job.training.fp8_recipe:
+        training["fp8_recipe"] = recipe.name
+    if not model.is_moe:
         training = {key: value for key, value in training.items() if value != _OF_EXPERTS.get(key)}
     if job.training.attention_assumed:
         del training["attention"]
     for key in {"dtype", "fp8_recipe"} & {assumption.key for assumption in job.cluster.assumed}:
         del training[key]
+    shape = {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
     usual = _filled(Slurm())
     mapping = {
         "name": job.name,
-        "model": _model_mapping(job.model),
+        "model": model.name if known_model(model.name) == model else shape,
         "training": training | {"framework": job.training.framework.name},
         "cluster": _cluster_mapping(job.cluster),
         "search": _search_mapping(job),
@@ -383,12 +348,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e9 else value
 
 
-def _model_mapping(model: Model) -> str | dict[str, Any]:
-    if known_model(model.name) == model:
-        return model.name
-    return {key: value for key, value in vars(model).items() if value or isinstance(value, bool)}
-
-
 def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     """Sizes, and the figures that are not what a cluster of that size would be given anyway."""
     sizes: dict[str, Any] = {
@@ -399,7 +358,13 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
         sizes["machine"] = cluster.machine.mapping()
     assumed, filled = {assumption.key for assumption in cluster.assumed}, _filled(cluster)
     stated = {key: filled[key] for key in FIGURES if key not in assumed}
-    needed = {key: value for key, value in stated.items() if not _is_default(key, value, sizes, stated)}
+    needed = {}
+    for key, value in stated.items():
+        with suppress(UsageError):  # where the key is needed
+            bare = build_cluster(sizes | {other: figure for other, figure in stated.items() if other != key})
+            if key not in {assumption.key for assumption in bare.assumed} and getattr(bare, key) == value:
+                continue
+        needed[key] = value
     site = {key: filled[key] for key in SITE if key in filled}
     if cluster.gpu.memory_gib != build_cluster(sizes | needed).gpu.memory_gib:
         site["memory_gib"] = _plain(cluster.gpu.memory_gib)
@@ -408,42 +373,31 @@ def _cluster_mapping(cluster: Cluster) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value != "" and key not in assumed}
 
 
-def _is_default(key: str, value: float, sizes: Mapping[str, Any], stated: Mapping[str, float]) -> bool:
-    """Whether a cluster without that key would have that value, by no assumption."""
-    try:
-        bare = build_cluster({**sizes, **{k: v for k, v in stated.items() if k != key}})
-    except UsageError:
-        return False  # the key is needed
-    return key not in {assumption.key for assumption in bare.assumed} and getattr(bare, key) == value
-
-
 def _search_mapping(job: Job) -> dict[str, Any]:
-    mapping = _filled(job.search)
+    """What the job searches; clocks as the span, or nothing, where that is read back as the same ones."""
+    mapping, clocks = _filled(job.search), job.search.clock_mhz
     if job.search.per_stage_clocks:
         del mapping["per_stage_clocks"]
-    clocks = job.search.clock_mhz
-    if _read_back(None, job) == clocks:
-        del mapping["clock_mhz"]
-    elif len(clocks) > 2:
+    spans: list[Any] = [None]
+    if len(clocks) > 2:
         ends = {"min": clocks[0], "max": clocks[-1], "step": clocks[1] - clocks[0]}
-        span = {key: _plain(value) for key, value in ends.items()}
-        mapping["clock_mhz"] = span if _read_back(span, job) == clocks else mapping["clock_mhz"]
-    return mapping
-
-
-def _read_back(clock_mhz: object, job: Job) -> tuple[float, ...] | None:
-    """The clocks that a job with this ``clock_mhz`` would search, or None where it would be refused."""
-    try:
-        return read_clocks(Section({"clock_mhz": clock_mhz}, "search"), job.cluster.gpu)[0]
-    except UsageError:
-        return None
+        spans.append({key: _plain(value) for key, value in ends.items()})
+    for span in spans:
+        with suppress(UsageError):
+            if read_clocks(Section({"clock_mhz": span}, "search"), job.cluster.gpu)[0] == clocks:
+                mapping["clock_mhz"] = span
+                break
+    return {key: value for key, value in mapping.items() if value is not None}
 
 
 # Jobs of many clusters: a job file whose cluster has lists of GPUs and of nodes, or numbers of GPUs to try.
 
 
 MOST_SIZES = 64
-_OF_ONE_GPU = ("power_limit_w", "memory_gib", "intra_node_gbytes_per_s", "intra_node_pj_per_bit", "machine")
+_OF_ONE_GPU = {
+    "cluster": ("power_limit_w", "memory_gib", "intra_node_gbytes_per_s", "intra_node_pj_per_bit", "machine"),
+    "search": ("clock_mhz",),
+}
 
 
 def sizes_in(text: str) -> tuple[int, ...]:
@@ -476,25 +430,11 @@ def load_jobs(
     at the smallest size. UsageError as for `load_job`.
     """
     file = job_file(path)
-    check_changes(changes)
-    text = job_text(path, file)
-    try:
-        mapping: Mapping[str, Any] = parse_yaml(text)
-        mapping = changed(_without_own_figures(mapping) if "cluster.gpu" in changes else mapping, changes)
-        return sized_jobs(mapping, file.stem, file.parent, gpus, weak=weak)
-    except UsageError as error:
-        raise type(error)(f"{file}: {error}") from error
-
-
-def _without_own_figures(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A job file without what it states of its own GPU, for others."""
-    own = {"cluster": _OF_ONE_GPU, "search": ("clock_mhz",)}
-    kept = {
-        section: {key: value for key, value in mapping[section].items() if key not in keys}
-        for section, keys in own.items()
-        if isinstance(mapping.get(section), Mapping)
-    }
-    return {**mapping, **kept}
+    with _mapping_of(path, changes) as mapping:
+        for section, keys in _OF_ONE_GPU.items() if "cluster.gpu" in changes else ():
+            if isinstance(own := mapping.get(section), Mapping):
+                mapping[section] = {key: value for key, value in own.items() if key not in keys}
+        return sized_jobs(changed(mapping, changes), file.stem, file.parent, gpus, weak=weak)
 
 
 def sized_jobs(
@@ -505,65 +445,50 @@ def sized_jobs(
     cluster = {"catalog": cluster} if isinstance(cluster, str) else cluster
     if not isinstance(cluster, Mapping):
         raise JobError("cluster must be a catalogue name, or a mapping with gpu, nodes and gpus_per_node.")
-    kinds, nodes = _listed(cluster, "gpu"), _listed(cluster, "nodes")
-    prices = _prices(cluster, len(kinds))
-    jobs = [
-        parse_job({**mapping, "cluster": one | price}, stem, base_dir)
-        for kind, price in zip(kinds, prices, strict=True)
-        for one in _clusters(cluster, kind, nodes, gpus)
-    ]
+    listed: dict[str, list[Any]] = {}
+    for key in ("gpu", "nodes", "price_per_gpu_hour"):
+        value = cluster.get(key)
+        if isinstance(value, list) and not value:
+            raise JobError(f"cluster.{key} must be a value, or a list of them; got [].")
+        listed[key] = value if isinstance(value, list) else [value]
+    kinds, prices = listed["gpu"], listed["price_per_gpu_hour"]
+    if len(prices) not in (1, len(kinds)):
+        raise JobError(f"cluster.price_per_gpu_hour has {len(prices)} prices for {len(kinds)} GPUs; expected one each.")
+    jobs = []
+    for kind, price in zip(kinds, prices if prices[1:] else prices * len(kinds), strict=True):
+        stated = dict(cluster) | {"gpu": kind, "price_per_gpu_hour": price}
+        for sizes in _sizes(stated, gpus) if gpus else [{"nodes": count} for count in listed["nodes"]]:
+            one = {key: value for key, value in (stated | sizes).items() if value is not None or key not in listed}
+            jobs.append(parse_job({**mapping, "cluster": one}, stem, base_dir))
     if len(jobs) > MOST_SIZES:
         raise JobError(f"cluster: {len(jobs)} sizes of clusters; at most {MOST_SIZES} are compared at once.")
     least = min(job.cluster.num_gpus for job in jobs)
-    return [_named(_grown(job, least) if weak else job) for job in jobs]
+    return [_sized(job, least if weak else job.cluster.num_gpus) for job in jobs]
 
 
-def _listed(cluster: Mapping[str, Any], key: str) -> list[Any]:
-    value = cluster.get(key)
-    if isinstance(value, list) and not value:
-        raise JobError(f"cluster.{key} must be a value, or a list of them; got [].")
-    return value if isinstance(value, list) else [value]
-
-
-def _prices(cluster: Mapping[str, Any], kinds: int) -> list[dict[str, Any]]:
-    """The price of a GPU of each kind as a part of its cluster."""
-    prices = _listed(cluster, "price_per_gpu_hour")
-    if len(prices) not in (1, kinds):
-        raise JobError(f"cluster.price_per_gpu_hour has {len(prices)} prices for {kinds} GPUs; expected one each.")
-    prices = prices * (kinds if len(prices) == 1 else 1)
-    return [{} if price is None else {"price_per_gpu_hour": price} for price in prices]
-
-
-def _clusters(cluster: Mapping[str, Any], kind: Any, nodes: list[Any], gpus: Sequence[int]) -> list[dict[str, Any]]:
-    base = {**cluster, **({} if kind is None else {"gpu": kind})}
-    base.pop("price_per_gpu_hour", None)
-    if not gpus:
-        return [{**base, **({} if count is None else {"nodes": count})} for count in nodes]
-    per_node = base.get("gpus_per_node")
+def _sizes(cluster: Mapping[str, Any], gpus: Sequence[int]) -> list[dict[str, int]]:
+    """The nodes that these numbers of GPUs make: whole ones, or a part of one."""
+    per_node, kind = cluster.get("gpus_per_node"), cluster.get("gpu")
     if per_node is None and isinstance(kind, str):
         per_node = load_gpu(kind).usual_gpus_per_node
-    return [base | _split(size, per_node if isinstance(per_node, int) else 8) for size in gpus]
+    per_node = per_node if isinstance(per_node, int) else 8
+    for count in gpus:
+        if count > per_node and count % per_node:
+            raise UsageError(
+                f"--gpus: {count} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}."
+            )
+    return [{"nodes": max(count // per_node, 1), "gpus_per_node": min(count, per_node)} for count in gpus]
 
 
-def _split(size: int, per_node: int) -> dict[str, int]:
-    """The nodes that so many GPUs make: whole ones, or a part of one."""
-    if size > per_node and size % per_node:
-        raise UsageError(f"--gpus: {size} GPUs do not fill whole nodes of {per_node}; choose a multiple of {per_node}.")
-    return {"nodes": max(size // per_node, 1), "gpus_per_node": min(size, per_node)}
-
-
-def _grown(job: Job, least: int) -> Job:
-    """The job with a batch that grows with its GPUs."""
-    batch, rest = divmod(job.training.global_batch_size * job.cluster.num_gpus, least)
+def _sized(job: Job, least: int) -> Job:
+    """The job named by its size, with a batch that grows with its GPUs from ``least`` on."""
+    cluster, training = job.cluster, job.training
+    batch, rest = divmod(training.global_batch_size * cluster.num_gpus, least)
     if rest:
         raise UsageError(
-            f"--weak: a batch of {job.training.global_batch_size} does not grow from {least} to {job.cluster.num_gpus} "
+            f"--weak: a batch of {training.global_batch_size} does not grow from {least} to {cluster.num_gpus} "
             f"GPUs in whole sequences; choose multiples of the smallest size."
         )
-    check_batch(batch, job.training.seq_length, f"--weak: the batch of {job.cluster.num_gpus:,} GPUs")
-    return dataclasses.replace(job, training=dataclasses.replace(job.training, global_batch_size=batch))
-
-
-def _named(job: Job) -> Job:
-    cluster = job.cluster
-    return dataclasses.replace(job, name=f"{job.name}-{cluster.nodes}x{cluster.gpus_per_node}-{cluster.gpu.id}"[:200])
+    check_batch(batch, training.seq_length, f"--weak: the batch of {cluster.num_gpus:,} GPUs")
+    name = f"{job.name}-{cluster.nodes}x{cluster.gpus_per_node}-{cluster.gpu.id}"[:200]
+    return dataclasses.replace(job, name=name, training=dataclasses.replace(training, global_batch_size=batch))

@@ -117,9 +117,8 @@ class Model:
     def cells(self, names: Iterable[str]) -> dict[str, Any]:
         """Sizes as rows of tables state them: blank where a block has none."""
         sizes = {name: getattr(self, name) for name in names}
-        if not self.block:
-            return sizes
-        return {name: value or None for name, value in sizes.items()} | {"block": self.block}
+        of_block = {name: value or None for name, value in sizes.items()} | {"block": self.block}
+        return of_block if self.block else sizes
 
     @property
     def num_moe_layers(self) -> int:
@@ -167,25 +166,17 @@ class Model:
     @property
     def norm_bias_parameters(self) -> int:
         """Everything of one layer that is no matrix: its norms, biases and sinks; biases of experts are not in it."""
-        sinks = self.num_attention_heads * self.attention_sinks
-        norms = self.parts_per_layer * self.norm_parameters + self._inner_norm_parameters
-        return norms + self._bias_parameters + sinks
-
-    @property
-    def _inner_norm_parameters(self) -> int:
-        """Norms inside attention: on the latents (multi-head latent attention), on queries and keys."""
-        latent = self.q_lora_rank + self.kv_lora_rank if self.kv_lora_rank else 0
-        heads = self.num_attention_heads + self.num_query_groups if self.qk_norm_full else 2
-        return latent + (heads * self.head_dim if self.qk_norm else 0)
-
-    @property
-    def _bias_parameters(self) -> int:
-        qkv = (self.num_attention_heads + 2 * self.num_query_groups) * self.head_dim
-        if not self.linear_bias:
-            return qkv if self.qkv_bias else 0
-        mlp = (2 if self.gated_mlp else 1) * self.ffn_hidden_size + self.hidden_size
-        attention = (qkv + self.hidden_size) * self.has_attention
-        return attention + (mlp if self.has_mlp and not self.is_moe else 0)
+        heads, groups = self.num_attention_heads, self.num_query_groups
+        norms = self.parts_per_layer * self.norm_parameters
+        # those inside attention: on the latents (multi-head latent attention), on queries and keys
+        norms += self.q_lora_rank + self.kv_lora_rank if self.kv_lora_rank else 0
+        norms += (heads + groups if self.qk_norm_full else 2) * self.head_dim * self.qk_norm
+        qkv = (heads + 2 * groups) * self.head_dim
+        biases = qkv * self.qkv_bias
+        if self.linear_bias:
+            mlp = (2 if self.gated_mlp else 1) * self.ffn_hidden_size + self.hidden_size
+            biases = (qkv + self.hidden_size) * self.has_attention + mlp * (self.has_mlp and not self.is_moe)
+        return norms + biases + heads * self.attention_sinks
 
     @property
     def dense_layer_parameters(self) -> int:
@@ -195,12 +186,11 @@ class Model:
     @property
     def moe_layer_parameters(self) -> int:
         """All parameters of one layer with routed experts; 0 for a dense model."""
-        if not self.is_moe:
-            return 0
         one = self.expert_parameters + self.expert_bias_parameters
         experts = (self.num_experts + self.num_shared_experts) * one
         router = (self.hidden_size + self.moe_linear_bias) * self.num_experts
-        return self.attention_parameters + router + experts + self.norm_bias_parameters
+        whole = self.attention_parameters + router + experts + self.norm_bias_parameters
+        return whole if self.is_moe else 0
 
     @property
     def embedding_parameters(self) -> int:
@@ -265,16 +255,11 @@ def block_of(model: Model, block: str, num_layers: int = 1, name: str = "") -> M
     """
     # positions other than RoPE are added to the embedding, or to scores at no cost
     positions = "rope" if model.position_embedding == "rope" and block != "feed_forward" else "alibi"
-    without = _ENDS | {"num_dense_layers": 0} | _first_windows(model, num_layers) | _WITHOUT[block]
+    freq = model.window_attn_skip_freq
+    if isinstance(freq, tuple):  # again from the first layer's where the block has more layers than the model
+        freq = tuple(freq[at % len(freq)] for at in range(num_layers))
+    without = _ENDS | {"num_dense_layers": 0, "window_attn_skip_freq": freq} | _WITHOUT[block]
     return replace(
         model, block=block, num_layers=num_layers, name=name or f"{model.name}-{block}", config=None,
         position_embedding=positions, **without,
     )  # fmt: skip
-
-
-def _first_windows(model: Model, num_layers: int) -> dict[str, Any]:
-    """Windows of the model's first layers, again from the first where the block has more of them than the model."""
-    freq = model.window_attn_skip_freq
-    if not isinstance(freq, tuple):
-        return {}
-    return {"window_attn_skip_freq": tuple(freq[at % len(freq)] for at in range(num_layers))}

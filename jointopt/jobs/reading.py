@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import yaml
 
@@ -65,7 +65,7 @@ class Section:
         """Whether the key is given; a key without a value counts as not given."""
         return self.values.get(key) is not None
 
-    def _checked(self, key: str, default: Any, fits: Callable[[Any], bool], expected: str) -> Any:
+    def _value(self, key: str, default: Any, fits: Callable[[Any], bool], expected: str) -> Any:
         """The value, which must fit; the default where there is one and no value."""
         if default is not None and not self.has(key):
             return default
@@ -79,7 +79,7 @@ class Section:
         ``why``: of the highest, which a refusal adds.
         """
         expected = f"a whole number from {low:,} to {high:,}{why}"
-        return int(self._checked(key, default, lambda value: is_whole(value) and low <= value <= high, expected))
+        return int(self._value(key, default, lambda value: is_whole(value) and low <= value <= high, expected))
 
     def number(
         self, key: str, high: float = 1e15, *, zero: bool = False, default: float | None = None, why: str = ""
@@ -87,28 +87,27 @@ class Section:
         """A finite number above 0 (from 0 on with ``zero``) and at most ``high``; ``why`` as for `whole`."""
         expected = f"a number {'from 0 on' if zero else 'above 0'}, at most {high:,.15g}{why}"
         return float(
-            self._checked(key, default, lambda v: is_number(v) and 0 <= v <= high and (v != 0 or zero), expected)
+            self._value(key, default, lambda v: is_number(v) and 0 <= v <= high and (v != 0 or zero), expected)
         )
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false, and nothing else."""
-        return bool(self._checked(key, default, lambda value: isinstance(value, bool), "true or false"))
+        return bool(self._value(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
         """One word out of a few."""
         words, value = list(choices), self.values.get(key)
         hint = nearest(value, words) if isinstance(value, str) and value not in words else ""
         expected = f"one of {', '.join(words)}{hint}"
-        return str(self._checked(key, default, lambda word: isinstance(word, str) and word in words, expected))
+        return str(self._value(key, default, lambda word: isinstance(word, str) and word in words, expected))
 
     def text(self, key: str, default: str | None = None, most: int = 200) -> str:
         """A non-empty line of text of at most ``most`` characters."""
-
-        def fits(value: Any) -> bool:
-            return isinstance(value, str) and value.strip() != "" and len(value) <= most and value.isprintable()
-
         expected = "one line of text (in quotes where it looks like a number or a bool)"
-        return str(self._checked(key, default, fits, expected))
+        text = str(self._value(key, default, lambda value: isinstance(value, str), expected))
+        if self.has(key) and not (text.strip() and len(text) <= most and text.isprintable()):
+            raise self.refuse(key, expected)
+        return text
 
     def version(self, known: int) -> int:
         """The version of the file, which must be the known one."""
@@ -129,11 +128,10 @@ def is_whole(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite real number; bools, NaN and infinities are not."""
-    if is_whole(value):
-        return True
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_whole(value) or (real and math.isfinite(value))  # type: ignore[arg-type]  # which `real` says
 
 
 T = TypeVar("T")
@@ -157,7 +155,8 @@ class _JobLoader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in seen:
-                raise JobError(f"{_line(key)}: the key {shown(key.value)} is given twice or is not a word.")
+                place = f"line {key.start_mark.line + 1}"
+                raise JobError(f"{place}: the key {shown(key.value)} is given twice or is not a word.")
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep=deep))
 
@@ -208,19 +207,15 @@ def parse_yaml(text: str) -> Mapping[str, Any]:
         _refuse_exotic_yaml(text)
         parsed = yaml.load(text, Loader=_JobLoader)
     except _CONSTRUCTION_ERRORS as error:
-        raise JobError(_no_yaml(error)) from error
+        mark = getattr(error, "problem_mark", None)
+        if mark is None or not isinstance(error, yaml.MarkedYAMLError):
+            raise JobError(f"it is not valid YAML: {_one_line(error)}.") from error
+        problem = " ".join(str(error.problem or error.context).split())
+        for token, words in _TOKENS.items():  # in words of the file and none of the parser's
+            problem = problem.replace(f"'{token}'", words).replace(token, words)
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise JobError(f"{place}: not valid YAML: {problem}.") from error
     return _mapping(parsed)
-
-
-def _no_yaml(error: BaseException) -> str:
-    """Where a text stops being YAML, and why, in words of the file and none of the parser's."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None or not isinstance(error, yaml.MarkedYAMLError):
-        return f"it is not valid YAML: {_one_line(error)}."
-    problem = " ".join(str(error.problem or error.context).split())
-    for token, words in _TOKENS.items():
-        problem = problem.replace(f"'{token}'", words).replace(token, words)
-    return f"line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {problem}."
 
 
 def _refuse_exotic_yaml(text: str) -> None:
@@ -228,7 +223,7 @@ def _refuse_exotic_yaml(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        place = _line(event)
+        place = f"line {event.start_mark.line + 1}" if event.start_mark else "somewhere"
         if depth > _DEEPEST:
             raise JobError(f"{place}: nested more than {_DEEPEST} levels deep; a job file needs three.")
         if getattr(event, "anchor", None):
@@ -254,30 +249,25 @@ def read_written(path: Path, what: str, parsed: Callable[[Mapping[str, Any]], T]
         raise JobError(f"{path} is no {what}: {error}") from error
 
 
-def _line(marked: yaml.Node | yaml.Event) -> str:
-    return f"line {marked.start_mark.line + 1}" if marked.start_mark else "somewhere"
-
-
 def parse_json(text: str) -> Mapping[str, Any]:
     """A JSON document that is one object, without NaN and without a key given twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise JobError(f"the key {shown(name)} is given twice.")
+            found[name] = value
+        return found
+
+    def constant(name: str) -> float:
+        raise ValueError(f"{name} is no number")
+
     try:
-        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        parsed = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise JobError(f"it is not valid JSON: {_one_line(error)}.") from error
     return _mapping(parsed)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise JobError(f"the key {shown(name)} is given twice.")
-        result[name] = value
-    return result
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
 
 
 def _mapping(parsed: object) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     Llama), as many KV groups as heads, an untied head, no experts. Raises JobError for contradictions too.
     """
     section = Section(mapping, where).only(INLINE_KEYS)
-    block = block_name(section) if section.values.get("block") else ""
+    block = section.choice("block", MODEL_BLOCKS) if section.values.get("block") else ""
     usual = (_OF_A_BLOCK if block else {}) | ({"num_attention_heads": 1} if block == "feed_forward" else {})
     shape: dict[str, Any] = {key: size(section, key, usual.get(key)) for key in _REQUIRED}
     shape["ffn_hidden_size"] = size(section, "ffn_hidden_size", 4 * shape["hidden_size"])
@@ -47,24 +47,15 @@ def inline_model(mapping: Mapping[str, Any], name: str, where: str = "model") ->
     config = section.values.get("config")
     if config is not None and not isinstance(config, Mapping):
         raise section.refuse("config", "the mapping of a Hugging Face config.json")
-    shape |= _windows(section, config, shape["num_layers"])
+    if section.has("window_size") or not config:
+        shape["window_attn_skip_freq"] = read_skip_freq(section)
+    else:
+        try:
+            shape |= windows_of(config, str(config.get("model_type")), shape["num_layers"])
+        except JobError as error:
+            raise JobError(f"{section.at('config')}: {error}") from error
     model = checked(Model(name=section.text("name", name), config=config, **shape), where)
     return block_of(model, block, model.num_layers, model.name) if block else model
-
-
-def _windows(section: Section, config: Mapping[str, Any] | None, num_layers: int) -> dict[str, Any]:
-    """Windows of attention as stated; where no size is, those of the configuration."""
-    if section.has("window_size") or not config:
-        return {"window_attn_skip_freq": read_skip_freq(section)}
-    try:
-        return windows_of(config, str(config.get("model_type")), num_layers)
-    except JobError as error:
-        raise JobError(f"{section.at('config')}: {error}") from error
-
-
-def block_name(section: Section) -> str:
-    """The part of a model that is a workload of its own."""
-    return section.choice("block", MODEL_BLOCKS)
 
 
 def size(section: Section, key: str, default: int | None = None, low: int = 1, of: str = "") -> int:
@@ -75,33 +66,25 @@ def size(section: Section, key: str, default: int | None = None, low: int = 1, o
 def head_dim(section: Section, hidden_size: int, heads: int) -> int:
     """The stated width of a head, or the hidden size split evenly among the heads."""
     if not section.has("head_dim") and hidden_size % heads:
+        place = f"{section.where}: " if section.where else ""
         raise JobError(
-            f"{_place(section.where)}{heads} attention heads do not divide the hidden size {hidden_size}; "
-            f"expected a multiple, or a stated head_dim."
+            f"{place}{heads} attention heads do not divide the hidden size {hidden_size}; expected a multiple, or a "
+            f"stated head_dim."
         )
     return size(section, "head_dim", hidden_size // heads or 1)
 
 
-def checked(model: Model, where: str) -> Model:
-    """The model itself; JobError where its figures contradict each other."""
-    for wrong, sentence in (*_attention_faults(model), *_expert_faults(model)):
-        if wrong:
-            raise JobError(f"{_place(where)}{sentence}.")
-    return model
+def checked(m: Model, where: str) -> Model:
+    """The model itself; JobError where its figures contradict each other.
 
-
-def _place(where: str) -> str:
-    """``model: ``; nothing for the top of a file, whose path the message begins with."""
-    return f"{where}: " if where else ""
-
-
-def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
-    latent = [getattr(m, name) for name in LATENT_NEEDED]
-    heads = f"num_attention_heads ({m.num_attention_heads})"
-    freq = m.window_attn_skip_freq
-    return (
+    ``where``: the section of the message; blank for the top of a file, whose path the message begins with.
+    """
+    latent, freq = [getattr(m, name) for name in LATENT_NEEDED], m.window_attn_skip_freq
+    extras = m.moe_router_topk or m.num_shared_experts or m.num_dense_layers
+    groups, chosen = m.moe_router_num_groups, m.moe_router_group_topk
+    faults = (
         (m.num_attention_heads % m.num_query_groups > 0,
-         f"num_query_groups ({m.num_query_groups}) must divide {heads}"),
+         f"num_query_groups ({m.num_query_groups}) must divide num_attention_heads ({m.num_attention_heads})"),
         (m.position_embedding == "learned" and not m.max_position_embeddings,
          "a learned position_embedding needs max_position_embeddings, the rows of its table"),
         (any(latent) != all(latent) or (m.q_lora_rank > 0 and not m.kv_lora_rank),
@@ -109,13 +92,6 @@ def _attention_faults(m: Model) -> tuple[tuple[bool, str], ...]:
         (bool(freq) and not m.window_size, "window_attn_skip_freq needs window_size, the tokens that layers look back"),
         (isinstance(freq, tuple) and len(freq) != m.num_layers,
          f"window_attn_skip_freq must have a 0 or 1 for each of the {m.num_layers} layers, or be a whole number"),
-    )  # fmt: skip
-
-
-def _expert_faults(m: Model) -> tuple[tuple[bool, str], ...]:
-    extras = m.moe_router_topk or m.num_shared_experts or m.num_dense_layers
-    groups, chosen = m.moe_router_num_groups, m.moe_router_group_topk
-    return (
         (not m.is_moe and extras > 0,
          "moe_router_topk, num_shared_experts and num_dense_layers need num_experts above 0"),
         (m.is_moe and not 1 <= m.moe_router_topk <= m.num_experts,
@@ -129,3 +105,7 @@ def _expert_faults(m: Model) -> tuple[tuple[bool, str], ...]:
         (m.is_moe and m.num_dense_layers >= m.num_layers,
          f"num_dense_layers ({m.num_dense_layers}) must be less than num_layers ({m.num_layers})"),
     )  # fmt: skip
+    for wrong, sentence in faults:
+        if wrong:
+            raise JobError(f"{where}: {sentence}." if where else f"{sentence}.")
+    return m

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 from jointopt.core.errors import JobError, nearest
 from jointopt.jobs.reading import Section, shown
@@ -59,63 +60,48 @@ NAMED = ("account", "partition", "qos", "constraint", "reservation")
 def read_slurm(job: Section) -> Slurm:
     """The section ``slurm`` of a job file, with defaults where it is silent. Raises JobError."""
     section = job.section("slurm", SLURM_KEYS)
-    usual, gpu_request = Slurm(), section.text("gpu_request", Slurm.gpu_request)
-    if gpu_request != NO_GPU_REQUEST:
-        _directive(section, "gpu_request", gpu_request.replace("{gpus}", "1"))
-    return Slurm(
-        **{key: _word(section, key) for key in NAMED if section.has(key)},
-        time_limit_min=section.whole("time_limit_min", 1, _DAYS_30) if section.has("time_limit_min") else None,
-        gpu_request=gpu_request,
-        exclusive=section.flag("exclusive", usual.exclusive),
-        requeue=section.flag("requeue", usual.requeue),
-        python=section.text("python") if section.has("python") else None,
-        setup=_lines(section, "setup"),
-        sbatch=tuple(_directive(section, "sbatch", line) for line in _lines(section, "sbatch")),
-        container=_word(section, "container") if section.has("container") else None,
-        container_runtime=section.choice("container_runtime", CONTAINER_RUNTIMES, usual.container_runtime),
-        mounts=tuple(_mount(section, place) for place in _lines(section, "mounts")),
-    )
+    found: dict[str, Any] = {}
+    for key in (key for key in SLURM_KEYS if section.has(key)):
+        if key in ("exclusive", "requeue"):
+            found[key] = section.flag(key)
+        elif key == "time_limit_min":
+            found[key] = section.whole(key, 1, _DAYS_30)
+        elif key == "container_runtime":
+            found[key] = section.choice(key, CONTAINER_RUNTIMES)
+        elif key in ("setup", "sbatch", "mounts"):  # one line of text or a list of them
+            lines = section.values[key] if isinstance(section.values[key], list) else [section.values[key]]
+            if len(lines) > 100:
+                raise section.refuse(key, "a line of text, or a list of up to 100 of them")
+            found[key] = tuple(Section({key: line}, section.where).text(key, most=2000) for line in lines)
+        else:
+            found[key] = section.text(key)
+        if key in (*NAMED, "container") and not re.fullmatch(r"[^\s'\"\\#]+", found[key]):
+            raise section.refuse(key, "one word, as sbatch takes it")
+    if (request := found.get("gpu_request", NO_GPU_REQUEST)) != NO_GPU_REQUEST:
+        _check_directive(section, "gpu_request", request.replace("{gpus}", "1"))
+    for line in found.get("sbatch", ()):
+        _check_directive(section, "sbatch", line)
+    for place in found.get("mounts", ()):
+        if not _MOUNT.fullmatch(place):
+            raise JobError(
+                f"{section.at('mounts')} must be paths such as /data or /data:/in-it, one in each line and without "
+                f"commas and variables, which nothing replaces there; got {shown(place)}."
+            )
+    return Slurm(**found)
 
 
-def _word(section: Section, key: str) -> str:
-    word = section.text(key)
-    if not re.fullmatch(r"[^\s'\"\\#]+", word):
-        raise section.refuse(key, "one word, as sbatch takes it")
-    return word
-
-
-def _mount(section: Section, place: str) -> str:
-    if not _MOUNT.fullmatch(place):
-        raise JobError(
-            f"{section.at('mounts')} must be paths such as /data or /data:/in-it, one in each line and without commas "
-            f"and variables, which nothing replaces there; got {shown(place)}."
-        )
-    return place
-
-
-def _directive(section: Section, key: str, line: str) -> str:
-    if line.partition("=")[0] in _OURS:
-        raise JobError(f"{section.at(key)}: {line.partition('=')[0]} is set by jointopt itself; leave it out.")
+def _check_directive(section: Section, key: str, line: str) -> None:
+    """JobError for a line that is no option of sbatch in one word, or one that is not for a job file to set."""
     option = line.partition("=")[0]
-    if key == "sbatch" and _DIRECTIVE.fullmatch(line) and option not in _ALLOWED:
-        raise JobError(
-            f"{section.at(key)}: {option} is not an option that job files add{nearest(option, _ALLOWED)}; expected "
-            "one in full that places or limits a job, such as --mail-type=END, --mem=0 or --nodelist=gpu[1-4]."
-        )
+    if option in _OURS:
+        raise JobError(f"{section.at(key)}: {option} is set by jointopt itself; leave it out.")
     if not _DIRECTIVE.fullmatch(line):
         raise JobError(
             f"{section.at(key)} must be an option of sbatch as one word without quotes, such as --mail-type=END; "
             f"got {shown(line)}."
         )
-    return line
-
-
-def _lines(section: Section, key: str) -> tuple[str, ...]:
-    """One line of text or a list of up to 100 of them."""
-    if not section.has(key):
-        return ()
-    value = section.values[key]
-    lines = value if isinstance(value, list) else [value]
-    if len(lines) > 100:
-        raise section.refuse(key, "a line of text, or a list of up to 100 of them")
-    return tuple(Section({key: line}, section.where).text(key, most=2000) for line in lines)
+    if key == "sbatch" and option not in _ALLOWED:
+        raise JobError(
+            f"{section.at(key)}: {option} is not an option that job files add{nearest(option, _ALLOWED)}; expected "
+            "one in full that places or limits a job, such as --mail-type=END, --mem=0 or --nodelist=gpu[1-4]."
+        )

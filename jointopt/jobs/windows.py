@@ -6,7 +6,7 @@ A shape holds them in Megatron Core's terms: ``window_size`` tokens, and ``windo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -61,49 +61,32 @@ def windows_of(config: Mapping[str, Any], family: str, num_layers: int) -> dict[
     key = "window_size" if family == "gpt_neo" else "sliding_window"
     # a null is the statement that there is none
     size = section.whole(key, 0, 100_000_000, 0 if key in config else usual)
-    windowed = _layer_types(section, num_layers) if section.has("layer_types") else rule(section, num_layers)
+    if section.has("layer_types"):
+        stated, known = section.values["layer_types"], {"sliding_attention": True, "full_attention": False}
+        kinds = list(map(str, stated)) if isinstance(stated, list) else []
+        if len(kinds) != num_layers or not set(kinds) <= known.keys():
+            raise section.refuse("layer_types", f"a list of {num_layers} of sliding_attention and full_attention")
+        windowed = [known[kind] for kind in kinds]
+    else:
+        windowed = _windowed_layers(section, rule, num_layers)
     if not size or not any(windowed):
         return {}
     return {"window_size": size, "window_attn_skip_freq": skip_freq_of(windowed)}
 
 
-def _layer_types(section: Section, num_layers: int) -> list[bool]:
-    stated = section.values["layer_types"]
-    known = {"sliding_attention": True, "full_attention": False}
-    if not isinstance(stated, list) or len(stated) != num_layers or any(one not in known for one in map(str, stated)):
-        raise section.refuse("layer_types", f"a list of {num_layers} of sliding_attention and full_attention")
-    return [known[one] for one in stated]
-
-
-def _every_layer(section: Section, num_layers: int) -> list[bool]:
-    return [True] * num_layers
-
-
-def _all_but_each(usual: int) -> Callable[[Section, int], list[bool]]:
-    """Every so many-th layer sees all: the second of Gemma 2, the sixth of Gemma 3, the fourth of Cohere 2."""
-
-    def windowed(section: Section, num_layers: int) -> list[bool]:
+def _windowed_layers(section: Section, rule: str | int, num_layers: int) -> list[bool]:
+    """Of each layer whether it has the window, by the rule of its family (`_FAMILIES`)."""
+    layers = range(num_layers)
+    if rule == "all":
+        return [True] * num_layers
+    if isinstance(rule, int):
         keys = "_sliding_window_pattern", "sliding_window_pattern"
-        each = section.whole(next((key for key in keys if section.has(key)), keys[0]), default=usual)
-        return [number % each != 0 for number in range(1, num_layers + 1)]
-
-    return windowed
-
-
-def _last_layers(section: Section, num_layers: int) -> list[bool]:
-    """Qwen 2 and 3: the first ``max_window_layers`` see all."""
-    first = section.whole("max_window_layers", 0, 100_000, 28)
-    return [number >= first for number in range(num_layers)]
-
-
-def _first_in_turn(section: Section, num_layers: int) -> list[bool]:
-    """Qwen 2 MoE: every other of the first ``max_window_layers``."""
-    first = section.whole("max_window_layers", 0, 100_000, 28)
-    return [number % 2 == 0 and number < first for number in range(num_layers)]
-
-
-def _local_layers(section: Section, num_layers: int) -> list[bool]:
-    """GPT-Neo: ``[[["global", "local"], 12]]``, which is its default for its 24 layers."""
+        each = section.whole(next((key for key in keys if section.has(key)), keys[0]), default=rule)
+        return [(layer + 1) % each != 0 for layer in layers]
+    if rule in ("last", "in turn"):
+        first = section.whole("max_window_layers", 0, 100_000, 28)
+        return [layer >= first if rule == "last" else layer % 2 == 0 and layer < first for layer in layers]
+    # [[["global", "local"], 12]], which is the default for GPT-Neo's 24 layers
     stated = section.values.get("attention_types") or [[["global", "local"], -(-num_layers // 2)]]
     try:
         kinds = list(chain.from_iterable(list(group) * int(times) for group, times in stated))
@@ -114,10 +97,11 @@ def _local_layers(section: Section, num_layers: int) -> list[bool]:
     return [kind == "local" for kind in kinds[:num_layers]]
 
 
-# Tokens that the family's class takes where a file states none, and which layers look back so far.
-_FAMILIES: dict[str, tuple[int, Callable[[Section, int], list[bool]]]] = {
-    "mistral": (4096, _every_layer), "mixtral": (0, _every_layer), "phi3": (0, _every_layer),
-    "qwen2": (4096, _last_layers), "qwen2_moe": (4096, _first_in_turn), "qwen3": (4096, _last_layers),
-    "qwen3_moe": (4096, _every_layer), "gpt_neo": (256, _local_layers), "gemma2": (4096, _all_but_each(2)),
-    "gemma3_text": (4096, _all_but_each(6)), "cohere2": (4096, _all_but_each(4)), "gpt_oss": (128, _all_but_each(2)),
+# Tokens that the family's class takes where a file states none, and which layers look back so far: all of them, all but
+# every N-th (the second of Gemma 2, the sixth of Gemma 3, the fourth of Cohere 2), those from ``max_window_layers`` on,
+# every other one before it, or those that ``attention_types`` names local.
+_FAMILIES: dict[str, tuple[int, str | int]] = {
+    "mistral": (4096, "all"), "mixtral": (0, "all"), "phi3": (0, "all"), "qwen2": (4096, "last"),
+    "qwen2_moe": (4096, "in turn"), "qwen3": (4096, "last"), "qwen3_moe": (4096, "all"), "gpt_neo": (256, "local"),
+    "gemma2": (4096, 2), "gemma3_text": (4096, 6), "cohere2": (4096, 4), "gpt_oss": (128, 2),
 }  # fmt: skip

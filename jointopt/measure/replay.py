@@ -131,4 +131,4 @@ def _workload(job: Job) -> dict[str, Any]:
         "seq_length": training.seq_length, "global_batch_size": training.global_batch_size,
         "dtype": np.nan if training.dtype_assumed else training.precision,
         "gpu": cluster.gpu.id, "gpus_per_node": cluster.gpus_per_node, "num_gpus": cluster.num_gpus,
-    } | training.adapter_cells | training.recipe_cells | model.window_cells  # fmt: skip
+    } | training.cells | model.window_cells  # fmt: skip

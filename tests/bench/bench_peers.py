@@ -28,7 +28,7 @@ from bench_accuracy import ROOT
 from bench_few import drawn
 
 from jointopt.core.schema import Floats
-from jointopt.jobs.catalog.gpus import gpu_sheet
+from jointopt.jobs.catalog.gpus import load_gpu
 
 RECORDED, PUBLISHED = Path(__file__).with_name("peers.csv"), Path(__file__).with_name("peers.yaml")
 FLOPS_SHARE = 0.5
@@ -53,7 +53,7 @@ def _time_s(row: dict[str, Any]) -> float:
         "run", _number(row, "num_layers"), heads, hidden, _number(row, "vocab_size") or 50257,
         max_seq_len=_number(row, "seq_length"), num_key_value_heads=_number(row, "num_query_groups") or heads,
     )  # fmt: skip
-    peak = gpu_sheet(str(row["gpu"])).need("peak_16_bit_tflops", "time a peer's products")
+    peak = load_gpu(str(row["gpu"])).need("peak_16_bit_tflops", "time a peer's products")
     gpu = GPUConfig("gpu", 80, 2000, 300, 8e-6, peak)  # memory and links, which its training time does not read
     tp, pp, dp = (_number(row, name) or 1 for name in ("tp", "pp", "dp"))
     plan = ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=dp, sp_size=1)

@@ -8,13 +8,14 @@ import pytest
 from jointopt.core.errors import JobError
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.details import details_of
-from jointopt.jobs.huggingface import _FAMILIES, model_from_config, read_config
+from jointopt.jobs.huggingface import model_from_config, read_config
 from tests.each import each
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
 }  # fmt: skip
+FAMILIES = tuple(read_yaml("families.yaml")["families"])
 CATALOGUE = {name: entry["config"] for name, entry in read_yaml("models.yaml").items()}
 SAMPLES = {config["model_type"]: config for config in CATALOGUE.values()}
 OPTIONAL = {
@@ -31,10 +32,10 @@ def write(folder: Path, config: Any) -> Path:
 
 
 def test_the_catalogue_has_a_model_of_every_family() -> None:
-    assert set(SAMPLES) == set(_FAMILIES)
+    assert set(SAMPLES) == set(FAMILIES)
 
 
-@each("family", _FAMILIES)
+@each("family", FAMILIES)
 def test_a_needed_field_that_is_missing_is_named(family: str) -> None:
     config = SAMPLES[family]
     for key in set(config) - OPTIONAL - {"model_type"}:
@@ -42,7 +43,7 @@ def test_a_needed_field_that_is_missing_is_named(family: str) -> None:
             model_from_config({k: v for k, v in config.items() if k != key}, "m")
 
 
-@each("family", _FAMILIES)
+@each("family", FAMILIES)
 def test_a_field_with_nonsense_is_refused(family: str) -> None:
     config = SAMPLES[family]
     numbers = set(config) - {"model_type", "attn_config", "do_layer_norm_before", "no_bias", "max_seq_len"}

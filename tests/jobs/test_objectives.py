@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from jointopt.jobs.objectives import distinguishing, goals_of, measured
+from jointopt.jobs.jobfile import shipped_job
+from jointopt.jobs.objectives import distinguishing
 
+JOB = shipped_job("llama-3-8b-1x8-h100")
 TIME, ENERGY, SITE = "iteration_time_s", "energy_j", "facility_energy_j"
 
 
@@ -28,8 +32,13 @@ def test_of_objectives_that_rise_together_the_first_distinguishes_plans(
 
 
 def test_memory_and_power_are_searched_by_beside_time_and_energy_whatever_was_named() -> None:
-    assert goals_of(("cost",)) == (TIME, ENERGY)
-    assert goals_of(("avg_power_w", "peak_memory_gib", TIME)) == (TIME, ENERGY, "peak_memory_gib", "avg_power_w")
+    assert replace(JOB, objectives=("cost",)).goals == (TIME, ENERGY)
+    assert replace(JOB, objectives=("avg_power_w", "peak_memory_gib", TIME)).goals == (
+        TIME,
+        ENERGY,
+        "peak_memory_gib",
+        "avg_power_w",
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,4 +53,4 @@ def test_memory_and_power_are_searched_by_beside_time_and_energy_whatever_was_na
 def test_runs_are_chosen_by_what_they_measure_of_the_objectives(
     objectives: tuple[str, ...], chosen_by: tuple[str, ...]
 ) -> None:
-    assert measured(objectives) == chosen_by
+    assert replace(JOB, objectives=objectives).measured_objectives == chosen_by

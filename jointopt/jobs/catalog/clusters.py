@@ -37,7 +37,6 @@ SITE = (
 )  # of the site; all optional
 COOLINGS = ("air", "liquid")  # fans carry the heat of GPUs away, or cold plates and immersion do
 KEYS = ("catalog", "name", *SIZES, "memory_gib", *FIGURES, *SITE, "machine")
-_MOST_OF_TABLES = float(COLUMNS["inter_node_gbytes_per_s"].high)
 _UNITS = {  # of figures that may be zero, but for the PUE, which is 1 at the least
     "inter_node_latency_us": " µs", "intra_node_pj_per_bit": " pJ/bit", "inter_node_pj_per_bit": " pJ/bit",
     "inlet_temperature_c": " °C", "exhaust_rise_k": " K", "host_power_w": " W per node",
@@ -63,8 +62,17 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     Raises JobError for a bad key or value, CatalogError for an unknown name or for a figure that neither the job nor
     the catalogue states.
     """
-    given = Section(mapping, where).only(KEYS)
-    section = _with_entry(given)
+    given = section = Section(mapping, where).only(KEYS)
+    if given.has("catalog"):
+        name, entries = given.text("catalog"), read_yaml("clusters.yaml")
+        if name.lower() not in entries:
+            raise CatalogError(
+                f"The {where} {name!r} is not in the catalogue{nearest(name, entries)}; expected one of "
+                f"{', '.join(entries)}, or a mapping with gpu, nodes and gpus_per_node."
+            )
+        entry = {key: value for key, value in entries[name.lower()].items() if key in KEYS}
+        own = {key: value for key, value in mapping.items() if key != "catalog" and value is not None}
+        section = Section({"name": name.lower()} | entry | own, where)
     gpu = _gpu(section)
     if isinstance(section.values.get("nodes"), list):
         raise JobError(
@@ -86,53 +94,13 @@ def build_cluster(mapping: Mapping[str, Any], where: str = "cluster") -> Cluster
     lowest, highest = gpu.power_limit_span_w
     if section.has("power_limit_w") and not lowest <= figures["power_limit_w"] <= highest:
         raise section.refuse("power_limit_w", f"at least {lowest:g} and at most {highest:g} W for {gpu.id}")
-    figures |= _site(section) | {"name": section.text("name", ""), "exhaust_ranks": _exhaust_ranks(section, per_node)}
+    figures |= _site(section, per_node) | {"name": section.text("name", "")}
     stated = frozenset(key for key in (*FIGURES, "memory_gib") if given.has(key))
     cluster = Cluster(
         gpu=gpu, nodes=nodes, gpus_per_node=per_node, assumed=tuple(assumed), stated=stated, **figures
     )  # fmt: skip
     machine = section.section("machine")
     return with_machine(cluster, parse_machine(machine.values, machine.where) if section.has("machine") else None)
-
-
-def _site(section: Section) -> dict[str, Any]:
-    """Carbon and price of electricity, price of a GPU, where they are given; a currency needs a price."""
-    rates = ("carbon_kg_per_kwh", "price_per_kwh", "price_per_gpu_hour")
-    site: dict[str, Any] = {key: number(section, key, f"cluster.{key}", zero=True) for key in rates if section.has(key)}
-    if section.has("cooling"):
-        site["cooling"] = section.choice("cooling", COOLINGS)
-    if section.has("currency"):
-        if not {"price_per_kwh", "price_per_gpu_hour"} & site.keys():
-            raise section.refuse("price_per_kwh", "a price of electricity (or price_per_gpu_hour) in that currency")
-        site["currency"] = section.text("currency", most=12)
-    return site
-
-
-def _exhaust_ranks(section: Section, per_node: int) -> tuple[int, ...] | None:
-    """The local ranks of a node that sit in the exhaust row, in order; None where it is not stated."""
-    if not section.has("exhaust_ranks"):
-        return None
-    ranks = section.values["exhaust_ranks"]
-    good = isinstance(ranks, list) and all(is_whole(rank) and 0 <= rank < per_node for rank in ranks)
-    if not good or not 0 < len(set(ranks)) == len(ranks) < per_node or per_node == 1:
-        raise section.refuse(
-            "exhaust_ranks", f"a list of some, not all, local ranks from 0 to {per_node - 1}, each once"
-        )
-    return tuple(sorted(int(rank) for rank in ranks))
-
-
-def _with_entry(section: Section) -> Section:
-    if not section.has("catalog"):
-        return section
-    name, entries = section.text("catalog"), read_yaml("clusters.yaml")
-    if name.lower() not in entries:
-        raise CatalogError(
-            f"The {section.where} {name!r} is not in the catalogue{nearest(name, entries)}; expected one of "
-            f"{', '.join(entries)}, or a mapping with gpu, nodes and gpus_per_node."
-        )
-    entry = {key: value for key, value in entries[name.lower()].items() if key in KEYS}
-    own = {key: value for key, value in section.values.items() if key != "catalog" and value is not None}
-    return Section({"name": name.lower()} | entry | own, section.where)
 
 
 def _gpu(section: Section) -> Gpu:
@@ -149,6 +117,27 @@ def _gpu(section: Section) -> Gpu:
     return dataclasses.replace(gpu, memory_gib=number(section, "memory_gib", "cluster.memory_gib"))
 
 
+def _site(section: Section, per_node: int) -> dict[str, Any]:
+    """Carbon and price of electricity, price of a GPU, cooling and exhaust row, where they are given."""
+    rates = ("carbon_kg_per_kwh", "price_per_kwh", "price_per_gpu_hour")
+    site: dict[str, Any] = {key: number(section, key, f"cluster.{key}", zero=True) for key in rates if section.has(key)}
+    if section.has("cooling"):
+        site["cooling"] = section.choice("cooling", COOLINGS)
+    if section.has("currency"):
+        if not {"price_per_kwh", "price_per_gpu_hour"} & site.keys():
+            raise section.refuse("price_per_kwh", "a price of electricity (or price_per_gpu_hour) in that currency")
+        site["currency"] = section.text("currency", most=12)
+    if section.has("exhaust_ranks"):
+        ranks = section.values["exhaust_ranks"]
+        good = isinstance(ranks, list) and all(is_whole(rank) and 0 <= rank < per_node for rank in ranks)
+        if not good or not 0 < len(set(ranks)) == len(ranks) < per_node:
+            raise section.refuse(
+                "exhaust_ranks", f"a list of some, not all, local ranks from 0 to {per_node - 1}, each once"
+            )
+        site["exhaust_ranks"] = tuple(sorted(int(rank) for rank in ranks))
+    return site
+
+
 def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> tuple[float, Assumption | None]:
     """(a figure, the assumption where it is neither stated nor looked up)."""
     if key == "host_load_share" and section.has("host_power_w") and not section.has(key):
@@ -158,7 +147,7 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
     if key in LINKS and isinstance(section.values[key], str):
         section = Section({key: bandwidth(section, key, per_node)}, section.where)
     if key == "inter_node_gbytes_per_s":  # which tables have too; `check_links` has what a job file may state
-        value = section.number(key, _MOST_OF_TABLES)
+        value = section.number(key, COLUMNS[key].high)
     else:
         value = number(section, key, f"cluster.{key}", zero=_UNITS.get(key, "") != "")
     if key == "pue" and value < 1:
@@ -170,11 +159,24 @@ def _figure(section: Section, key: str, gpu: Gpu, nodes: int, per_node: int) -> 
 
 def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int, cooling: str) -> tuple[float, Assumption | None]:
     """A figure that a mapping leaves open; silent where it is one of a link that the cluster does not have."""
+    usual = gpu.usual_inter_node_gbytes_per_s
+    no_network = usual or gpu.intra_node_gbytes_per_s or 1.0  # of a link between nodes that is never used
+    if key == "inter_node_gbytes_per_s" and nodes == 1:
+        return no_network, None
+    if key == "inter_node_gbytes_per_s" and usual is None:
+        raise JobError(
+            f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
+            f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
+            f"(without a job file: --network 400G, or --inter-node-gbytes-per-s)."
+        )
     if key == "inter_node_gbytes_per_s":
-        return _inter_bandwidth(gpu, nodes)
+        text = f"{usual:g} GB/s per GPU"
+        source = f"{text} are assumed, as in the reference system of {gpu.id}"
+        return usual or no_network, Assumption.not_given(key, usual, text, source)
     if key == "intra_node_gbytes_per_s":
-        alone = per_node == 1 and gpu.intra_node_gbytes_per_s is None  # no second GPU to talk to
-        return _inter_bandwidth(gpu, nodes)[0] if alone else gpu.need(key, "time collectives inside a node"), None
+        if per_node == 1 and gpu.intra_node_gbytes_per_s is None:  # no second GPU to talk to
+            return _left_open("inter_node_gbytes_per_s", gpu, nodes, per_node, cooling)[0], None
+        return gpu.need(key, "time collectives inside a node"), None
     if key == "power_limit_w" and gpu.is_cpu:  # nothing here caps its power, and nothing says what it is
         reason = "only times are predicted, and time is the only objective"
         return math.inf, Assumption(key, math.inf, f"nothing is known of the power of a {gpu.id}; {reason}")
@@ -185,20 +187,6 @@ def _left_open(key: str, gpu: Gpu, nodes: int, per_node: int, cooling: str) -> t
         return value, None
     text = f"{value:g}{_UNITS[key]}"
     return value, Assumption.not_given(key, value, text, f"{text} is assumed ({source})")
-
-
-def _inter_bandwidth(gpu: Gpu, nodes: int) -> tuple[float, Assumption | None]:
-    key, usual = "inter_node_gbytes_per_s", gpu.usual_inter_node_gbytes_per_s
-    if nodes == 1:  # no link between nodes is ever used
-        return usual or gpu.intra_node_gbytes_per_s or 1.0, None
-    if usual is None:
-        raise JobError(
-            f"cluster.inter_node_gbytes_per_s is missing, and no source states a usual figure for {gpu.id}; "
-            f"expected the bandwidth between nodes, per GPU and direction, in GB/s "
-            f"(without a job file: --network 400G, or --inter-node-gbytes-per-s)."
-        )
-    text = f"{usual:g} GB/s per GPU"
-    return usual, Assumption.not_given(key, usual, text, f"{text} are assumed, as in the reference system of {gpu.id}")
 
 
 # --- figures of links, hosts and air that no catalogue of GPUs has
@@ -215,20 +203,27 @@ def link_defaults(gpu: Gpu, gpus_per_node: int | None = None, cooling: str = "")
     """The fields of `jointopt.jobs.cluster.Cluster` that no catalogue of GPUs has, by field name.
 
     ``host_power_w`` is the part of a host that does not follow its load, per node of ``gpus_per_node`` GPUs (the GPU's
-    usual node, else 8), ``host_load_share`` the part that does, over the power of its GPUs, with the fans of a node
-    that is cooled by air (``cooling``, as usual for the GPU where it is blank). Energies are of the link alone, in pJ
-    per bit and hop; the latency is per step of a ring between nodes, in microseconds.
+    usual node, else 8), ``host_load_share`` the part that does, over the power of its GPUs: supplies, switches, and the
+    fans of a node that is cooled by air (``cooling``, as usual for the GPU where it is blank). Energies are of the link
+    alone, in pJ per bit and hop; the latency is per step of a ring between nodes, in microseconds.
     """
     facts, link = read_yaml("links.yaml"), link_of(gpu)
-    host = _stand_in(_of_node("host_power_w_per_gpu", gpu))
-    node_gpus = gpus_per_node or gpu.usual_gpus_per_node or 8
-    by_link = {key: _stand_in(facts[key][link]) for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
     of_all = ("inter_node_pj_per_bit", "inlet_temperature_c", "exhaust_rise_k", "pue")
-    of_host = {
-        "host_power_w": StandIn(host.value * node_gpus, host.source),
-        "host_load_share": _load_share(gpu, cooling or str(_of_node("cooling", gpu))),
+    cells = {key: facts[key][link] for key in ("inter_node_latency_us", "intra_node_pj_per_bit")}
+    cells |= {key: facts[key] for key in (*of_all, "fan_share")}
+    of_node = ("host_power_w_per_gpu", "host_load_share", "cooling")
+    nodes = {key: facts[key].get(gpu.kin, facts[key]["other"]) for key in of_node}
+    cells |= {key: nodes[key] for key in of_node[:2]}
+    found = {key: StandIn(float(cell[0]), cite(cell, "links.yaml")) for key, cell in cells.items()}
+    host, supplies, fans = (found.pop(key) for key in ("host_power_w_per_gpu", "host_load_share", "fan_share"))
+    by_air = StandIn(
+        round(supplies.value + fans.value, 4), f"cooled by air: {supplies.source}; and fans: {fans.source}"
+    )
+    by_liquid = StandIn(supplies.value, f"cooled by liquid: {supplies.source}")
+    return found | {
+        "host_power_w": StandIn(host.value * (gpus_per_node or gpu.usual_gpus_per_node or 8), host.source),
+        "host_load_share": by_liquid if (cooling or nodes["cooling"]) == "liquid" else by_air,
     }
-    return by_link | of_host | {key: _stand_in(facts[key]) for key in of_all}
 
 
 def with_host_at(cluster: Cluster, end: str) -> Cluster:
@@ -236,21 +231,3 @@ def with_host_at(cluster: Cluster, end: str) -> Cluster:
     factor, keys = float(read_yaml("links.yaml")["host_errors"][end]), ("host_power_w", "host_load_share")
     assumed: dict[str, Any] = {key: factor * getattr(cluster, key) for key in keys if cluster.origin(key) == "assumed"}
     return dataclasses.replace(cluster, **assumed)
-
-
-def _of_node(key: str, gpu: Gpu) -> Any:
-    """The catalogue's cell of the nodes of a GPU, else of others."""
-    cells = read_yaml("links.yaml")[key]
-    return cells.get(gpu.kin, cells["other"])
-
-
-def _load_share(gpu: Gpu, cooling: str) -> StandIn:
-    """W that a host draws more for each W of its GPUs: supplies and switches, and fans where air cools it."""
-    supplies, fans = _stand_in(_of_node("host_load_share", gpu)), _stand_in(read_yaml("links.yaml")["fan_share"])
-    if cooling == "liquid":
-        return StandIn(supplies.value, f"cooled by liquid: {supplies.source}")
-    return StandIn(round(supplies.value + fans.value, 4), f"cooled by air: {supplies.source}; and fans: {fans.source}")
-
-
-def _stand_in(cell: list[Any]) -> StandIn:
-    return StandIn(float(cell[0]), cite(cell, "links.yaml"))

@@ -33,13 +33,12 @@ def _profiles() -> dict[str, Framework]:
 def framework_rules(family: str, version: str = "") -> tuple[str, ...]:
     """Names of the rules that a ``version`` of a family of frameworks adds to those of every one; blank: the newest."""
     rules = read_yaml("framework_rules.yaml").get(family, {})
-    return tuple(name for name, rule in rules.items() if "before" not in rule or _is_below(version, rule["before"]))
 
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", text)]
 
-def _is_below(version: str, other: str) -> bool:
-    """Whether a stated version comes before another; a blank one, the newest, never does."""
-    numbers = [[int(part) for part in re.findall(r"\d+", text)] for text in (version, other)]
-    return bool(version) and numbers[0] < numbers[1]
+    older = {name: rule["before"] for name, rule in rules.items() if "before" in rule}
+    return tuple(n for n in rules if n not in older or (version and numbers(version) < numbers(older[n])))
 
 
 def framework_names() -> tuple[str, ...]:
@@ -60,8 +59,11 @@ def load_framework(name: str) -> Framework:
 
 def recognise_framework(text: str) -> tuple[Framework, bool]:
     """The profile that a table's free text means, and whether it was recognised (else ``generic``)."""
-    low = text.strip().lower()
-    named = {a: p for p in reversed(_profiles().values()) for a in (p.name, *p.aliases) if _names(low, p, a)}
+    low, named = text.strip().lower(), dict[str, Framework]()
+    for profile in reversed(_profiles().values()):
+        named |= {alias: profile for alias in profile.aliases if mentions(low, alias)}
+        if low == profile.name:
+            named[low] = profile
     return (named[max(named, key=len)], True) if named else (load_framework("generic"), False)
 
 
@@ -91,10 +93,6 @@ def framework_of_words(text: str) -> Framework | None:
     close = difflib.get_close_matches(text.strip().lower(), framework_names(), n=1)
     one_word = len(re.split(r"[\s,;]+", text.strip())) < 2
     return None if one_word or not known or (close and close != [profile.name]) else profile
-
-
-def _names(text: str, profile: Framework, alias: str) -> bool:
-    return text == profile.name or (alias in profile.aliases and mentions(text, alias))
 
 
 _DENIED = re.compile(r"(\b(not|no|non|never|without|unlike|like|instead of|rather than)|n't)[\s-]+(\w+[\s-]+){0,2}$")
@@ -133,23 +131,20 @@ def of_class(profile: Framework, name: str) -> Framework:
     )
 
 
-def job_of_class(job: Job, name: str) -> Job:
-    """The job by class ``name`` in place of its own; blank: the usual one of its framework."""
-    training = job.training
-    profile, now = training.framework, training.recipe_class
-    moved = replace(
-        of_class(replace(profile, recipe_class=now or profile.recipe_class), name or profile.recipe_class),
-        recipe_class=profile.recipe_class,
-    )
-    return replace(job, training=replace(training, framework=moved, recipe_class=name))
-
-
 def of_efficiency(job: Job, name: str) -> Job:
     """`job_of_class`, or the very job where its own class is as efficient."""
     training = job.training
     usual = training.framework.recipe_class
     same = class_factors(name or usual) == class_factors(training.recipe_class or usual)
     return job if same else job_of_class(job, name)
+
+
+def job_of_class(job: Job, name: str) -> Job:
+    """The job by class ``name`` in place of its own; blank: the usual one of its framework."""
+    profile, now = job.training.framework, job.training.recipe_class
+    efficient = of_class(replace(profile, recipe_class=now or profile.recipe_class), name or profile.recipe_class)
+    framework = replace(efficient, recipe_class=profile.recipe_class)
+    return replace(job, training=replace(job.training, framework=framework, recipe_class=name))
 
 
 def same_efficiency(classes: list[str]) -> bool:

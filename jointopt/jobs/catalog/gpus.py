@@ -6,7 +6,6 @@ Power constants are measured, or scaled from a named relative. What no source st
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -39,7 +38,17 @@ def load_gpu(name: str) -> Gpu:
 
     Raises `CatalogError` for a name that no GPU has, naming the nearest one, or that several have, listing them.
     """
-    return _with_power(gpu_sheet(name).id)
+    found = fitting_gpus(str(name))
+    if len(found) == 1:
+        return _gpu(found[0])
+    if found:
+        raise CatalogError(
+            f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
+        )
+    raise CatalogError(
+        f"The GPU {name!r} is not in the catalogue{did_you_mean(_nearly(str(name)))}; "
+        f"`jointopt catalog gpus` lists the {len(gpu_ids())} known ones."
+    )
 
 
 def known_gpu(name: object) -> Gpu | None:
@@ -52,35 +61,13 @@ def known_gpu(name: object) -> Gpu | None:
 
 def known_gpus(names: Iterable[object]) -> dict[object, Gpu]:
     """The GPUs that names mean, by these; names that mean none or several are left out."""
-    found = {name: known_gpu(name) for name in names}
-    return {name: gpu for name, gpu in found.items() if gpu}
+    return {name: gpu for name in names if (gpu := known_gpu(name))}
 
 
 def gpu_id(name: object) -> str:
     """The catalogue id that ``name`` means, blank where it means none."""
     gpu = known_gpu(name)
     return gpu.id if gpu else ""
-
-
-@functools.cache
-def _with_power(name: str) -> Gpu:
-    gpu = gpu_sheet(name)
-    return replace(gpu, power=power_constants(gpu))
-
-
-def gpu_sheet(name: str) -> Gpu:
-    """The GPU that `load_gpu` returns, without its power model."""
-    found, known = fitting_gpus(str(name)), _known_words()
-    if len(found) == 1:
-        return _gpu(found[0])
-    if found:
-        raise CatalogError(
-            f"The GPU name {name!r} fits {len(found)} GPUs of the catalogue; expected one of {', '.join(found)}."
-        )
-    raise CatalogError(
-        f"The GPU {name!r} is not in the catalogue{did_you_mean(_meant(str(name)))}; "
-        f"`jointopt catalog gpus` lists the {len(known)} known ones."
-    )
 
 
 def fitting_gpus(name: str) -> tuple[str, ...]:
@@ -90,31 +77,22 @@ def fitting_gpus(name: str) -> tuple[str, ...]:
     return exact or tuple(gpu_id for gpu_id in known if words and set(words) <= set(_words(gpu_id)))
 
 
-def _near(words: tuple[str, ...]) -> set[str]:
-    """The ids, and what they begin with, of GPUs whose model number ``words`` hold in a slightly different spelling.
+def _nearly(name: str) -> tuple[str, ...]:
+    """The id of the GPU that a name nearly is, or all that have its model number in a slightly different spelling.
 
     Another number, or another letter before it, is another GPU and no slip: an A10 is no A100, a P100 no V100.
     """
-    spelled = (*words, "".join(words[:2]))  # h 100
-    kin = {i: _model(i) for i in gpu_ids() if any(_alike(word, _model(i)) for word in spelled)}
-    return {*kin, *kin.values()}
-
-
-def _meant(name: str) -> tuple[str, ...]:
-    """The id of the GPU that a name nearly is, or all that have its model number."""
-    return tuple(gpu for found in close(name, _near(_words(name)), alike=0.5) for gpu in fitting_gpus(found))
-
-
-def _model(gpu_id: str) -> str:
-    """The word that holds the model's number (``a6000`` of rtx-a6000), else the first."""
-    words = _words(gpu_id)
-    return next((word for word in words if re.search(r"\d", word)), words[0])
-
-
-def _alike(word: str, model: str) -> bool:
-    same_number = re.findall(r"\d+", word)[:1] == re.findall(r"\d+", model)[:1]
-    lettered = word[:1].isalpha()
-    return lettered and same_number and (word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8)
+    words = _words(name)
+    near: set[str] = set()
+    for known in gpu_ids():
+        # the word that holds the model's number (`a6000` of rtx-a6000), else the first
+        model = next((word for word in _words(known) if re.search(r"\d", word)), _words(known)[0])
+        number = re.findall(r"\d+", model)[:1]
+        for word in (*words, "".join(words[:2])):  # h 100
+            alike = word.startswith(model) or SequenceMatcher(None, word, model).ratio() >= 0.8
+            if word[:1].isalpha() and re.findall(r"\d+", word)[:1] == number and alike:
+                near |= {known, model}
+    return tuple(gpu for found in close(name, near, alike=0.5) for gpu in fitting_gpus(found))
 
 
 @functools.cache
@@ -137,12 +115,13 @@ def _gpu(gpu_id: str) -> Gpu:
     cells = {f"peak_tflops.{d}": c for d, c in peaks.items()} | {f: entry[f] for f in FIGURES if f in entry}
     known: dict[str, Any] = {key: entry[key] for key in _IDENTITY[1:]}
     known |= {figure: entry[figure][0] if figure in entry else None for figure in FIGURES}
-    return Gpu(
+    gpu = Gpu(
         id=gpu_id,
         peak_tflops={dtype: float(cell[0]) for dtype, cell in peaks.items()},
         sources={figure: cite(cell, "gpus.yaml") for figure, cell in cells.items()},
         **known,
     )
+    return replace(gpu, power=power_constants(gpu))
 
 
 # --- power
@@ -152,41 +131,19 @@ def power_constants(gpu: Gpu) -> PowerConstants | None:
     """Constants of the GPU, or ``None`` where no figure scales to it (no TDP, no 16-bit peak).
 
     Where none were measured they are a relative's: unchanged for the same chip, else watts by TDP and pJ per flop by
-    TDP over peak. ``assumed`` has an entry by figure, or ``power`` with the GPU that stands in for all of them.
+    TDP over peak. A GPU that a job states itself has those of the GPU that it is like, or of its architecture, scaled.
+    ``assumed`` has an entry by figure, or ``power`` with the GPU that stands in for all of them.
     """
-    if gpu.id in read_yaml("power.yaml")["measured"]:
+    table = read_yaml("power.yaml")
+    measured, same_chip, references = table["measured"], table["like"].get(gpu.kin), table["reference"]
+    if gpu.id in measured and not gpu.written:
         return _measured(gpu.id)
-    same_chip = read_yaml("power.yaml")["like"].get(gpu.id)
-    if same_chip:
+    if same_chip and not gpu.written:
         reason = f"power constants are those of {same_chip}"
         return _with_own_readings(gpu, _measured(same_chip), same_chip, reason, " (same chip)")
-    references = read_yaml("power.yaml")["reference"]
-    return _scaled(gpu, str(references.get(gpu.architecture, references["other"])))
-
-
-def own_power_constants(gpu: Gpu) -> PowerConstants | None:
-    """Constants of a GPU that a job states itself: those of the GPU that it is like, or of its architecture, scaled."""
-    table = read_yaml("power.yaml")
-    named = table["like"].get(gpu.like, gpu.like)
-    references = table["reference"]
-    reference = named if named in table["measured"] else references.get(gpu.architecture, references["other"])
-    return _scaled(gpu, str(reference))
-
-
-@functools.cache
-def _measured(gpu_id: str) -> PowerConstants:
-    entry = read_yaml("power.yaml")["measured"][gpu_id]
-    values: dict[str, Any] = {figure: float(entry[figure][0]) for figure in POWER_FIGURES}
-    remarks: dict[str, str] = {}  # by the first figure that each is about
-    for figure, cell in entry.items():
-        if cell[1] == "assumption" and cell[2] not in remarks.values():
-            remarks[figure] = cell[2]
-    assumed = (Assumption(name, values[name], f"{gpu_id}: {text}", gpu_id, text) for name, text in remarks.items())
-    return PowerConstants(**values, assumed=tuple(assumed))
-
-
-def _scaled(gpu: Gpu, reference_id: str) -> PowerConstants | None:
-    base, reference, peak = _measured(reference_id), gpu_sheet(reference_id), gpu.peak_16_bit_tflops
+    like = (same_chip or gpu.like) if gpu.written else ""
+    reference_id = str(like if like in measured else references.get(gpu.architecture, references["other"]))
+    base, reference, peak = _measured(reference_id), load_gpu(reference_id), gpu.peak_16_bit_tflops
     if gpu.tdp_w is None or peak is None:
         return None
     why = "scale its power constants to other GPUs"
@@ -201,6 +158,18 @@ def _scaled(gpu: Gpu, reference_id: str) -> PowerConstants | None:
         f"voltage curve and pJ per byte as there"
     )
     return _with_own_readings(gpu, constants, reference_id, reason)
+
+
+@functools.cache
+def _measured(gpu_id: str) -> PowerConstants:
+    entry = read_yaml("power.yaml")["measured"][gpu_id]
+    values: dict[str, Any] = {figure: float(entry[figure][0]) for figure in POWER_FIGURES}
+    remarks: dict[str, str] = {}  # by the first figure that each is about
+    for figure, cell in entry.items():
+        if cell[1] == "assumption" and cell[2] not in remarks.values():
+            remarks[figure] = cell[2]
+    assumed = (Assumption(name, values[name], f"{gpu_id}: {text}", gpu_id, text) for name, text in remarks.items())
+    return PowerConstants(**values, assumed=tuple(assumed))
 
 
 def response_figures(gpu: Gpu) -> dict[str, float]:
@@ -229,6 +198,7 @@ def _with_own_readings(
 
 
 _WHOLE = ("sm_count", "scale_up_gpus", "usual_gpus_per_node")
+_NEEDED = ("memory_gib", "memory_gbytes_per_s", "intra_node_gbytes_per_s")
 KEYS = ("name", "like", "vendor", "architecture", "peak_tflops", *FIGURES)
 
 
@@ -242,43 +212,24 @@ def own_gpu(mapping: Mapping[str, Any], where: str = "cluster.gpu") -> Gpu:
     name = section.text("name", most=60)
     if name in gpu_ids():
         raise JobError(f"{section.at('name')}: {name!r} is a GPU of the catalogue; choose another name for your own.")
-    like = _like(section)
-    figures: dict[str, Any] = {key: getattr(like, key) for key in FIGURES} if like else dict.fromkeys(FIGURES)
-    figures |= {key: _figure(section, key) for key in FIGURES if section.has(key) or (key in _NEEDED and not like)}
+    like = load_gpu(section.text("like")) if section.has("like") else None
+    figures: dict[str, Any] = {key: getattr(like, key, None) for key in FIGURES}
+    for key in FIGURES:
+        if section.has(key) or (key in _NEEDED and not like):
+            figures[key] = (whole if key in _WHOLE else number)(section, key, f"gpu.{key}")
     if like and figures["tdp_w"] != like.tdp_w and not section.has("power_limit_min_w"):
         figures["power_limit_min_w"] = None  # of another TDP, a driver takes other limits
+    peaks, stated = dict(like.peak_tflops) if like else {}, section.section("peak_tflops", DTYPES)
+    peaks |= {dtype: number(stated, dtype, "gpu.peak_tflops") for dtype in stated.values}
+    if not {"bf16", "fp16"} & peaks.keys():  # one of 16 bit, as matrix products are timed by it
+        raise section.refuse("peak_tflops", "dense TFLOP/s by precision, with bf16 or fp16, such as {bf16: 989}")
     gpu = Gpu(
         id=name, name=name, vendor=section.text("vendor", like.vendor if like else "unknown"),
         architecture=section.text("architecture", like.architecture if like else "unknown"),
-        peak_tflops=_peaks(section, like), **figures, like=like.id if like else "", written=dict(mapping),
+        peak_tflops=peaks, **figures, like=like.id if like else "", written=dict(mapping),
     )  # fmt: skip
     _check(section, gpu)
-    return dataclasses.replace(gpu, power=own_power_constants(gpu))
-
-
-_NEEDED = ("memory_gib", "memory_gbytes_per_s", "intra_node_gbytes_per_s")
-
-
-def _like(section: Section) -> Gpu | None:
-    if not section.has("like"):
-        return None
-    return load_gpu(section.text("like"))
-
-
-def _figure(section: Section, key: str) -> float | int:
-    if key in _WHOLE:
-        return whole(section, key, f"gpu.{key}")
-    return number(section, key, f"gpu.{key}")
-
-
-def _peaks(section: Section, like: Gpu | None) -> dict[str, float]:
-    """Dense rates by precision; one of 16 bit is needed, as matrix products are timed by it."""
-    peaks = section.section("peak_tflops", DTYPES)
-    found = dict(like.peak_tflops) if like else {}
-    found |= {dtype: number(peaks, dtype, "gpu.peak_tflops") for dtype in peaks.values}
-    if not {"bf16", "fp16"} & found.keys():
-        raise section.refuse("peak_tflops", "dense TFLOP/s by precision, with bf16 or fp16, such as {bf16: 989}")
-    return found
+    return replace(gpu, power=power_constants(gpu))
 
 
 def _check(section: Section, gpu: Gpu) -> None:

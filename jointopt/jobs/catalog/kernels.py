@@ -35,13 +35,33 @@ def kernel_constants(gpu: Gpu) -> KernelConstants:
     """
     table = read_yaml("kernels.yaml")
     entry = table["gpus"].get(gpu.kin) or table["architectures"].get(gpu.architecture) or table["default"]
-    return KernelConstants(_gemm(gpu, entry), _collectives(entry["collectives"]), _assumed(gpu, entry))
+    known = {*entry.get("measured", ()), *(() if gpu.sm_count is None else ("sm_count",))}
+    scaled = f" at {entry['gemm_rate']:g} times its share of the peak" if "gemm_rate" in entry else ""
+    gemm, collectives = entry["gemm"], entry["collectives"]
+    stand_ins = (
+        ("gemm", gemm, "matrix products", f"constants of {gemm} stand in{scaled}, none measured"),
+        ("collectives", collectives, "collectives", f"NCCL timings of {collectives} stand in, scaled by link speed"),
+        ("sm_count", _SM_COUNT_STAND_IN, "SM count", f"{_SM_COUNT_STAND_IN} stands in, none stated"),
+    )  # fmt: skip
+    assumed = [
+        Assumption(key, value, f"{part} of {gpu.id}: {text}", f"kernels of {gpu.id}", f"{part}: {text}")
+        for key, value, part, text in stand_ins if key not in known
+    ]  # fmt: skip
+    if "network" not in known:
+        network = "network: NCCL's own latency table and 85 % of the nominal bandwidth, not measured here"
+        assumed.append(Assumption("network", None, network))
+    return KernelConstants(_gemm(gpu, entry), _collectives(collectives), tuple(assumed))
 
 
 def _gemm(gpu: Gpu, entry: Mapping[str, Any]) -> GemmConstants:
-    table, peak = read_yaml("kernels.yaml"), _peak_16_bit_flops(gpu)
-    fit, rate, measured = table["gemm"][entry["gemm"]], entry.get("gemm_rate", 1.0), table["dtype_time_factor"]
-    measured = measured | fit.get("dtype_time_factor", {})
+    if gpu.peak_16_bit_tflops is None:
+        raise CatalogError(
+            f"The catalogue has no bf16 or fp16 peak for GPU {gpu.id!r}, which is needed to time matrix "
+            f"products; expected one of them in gpus.yaml, got {', '.join(gpu.peak_tflops) or 'none'}."
+        )
+    table, peak = read_yaml("kernels.yaml"), gpu.peak_16_bit_tflops * TERA
+    fit, rate = table["gemm"][entry["gemm"]], entry.get("gemm_rate", 1.0)
+    measured = table["dtype_time_factor"] | fit.get("dtype_time_factor", {})
     return GemmConstants(
         peak_flops=peak,
         hbm_bytes_per_s=gpu.memory_gbytes_per_s * GB,
@@ -62,61 +82,35 @@ def _gemm(gpu: Gpu, entry: Mapping[str, Any]) -> GemmConstants:
     )
 
 
-def _peak_16_bit_flops(gpu: Gpu) -> float:
-    if gpu.peak_16_bit_tflops is None:
-        raise CatalogError(
-            f"The catalogue has no bf16 or fp16 peak for GPU {gpu.id!r}, which is needed to time matrix "
-            f"products; expected one of them in gpus.yaml, got {', '.join(gpu.peak_tflops) or 'none'}."
-        )
-    return gpu.peak_16_bit_tflops * TERA
-
-
 @functools.cache
 def _collectives(fit_name: str) -> CollectiveConstants:
-    table = read_yaml("kernels.yaml")
-    fit, network = table["collectives"][fit_name], table["network"]
+    fit, network = read_yaml("kernels.yaml")["collectives"][fit_name], read_yaml("kernels.yaml")["network"]
+    send = network["send"]
+    protocols = {
+        kind: tuple(
+            Protocol(latency_us * MICRO, member_us * MICRO, (two * GB, four * GB, eight * GB))
+            for latency_us, member_us, two, four, eight in rows
+        )
+        for kind, rows in fit["protocols"].items()
+    }
+    across: dict[str, tuple[NetworkProtocol, ...]] = {}
+    for kind in ("ring", "tree"):
+        columns = (network[kind][key] for key in ("start_us", "intra_hop_us", "inter_hop_us", "bandwidth"))
+        across[kind] = tuple(
+            NetworkProtocol(start * MICRO, intra * MICRO, inter * MICRO, share)
+            for start, intra, inter, share in zip(*columns, strict=True)
+        )
     return CollectiveConstants(
-        protocols={kind: tuple(map(_protocol, rows)) for kind, rows in fit["protocols"].items()},
+        protocols=protocols,
         fitted_intra_bytes_per_s=fit["fitted_intra_gbytes_per_s"] * GB,
-        ring=_network_protocols(network["ring"]),
-        tree=_network_protocols(network["tree"]),
+        ring=across["ring"],
+        tree=across["tree"],
         peer_s=network["peer_us"] * MICRO,
         inter_fraction=network["bandwidth_fraction"],
-        send=_sends(network["send"]),
+        send=SendConstants(
+            send["ll_kib"] * KIB, send["chunk_kib"] * KIB, send["channels"], send["channel_gbytes_per_s"] * GB
+        ),
     )
-
-
-def _protocol(row: list[float]) -> Protocol:
-    latency_us, member_us, two, four, eight = row
-    return Protocol(latency_us * MICRO, member_us * MICRO, (two * GB, four * GB, eight * GB))
-
-
-def _sends(entry: Mapping[str, float]) -> SendConstants:
-    return SendConstants(
-        entry["ll_kib"] * KIB, entry["chunk_kib"] * KIB, entry["channels"], entry["channel_gbytes_per_s"] * GB
-    )  # fmt: skip
-
-
-def _network_protocols(entry: Mapping[str, list[float]]) -> tuple[NetworkProtocol, ...]:
-    columns = zip(entry["start_us"], entry["intra_hop_us"], entry["inter_hop_us"], entry["bandwidth"], strict=True)
-    return tuple(NetworkProtocol(s * MICRO, intra * MICRO, inter * MICRO, share) for s, intra, inter, share in columns)
-
-
-def _assumed(gpu: Gpu, entry: Mapping[str, Any]) -> tuple[Assumption, ...]:
-    known = {*entry.get("measured", ()), *(() if gpu.sm_count is None else ("sm_count",))}
-    scaled = f" at {entry['gemm_rate']:g} times its share of the peak" if "gemm_rate" in entry else ""
-    gemm, collectives = entry["gemm"], entry["collectives"]
-    stand_ins = (
-        ("gemm", gemm, "matrix products", f"constants of {gemm} stand in{scaled}, none measured"),
-        ("collectives", collectives, "collectives", f"NCCL timings of {collectives} stand in, scaled by link speed"),
-        ("sm_count", _SM_COUNT_STAND_IN, "SM count", f"{_SM_COUNT_STAND_IN} stands in, none stated"),
-    )  # fmt: skip
-    network = "network: NCCL's own latency table and 85 % of the nominal bandwidth, not measured here"
-    assumed = [
-        Assumption(key, value, f"{part} of {gpu.id}: {text}", f"kernels of {gpu.id}", f"{part}: {text}")
-        for key, value, part, text in stand_ins
-    ]
-    return tuple(one for one in (*assumed, Assumption("network", None, network)) if one.key not in known)
 
 
 # Speed of training kernels on each GPU architecture, beside bare matrix products.
@@ -139,21 +133,17 @@ class AttentionConstants:
 
 
 @functools.cache
-def _table() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = {}
-    for name, row in read_yaml("architectures.yaml").items():
-        table[name] = {**table[row["like"]], **row} if "like" in row else row
-    return table
-
-
-def _row(gpu: Gpu) -> dict[str, Any]:
-    return _table().get(gpu.architecture.lower(), _table()["ampere"])
+def _architecture(name: str) -> dict[str, Any]:
+    """The row of an architecture; Ampere's where it is unknown."""
+    rows = read_yaml("architectures.yaml")
+    row = rows.get(name.lower(), rows["ampere"])
+    return {**_architecture(row["like"]), **row} if "like" in row else row
 
 
 def attention_kernels(gpu: Gpu) -> tuple[str, ...]:
     """The attention kernels that run on that GPU; on one of an unknown architecture, all of them."""
-    known = _table().get(gpu.architecture.lower())
-    return tuple(known["attention_kernels"]) if known else ATTENTIONS
+    known = gpu.architecture.lower() in read_yaml("architectures.yaml")
+    return tuple(_architecture(gpu.architecture)["attention_kernels"]) if known else ATTENTIONS
 
 
 def runnable_attention(gpu: Gpu, wanted: str) -> str:
@@ -164,46 +154,43 @@ def runnable_attention(gpu: Gpu, wanted: str) -> str:
 
 def flash_is_usual(gpu: Gpu) -> bool:
     """Whether the GPU came with libraries that choose a flash kernel by themselves (Ada, Hopper and later)."""
-    return bool(_row(gpu).get("flash_is_usual"))
+    return bool(_architecture(gpu.architecture).get("flash_is_usual"))
 
 
 def workspaces_mib(gpu: Gpu) -> tuple[float, float]:
     """MiB of cuBLAS' workspace in PyTorch, and in Transformer Engine per stream; none where no CUDA runs."""
-    torch, engine = _row(gpu)["workspace_mib"] if gpu.vendor == "NVIDIA" else (0.0, 0.0)
+    torch, engine = _architecture(gpu.architecture)["workspace_mib"] if gpu.vendor == "NVIDIA" else (0.0, 0.0)
     return float(torch), float(engine)
 
 
 def training_factor(gpu: Gpu) -> float:
     """Time of products within a training step over that of the same products timed alone."""
-    return float(_row(gpu)["training_factor"])
+    return float(_architecture(gpu.architecture)["training_factor"])
 
 
 def unaligned_factors(gpu: Gpu) -> tuple[float, ...]:
     """Time of a 16-bit product over an aligned one's where 1, 2, 4, 8 and 16 is the largest power of two in a width."""
-    slower = _row(gpu)["unaligned"]
+    slower = _architecture(gpu.architecture)["unaligned"]
     return tuple(float(slower.get(power, 1.0)) for power in ALIGNMENTS)
 
 
 def host_bytes_per_s(gpu: Gpu) -> float:
     """Bandwidth of the GPU's link to host memory, one direction: its own, else its architecture's PCIe x16."""
-    return GB * float(gpu.host_gbytes_per_s or _row(gpu)["host_gbytes_per_s"])
+    return GB * float(gpu.host_gbytes_per_s or _architecture(gpu.architecture)["host_gbytes_per_s"])
 
 
 def slot_gbytes_per_s(gpu: Gpu) -> float:
     """GB/s that a slot of PCIe x16 of the GPU's architecture carries in one direction."""
-    return float(_row(gpu)["host_gbytes_per_s"])
+    return float(_architecture(gpu.architecture)["host_gbytes_per_s"])
 
 
 def fp32_time_factor(gpu: Gpu) -> float | None:
     """Time of an fp32 product without TF32 over its bf16 time; None where the cores per SM are not known."""
-    lanes = _row(gpu)["fp32_lanes_per_sm"]
+    lanes = _architecture(gpu.architecture)["fp32_lanes_per_sm"]
     if lanes is None or gpu.sm_count is None or gpu.clock_max_mhz is None:
         return None
-    return (
-        gpu.need("peak_16_bit_tflops", "time its fp32 products")
-        * TERA
-        / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
-    )
+    peak = gpu.need("peak_16_bit_tflops", "time its fp32 products")
+    return peak * TERA / (2.0 * float(lanes) * gpu.sm_count * gpu.clock_max_mhz * 1e6)
 
 
 def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:
@@ -211,7 +198,7 @@ def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:
 
     Unfused and fused-softmax attention is priced by its traffic and needs none: they get the flash1 row.
     """
-    rows = _row(gpu)
+    rows = _architecture(gpu.architecture)
     fallback = "flash1" if kernel in ("unfused", "fused") else "flash2"
     return AttentionConstants(**rows.get(kernel, rows[fallback]))
 
@@ -219,23 +206,22 @@ def attention_constants(gpu: Gpu, kernel: str) -> AttentionConstants:
 # Recipes of fp8 and fp4 scaling per GPU from ``scaling.yaml``.
 
 
-def _recipe_row(name: str) -> dict[str, Any]:
-    row: dict[str, Any] = read_yaml("scaling.yaml")["recipes"][name]
-    return row
-
-
 def scaled_dtype(name: str) -> str:
     """The precision of the products that a recipe scales: fp8 or fp4."""
-    return str(_recipe_row(name)["dtype"])
+    return str(read_yaml("scaling.yaml")["recipes"][name]["dtype"])
+
+
+def architectures_of(name: str) -> tuple[str, ...]:
+    """The architectures on which a recipe runs."""
+    return tuple(read_yaml("scaling.yaml")["recipes"][name]["runs_on"])
 
 
 def recipes_of(dtype: str, gpu: Gpu) -> tuple[str, ...]:
     """The recipes by which that GPU runs products in ``dtype``; on an unknown architecture, all of them."""
-    known = {gpu.architecture} & {name for recipe in FP8_RECIPES for name in _recipe_row(recipe)["runs_on"]}
     if dtype not in gpu.peak_tflops:
         return ()
-    found = (name for name in FP8_RECIPES if scaled_dtype(name) == dtype)
-    return tuple(name for name in found if not known or gpu.architecture in _recipe_row(name)["runs_on"])
+    runs = {name: gpu.architecture in architectures_of(name) for name in FP8_RECIPES}
+    return tuple(n for n in FP8_RECIPES if scaled_dtype(n) == dtype and (runs[n] or not any(runs.values())))
 
 
 def only_recipe(dtype: str, gpu: Gpu) -> ScalingRecipe | None:
@@ -245,24 +231,17 @@ def only_recipe(dtype: str, gpu: Gpu) -> ScalingRecipe | None:
     return scaling_recipe(able[0], gpu) if known else None
 
 
-def architectures_of(name: str) -> tuple[str, ...]:
-    """The architectures on which a recipe runs."""
-    return tuple(_recipe_row(name)["runs_on"])
-
-
 def scaling_recipe(name: str, gpu: Gpu) -> ScalingRecipe:
     """The recipe of that name as it runs on a GPU."""
-    row = _recipe_row(name)
-    scale, weight_scale = (_share(row.get(key)) for key in ("scale", "weight_scale"))
+    row: dict[str, Any] = read_yaml("scaling.yaml")["recipes"][name]
+    # a scale in bytes and the elements of its block
+    shares = {key: row[key][0] / row[key][1] if row.get(key) else 0.0 for key in ("scale", "weight_scale")}
     return ScalingRecipe(
         name=name, dtype=row["dtype"], value_bytes=kernel_constants(gpu).gemm.dtype_bytes[row["dtype"]],
-        scale_bytes=scale, weight_scale_bytes=weight_scale, scale_passes=float(row.get("scale_passes", 1)),
+        scale_bytes=shares["scale"], weight_scale_bytes=shares["weight_scale"],
+        scale_passes=float(row.get("scale_passes", 1)),
         copies=1.0 if gpu.architecture in row.get("one_copy_on", ()) else 2.0,
         reads=float(row["reads"]), second_reads=float(row.get("second_reads", 0)), launches=row["launches"],
         product_time_factor=float(row.get("product_time_factor", {}).get(gpu.architecture, 1.0)),
         gathers_16_bit=bool(row.get("gathers_16_bit")),
     )  # fmt: skip
-
-
-def _share(scale: list[float] | None) -> float:
-    return float(scale[0]) / float(scale[1]) if scale else 0.0

@@ -6,7 +6,7 @@ A figure beyond is refused with the largest that is known of its kind: it is nea
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jointopt.core.errors import JobError
 from jointopt.jobs.catalog.catalog_files import cite, read_yaml
@@ -42,20 +42,16 @@ def most(key: str) -> int:
 
 def whole(section: Section, name: str, key: str, low: int = 1, default: int | None = None) -> int:
     """The whole number under ``name`` of a section, within the limit of ``key``; JobError beyond it."""
-    limit = limits()[key]
-    return section.whole(name, low, int(limit.most), default, _why(section, name, limit))
+    limit, value = limits()[key], section.values.get(name)
+    why = limit.why if is_number(value) and value > limit.most else ""
+    return section.whole(name, low, int(limit.most), default, why)
 
 
 def number(section: Section, name: str, key: str, *, zero: bool = False, default: float | None = None) -> float:
     """The number under ``name`` of a section, within the limit of ``key``; JobError beyond it."""
-    limit = limits()[key]
-    return section.number(name, limit.most, zero=zero, default=default, why=_why(section, name, limit))
-
-
-def _why(section: Section, name: str, limit: Limit) -> str:
-    """The largest known, which a refusal adds for a figure beyond it; blank for other flaws."""
-    value: Any = section.values.get(name)
-    return limit.why if is_number(value) and value > limit.most else ""
+    limit, value = limits()[key], section.values.get(name)
+    why = limit.why if is_number(value) and value > limit.most else ""
+    return section.number(name, limit.most, zero=zero, default=default, why=why)
 
 
 def check_batch(sequences: int, seq_length: int, where: str = "training.global_batch_size") -> None:
@@ -67,13 +63,10 @@ def check_batch(sequences: int, seq_length: int, where: str = "training.global_b
     expected = f"expected at most {counted.most:,} sequences{counted.why}"
     if tokens > of_tokens.most:
         expected = f"expected at most {of_tokens.most:,} tokens{of_tokens.why}"
+    meant, rest = divmod(sequences, seq_length)  # a number of tokens, where that makes a batch
+    if meant >= 16:
+        expected += f"; {sequences:,} tokens are {'about ' * (rest > 0)}{meant:,} sequences: write {meant}"
     raise JobError(
         f"{where} counts sequences, and {sequences:,} of seq_length {seq_length:,} are {tokens:,} tokens per "
-        f"iteration; {expected}{_as_tokens(sequences, seq_length)}."
+        f"iteration; {expected}."
     )
-
-
-def _as_tokens(given: int, seq_length: int) -> str:
-    """The sequences that a batch has if its number is one of tokens; blank where that makes no batch either."""
-    meant, rest = divmod(given, seq_length)
-    return f"; {given:,} tokens are {'about ' * (rest > 0)}{meant:,} sequences: write {meant}" if meant >= 16 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from jointopt.core.errors import CatalogError, nearest_few
+from jointopt.core.errors import CatalogError, close, did_you_mean
 from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.huggingface import model_from_config
 from jointopt.jobs.model import Model
@@ -42,19 +42,19 @@ def known_model(name: str) -> Model | None:
 
 def published_model(name: str) -> PublishedModel:
     """The catalogue entry of that name or alias; `CatalogError` names the nearest known ones."""
-    known = _names()
-    if name.lower() not in known:
+    if name.lower() not in _names():
         raise CatalogError(
             f"The model {name[:80]!r} is not in the catalogue{near_models(name)}; `jointopt catalog models` "
             f"lists the {len(model_names())} known ones, and a path to a config.json or a shape written in place "
             f"describes any other."
         )
-    return _published(known[name.lower()])
+    return _published(_names()[name.lower()])
 
 
 def near_models(name: str) -> str:
     """`` (did you mean 'llama-3-8b' or 'llama-3-70b'?)`` for a name that none has; empty where none is like it."""
-    return nearest_few(name, _names())
+    near = close(name, _names(), 6)
+    return did_you_mean([*dict.fromkeys(_names()[one] for one in near)][:3])
 
 
 @functools.cache
@@ -69,5 +69,4 @@ def _names() -> dict[str, str]:
 def _published(name: str) -> PublishedModel:
     entry = read_yaml("models.yaml")[name]
     counts = entry["published_parameters"], entry.get("published_active_parameters")
-    config = entry["config"] | entry.get("details", {})
-    return PublishedModel(model_from_config(config, name), *counts, entry["source"])
+    return PublishedModel(model_from_config(entry["config"] | entry.get("details", {}), name), *counts, entry["source"])

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jointopt.core.errors import JobError, nearest
 from jointopt.core.units import BITS_PER_BYTE
@@ -32,16 +32,8 @@ _FIGURE = re.compile(
 _GIGA = {"M": 1e-3, "G": 1.0, "T": 1e3}
 
 
-class Figure(NamedTuple):
-    """A bandwidth as text states it: GB/s, of a ``gpu`` or ``node`` where it says so, and whether it is in bytes."""
-
-    gbytes_per_s: float
-    of: str
-    in_bytes: bool
-
-
-def figure_in(text: str) -> Figure | None:
-    """The bandwidth that a text states; None where it may mean several, or none.
+def figure_in(text: str) -> tuple[float, str, bool] | None:
+    """(GB/s, of a ``gpu`` or ``node`` where it says so, whether it is in bytes); None where it may mean several.
 
     ``400G`` is a port of 400 Gb/s. Bits and bytes differ by one letter, so that ``gb/s`` is neither; several ports must
     say of what.
@@ -56,7 +48,7 @@ def figure_in(text: str) -> Figure | None:
     in_bytes = figure is not None and (figure["unit"] or "b") in ("B", "byte", "Byte")
     giga = float(ports[name][0]) if figure is None else float(figure["number"]) * _GIGA[figure["prefix"]]
     each = giga / (1.0 if in_bytes else BITS_PER_BYTE)
-    return Figure(each * int(form["ports"] or 1), (form["of"] or "").lower(), in_bytes)
+    return each * int(form["ports"] or 1), (form["of"] or "").lower(), in_bytes
 
 
 def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
@@ -64,15 +56,16 @@ def bandwidth(section: Section, key: str, gpus_per_node: int) -> float:
 
     JobError for other text.
     """
-    found = figure_in(str(section.values[key]))
-    if found is None or not found.gbytes_per_s:
-        names, text = read_yaml("links.yaml")["ports"], str(section.values[key])
+    text = str(section.values[key])
+    found = figure_in(text)
+    if found is None or not found[0]:
+        names = read_yaml("links.yaml")["ports"]
         raise section.refuse(
             key, "a number in GB/s of one GPU in one direction, a figure with its unit (400Gb/s, 50GB/s, 3.2Tb/s per "
             f"node), or a port of each GPU (400G, {', '.join(names)}) or node (8x400G per node)"
             f"{nearest(text, names) if text[:1].isalpha() else ''}",
         )  # fmt: skip
-    return found.gbytes_per_s / (gpus_per_node if found.of == "node" else 1)
+    return found[0] / (gpus_per_node if found[1] == "node" else 1)
 
 
 def link_of(gpu: Gpu) -> str:
@@ -101,48 +94,33 @@ def _rated_gbytes_per_s(gpu: Gpu, key: str) -> float:
 def check_links(cluster: Cluster, stated: Mapping[str, Any], where: str = "cluster") -> None:
     """JobError for a bandwidth of a job beyond what its GPU is known to have, where it may have been meant otherwise.
 
-    That is a bare number, or bits per second of which it is not said whether a GPU or a node has them. A bare number
-    beyond what the GPU usually has is remarked on.
+    That is a bare number, or bits per second of which it is not said whether a GPU or a node has them, which are mostly
+    a node's. A bare number beyond what the GPU usually has is remarked on.
     """
-    for key in LINKS:
-        value: Any = stated.get(key)
-        most = most_gbytes_per_s(cluster.gpu, key)
+    gpu = cluster.gpu
+    for key in (key for key in LINKS if stated.get(key) is not None):
+        value, place = stated[key], f"{where}.{key}"
+        most, usual = most_gbytes_per_s(gpu, key), _rated_gbytes_per_s(gpu, key)
+        may_have = f"{gpu.id} may have ({f'usually {usual:g}' if usual else 'no source states more'})"
         if isinstance(value, str):
-            _check_text(cluster, key, value, where)
-        elif _is_beyond(cluster.gpu, key, value):
+            text, (gbytes, of, in_bytes) = value.strip(), figure_in(value) or (0.0, "", False)
+            if gbytes > most and not (of or in_bytes):
+                raise JobError(
+                    f"{place} {value!r} is {gbytes:g} GB/s, more than the {most:g} that {may_have}; write "
+                    f"'{text} per node' ({gbytes / cluster.gpus_per_node:g} GB/s of each GPU), or "
+                    f"'{text} per GPU' if each has as much."
+                )
+        elif is_number(value) and value > most:
             number = float(value)
             raise JobError(
-                f"{where}.{key} is in GB/s of one GPU in one direction, and {number:,.15g} is more than the {most:g} "
-                f"that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); {_meant(number, key, most, cluster)}"
-                f"{number:g}GB/s if it is really {number:g} GB/s."
+                f"{place} is in GB/s of one GPU in one direction, and {number:,.15g} is more than the {most:g} that "
+                f"{may_have}; {_meant(number, key, most, cluster)}{number:g}GB/s if it is really {number:g} GB/s."
             )
-        else:
-            _remark_on(cluster.gpu, key, value)
-
-
-def _check_text(cluster: Cluster, key: str, text: str, where: str) -> None:
-    """JobError for bits per second beyond what a GPU may have, which those of a node usually are."""
-    found = figure_in(text)
-    if found and not (found.of or found.in_bytes) and _is_beyond(cluster.gpu, key, found.gbytes_per_s):
-        raise JobError(
-            f"{where}.{key} {text!r} is {found.gbytes_per_s:g} GB/s, more than the "
-            f"{most_gbytes_per_s(cluster.gpu, key):g} that {cluster.gpu.id} may have ({_usual(cluster.gpu, key)}); "
-            f"write '{text.strip()} per node' ({found.gbytes_per_s / cluster.gpus_per_node:g} GB/s of each GPU), or "
-            f"'{text.strip()} per GPU' if each has as much."
-        )
-
-
-def _is_beyond(gpu: Gpu, key: str, value: Any) -> bool:
-    return key in LINKS and is_number(value) and float(value) > most_gbytes_per_s(gpu, key)
-
-
-def _remark_on(gpu: Gpu, key: str, value: Any) -> None:
-    usual = _rated_gbytes_per_s(gpu, key)
-    if is_number(value) and not gpu.is_cpu and 0.0 < usual < float(value):
-        _warn_once(
-            f"{key} is {float(value):g} GB/s of one GPU in one direction, and {gpu.id} usually has {usual:g}; "
-            f"{float(value):g} Gb/s would be {float(value) / BITS_PER_BYTE:g}."
-        )
+        elif is_number(value) and not gpu.is_cpu and 0.0 < usual < value:
+            _warn_once(
+                f"{key} is {float(value):g} GB/s of one GPU in one direction, and {gpu.id} usually has {usual:g}; "
+                f"{float(value):g} Gb/s would be {float(value) / BITS_PER_BYTE:g}."
+            )
 
 
 @functools.cache
@@ -150,23 +128,20 @@ def _warn_once(text: str) -> None:
     _log.warning("%s", text)
 
 
-def _usual(gpu: Gpu, key: str) -> str:
-    usual = _rated_gbytes_per_s(gpu, key)
-    return f"usually {usual:g}" if usual else "no source states more"
-
-
 def _meant(value: float, key: str, most: float, cluster: Cluster) -> str:
     """The beginning of a question: what else the number may be, in its right words."""
     per_gpu = value / BITS_PER_BYTE
+    of_node = per_gpu / cluster.gpus_per_node
     if key == "intra_node_gbytes_per_s" and value / 2 <= most:
         return f"both directions together are twice one: write {value / 2:g}, or "
     if per_gpu <= most:
         return f"{value:g} Gb/s are {per_gpu:g}: write {value:g}Gb/s, or "
-    if (of_node := per_gpu / cluster.gpus_per_node) <= most:
+    if of_node <= most:
         return f"{value:g} Gb/s of a node are {of_node:g}: write '{value:g}Gb/s per node', or "
     return "write the figure with its unit, such as 400Gb/s, or "
 
 
 def written(cluster: Cluster, key: str, value: Any) -> Any:
     """A bandwidth as a job file has it: with its unit where the bare number would be refused; others as they are."""
-    return f"{value:.15g}GB/s" if _is_beyond(cluster.gpu, key, value) else value
+    beyond = key in LINKS and is_number(value) and value > most_gbytes_per_s(cluster.gpu, key)
+    return f"{value:.15g}GB/s" if beyond else value

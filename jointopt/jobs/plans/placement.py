@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jointopt.core.errors import UsageError
-from jointopt.core.schema import Columns, Ints
+from jointopt.core.schema import DEGREES, SPLIT, Columns, Ints
 from jointopt.jobs.cluster import Cluster
-
-_DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp", "dp_replicate")
 
 
 class Group(NamedTuple):
@@ -39,7 +37,7 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
     framework keeps them inside dp*cp (not ``experts_span_tp``), ep has tp's ranks in between.
     """
     layouts = {"etp": layouts["tp"], "dp_replicate": np.ones_like(layouts["tp"]), **layouts}
-    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in _DEGREES])
+    degrees = np.stack([np.asarray(layouts[name], np.int64) for name in SPLIT])
     # Neighbouring layouts mostly differ in columns that placement does not read: work on the first of each run.
     starts = np.flatnonzero(np.any(np.diff(degrees, axis=1, prepend=0) != 0, axis=0))
     lengths = np.diff(starts, append=degrees.shape[1])
@@ -48,7 +46,7 @@ def placement(layouts: Columns, domain: int, experts_span_tp: bool = True) -> di
 
 
 def _groups(degrees: Ints, domain: int, experts_span_tp: bool) -> dict[str, Group]:
-    tp, cp, dp, pp, ep, etp, replicas = degrees
+    dp, tp, pp, cp, ep, etp, replicas = degrees
     gpus, shards, etp = tp * cp * dp * pp, dp * cp, np.maximum(etp, 1)
     inner = etp if experts_span_tp else tp
     strides = {
@@ -78,9 +76,12 @@ def members_per_domain(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Int
     aligned = (domain % stride == 0) & (block % domain == 0)
     local = np.where(inside, size, np.where(aligned, domain // stride, 1))
     # a border cuts one of the groups at least, which leaves a member of three or fewer alone
-    odd = ~inside & ~aligned & (stride < domain) & (size > 3)
-    if odd.any():
-        local[odd] = _odd_members(size[odd], stride[odd], gpus[odd], domain)
+    odd = np.flatnonzero(~inside & ~aligned & (stride < domain) & (size > 3))
+    for total in np.unique(gpus[odd]).tolist():  # rows that no shortcut answers, each distinct triple once
+        rows = odd[gpus[odd] == total]
+        pairs, back = np.unique(size[rows] << 32 | stride[rows], return_inverse=True)
+        counts = [_fewest(pair >> 32, pair & 0xFFFFFFFF, total, domain) for pair in pairs.tolist()]
+        local[rows] = np.asarray(counts, np.int64)[back]
     return local
 
 
@@ -95,17 +96,6 @@ def even_domain(cluster: Cluster) -> int:
     racks = -(-cluster.nodes // most)
     nodes = equal if 2 * equal >= most else -(-cluster.nodes // racks)
     return nodes * cluster.gpus_per_node
-
-
-def _odd_members(size: Ints, stride: Ints, gpus: Ints, domain: int) -> Ints:
-    """The rows that no shortcut answers, each distinct triple once."""
-    local = np.empty_like(size)
-    for total in np.unique(gpus).tolist():
-        rows = gpus == total
-        pairs, back = np.unique(size[rows] << 32 | stride[rows], return_inverse=True)
-        counts = [_fewest(pair >> 32, pair & 0xFFFFFFFF, total, domain) for pair in pairs.tolist()]
-        local[rows] = np.asarray(counts, np.int64)[back]
-    return local
 
 
 @functools.lru_cache(maxsize=65536)
@@ -131,13 +121,12 @@ DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 TP_PP_DP_ORDER = "tp-cp-ep-pp-dp"  # Megatron-LM's --use-tp-pp-dp-mapping
 NANOTRON_EXPERTS_ORDER = "tp-cp-pp-dp"  # nanotron's development branch for models with experts (ParallelContext)
 NANOTRON_04_EXPERTS_ORDER = "tp-cp-dp-pp-ep"  # nanotron 0.4: whole pipelines for each part of the experts
-_AXES = ("tp", "cp", "dp", "pp")
 
 
 def check_order(order: str) -> str:
     """``order`` itself, in small letters. UsageError where it is no order of tp, cp, dp, pp and perhaps ep."""
     found = order.lower().split("-")
-    if sorted(set(found) - {"ep"}) != sorted(_AXES) or len(set(found)) != len(found):
+    if sorted(set(found) - {"ep"}) != sorted(DEGREES) or len(set(found)) != len(found):
         raise UsageError(
             "An order of ranks holds each of tp, cp, dp and pp once, and perhaps ep, from the innermost outwards, as "
             f"in {DEFAULT_ORDER}; got {order!r}."
@@ -151,8 +140,7 @@ def stage_of_rank(plan: Mapping[str, Any], ranks: Ints, order: str = DEFAULT_ORD
     Experts share the ranks of dp and cp, so that ``ep`` in an order has no size of its own, as in Megatron's generator
     of dense groups; outside of a pp that has dp inside, it takes its ranks out of dp, as nanotron 0.4 does.
     """
-    axes = check_order(order).split("-")
-    sizes = {name: int(plan[name]) for name in _AXES}
+    axes, sizes = check_order(order).split("-"), {name: int(plan[name]) for name in DEGREES}
     inside = axes[: axes.index("pp")]
     if "ep" in axes and "ep" not in inside:
         sizes["dp"] //= math.gcd(sizes["dp"], int(plan.get("ep") or 1))
@@ -162,5 +150,5 @@ def stage_of_rank(plan: Mapping[str, Any], ranks: Ints, order: str = DEFAULT_ORD
 
 def same_stages(plan: Mapping[str, Any], first: str, second: str) -> bool:
     """Whether two orders put all ranks of a plan on the same stages."""
-    ranks = np.arange(math.prod(int(plan[name]) for name in _AXES))
+    ranks = np.arange(math.prod(int(plan[name]) for name in DEGREES))
     return bool((stage_of_rank(plan, ranks, first) == stage_of_rank(plan, ranks, second)).all())

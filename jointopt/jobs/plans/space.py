@@ -6,9 +6,11 @@ combination dropped early counts for all its continuations, so that dropped and 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from jointopt.core.schema import (
     Columns,
     Floats,
     Ints,
+    evaluate,
     inside,
 )
 from jointopt.jobs.job import Job
@@ -61,10 +64,11 @@ def enumerate_layouts(job: Job) -> Space:
     rules = [rule for rule in layout_rules(job) if rule.counted]
     degrees = _factorisations(job.cluster.num_gpus)
     candidates = {name: _candidates(job, name) for name in _EXPANDED}
-    splits = _Splits(job, degrees["pp"], candidates["vpp"])
-    sieve = _Sieve(degrees, candidates | {"stage_layers": splits.codes}, rules, {"stage_layers": splits.of})
+    splits = _splits(job, degrees["pp"], candidates["vpp"])
+    candidates["stage_layers"] = np.arange(max(map(len, splits.values())), dtype=np.int64)
+    sieve = _Sieve(degrees, candidates, rules)
     for name in _EXPANDED:
-        sieve.expand(name)
+        sieve.expand(name, splits if name == "stage_layers" else None)
     layouts = {name: sieve.columns[name].astype(COLUMNS[name].array_dtype, copy=False) for name in LAYOUT_COLUMNS}
     return Space(layouts, sieve.considered, sieve.dropped, np.asarray(job.search.clock_mhz, dtype=np.float64))
 
@@ -78,12 +82,8 @@ def divisors(number: int) -> list[int]:
 class _Sieve:
     """Columns of the combinations still alive, and how many were dropped for which reason."""
 
-    def __init__(
-        self, columns: Columns, candidates: dict[str, Ints], rules: Sequence[Rule],
-        dependent: Mapping[str, Callable[[Columns], Ints]],
-    ) -> None:  # fmt: skip
+    def __init__(self, columns: Columns, candidates: Columns, rules: Sequence[Rule]) -> None:
         self.rules = list(rules)  # those to come; each is applied as soon as its columns are there
-        self.dependent = dependent  # candidates (n, k) that depend on earlier columns, k as many as `candidates` has
         self.candidates = candidates
         self.weight = math.prod(len(values) for values in candidates.values())
         self.considered = len(columns["dp"]) * self.weight
@@ -100,16 +100,23 @@ class _Sieve:
             broken = rule.broken(columns)
             hits = int(np.count_nonzero(alive & broken))
             if hits:
-                self.dropped[rule.counted] = hits * self.weight
+                self.dropped[rule.counted.format_map(rule.figures)] = hits * self.weight
                 alive &= ~broken
         return alive
 
-    def expand(self, name: str) -> None:
-        """Cross all rows, as (n, 1), with the (k,) candidates of a new column and sieve the (n, k)."""
+    def expand(self, name: str, splits: Mapping[tuple[int, int], list[int]] | None) -> None:
+        """Cross all rows, as (n, 1), with the (k,) candidates of a new column and sieve the (n, k).
+
+        ``splits``: codes of a column whose candidates depend on (pp, vpp), by these; -1 fills up the (n, k).
+        """
         values = self.candidates[name]
         self.weight //= len(values)
-        if name in self.dependent:
-            values = self.dependent[name](self.columns)
+        if splits is not None:
+            width = max(vpp for _, vpp in splits) + 1  # pp * width + vpp is another number for each
+            keys, place = np.unique(self.columns["pp"] * width + self.columns["vpp"], return_inverse=True)
+            codes = [splits[divmod(key, width)] for key in keys.tolist()]
+            filled = [(*row, *[-1] * (len(values) - len(row))) for row in codes]
+            values = np.asarray(filled, np.int64).reshape(-1, len(values))[place]
         crossed = {key: column[:, np.newaxis] for key, column in self.columns.items()} | {name: values}
         rows, choices = np.nonzero(self.alive(crossed, (len(self.columns["dp"]), values.shape[-1])))
         self.columns = {key: column[rows] for key, column in self.columns.items()}
@@ -132,54 +139,24 @@ def _factorisations(num_gpus: int) -> Columns:
 
 def _candidates(job: Job, column: str) -> Ints:
     """The values of one column that enter the product: what could fit, and whatever the job lists."""
-    listed = getattr(job.search, column) or ()
-    if column in NEUTRAL:
-        return np.asarray(sorted({*_usual(job, column), *inside(column, listed).tolist()}), dtype=np.int64)
-    experts, batch = max(job.model.num_experts, 1), job.training.global_batch_size
-    whole = {"ep": experts, "micro_batch_size": batch, "vpp": job.model.num_layers}.get(column)
-    if whole is None:
-        return np.asarray(COLUMNS[column].values, dtype=np.int64)
-    found = {*divisors(whole), *listed}
-    if column == "vpp" and job.training.framework.stage_splits:
-        found |= set(range(1, MOST_CHUNKS + 1))
-    return np.asarray(sorted(found), dtype=np.int64)
+    framework, num_gpus = job.training.framework, job.cluster.num_gpus
+    figures: dict[str, Any] = {
+        "model": job.model, "training": job.training, "framework": framework, "num_gpus": num_gpus,
+        "domain": even_domain(job.cluster), "most_chunks": MOST_CHUNKS, "divisors": divisors,
+        "schedules": [SCHEDULE.code(name) for name in framework.schedules],
+    }  # fmt: skip
+    usual = [NEUTRAL[column]] if column in NEUTRAL else COLUMNS[column].values
+    could_fit = evaluate(COLUMNS[column].searched, {}, figures) if COLUMNS[column].searched else usual
+    listed = inside(column, getattr(job.search, column) or ()).tolist()
+    return np.asarray(sorted({*could_fit, *listed}), dtype=np.int64)
 
 
-class _Splits:
-    """The codes of `offered_splits` of every (pp, vpp), and of the splits that the job lists; -1 fills up."""
-
-    def __init__(self, job: Job, pp: Ints, vpp: Ints) -> None:
-        self.width = int(vpp.max())  # pp * width + vpp is another number for each, as vpp is 1 to width
-        listed = [COLUMNS["stage_layers"].inside(cell) for cell in job.search.stage_layers or ()]
-        self.table = {
-            p * self.width + v: [*map(STAGE_LAYERS.of, offered_splits(job, p, v)), *_stated(listed, p * v)]
-            for p in np.unique(pp).tolist()
-            for v in vpp.tolist()
-        }
-        self.codes = np.arange(max(map(len, self.table.values())), dtype=np.int64)
-
-    def of(self, columns: Columns) -> Ints:
-        """Codes (n, k) of the rows' pipelines, each once."""
-        key, place = np.unique(columns["pp"] * self.width + columns["vpp"], return_inverse=True)
-        codes = np.full((len(key), len(self.codes)), -1, dtype=np.int64)
-        for row, one in enumerate(key.tolist()):
-            found = list(dict.fromkeys(self.table[one]))
-            codes[row, : len(found)] = found
-        return codes[place]
-
-
-def _stated(listed: list[int], chunks: int) -> list[int]:
-    """Codes of listed splits of so many chunks that are not even ones."""
-    numbers = {code: STAGE_LAYERS.numbers(code) for code in listed}
-    return [code for code, split in numbers.items() if len(split) == chunks and len(set(split)) > 1]
-
-
-def _usual(job: Job, column: str) -> list[int]:
-    """The values of a column that most plans do without, where the job lists none."""
-    if column == "etp" and job.model.is_moe:
-        return divisors(job.model.num_attention_heads or job.cluster.num_gpus)  # tp is one of them
-    if column == "dp_replicate" and job.training.framework.replicates:  # a scale-up domain each
-        return divisors(max(job.cluster.num_gpus // even_domain(job.cluster), 1))
-    if column == "schedule":
-        return [SCHEDULE.code(name) for name in job.training.framework.schedules]
-    return [NEUTRAL[column]]
+def _splits(job: Job, pp: Ints, vpp: Ints) -> dict[tuple[int, int], list[int]]:
+    """The codes, each once, of `offered_splits` of every (pp, vpp), and of the uneven splits that the job lists."""
+    listed = [STAGE_LAYERS.numbers(STAGE_LAYERS.code(cell)) for cell in job.search.stage_layers or ()]
+    uneven = [split for split in listed if len(set(split)) > 1]
+    found = {}
+    for pipeline in itertools.product(np.unique(pp).tolist(), vpp.tolist()):
+        stated = [split for split in uneven if len(split) == math.prod(pipeline)]
+        found[pipeline] = [*dict.fromkeys(map(STAGE_LAYERS.of, [*offered_splits(job, *pipeline), *stated]))]
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jointopt.core.errors import PlanError
-from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Floats, Ints
+from jointopt.core.schema import STAGE_LAYERS, Bools, Columns, Ints
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job
 from jointopt.jobs.model import Model
@@ -46,14 +46,8 @@ def own_split(job: Job, pp: int, vpp: int) -> tuple[float, ...]:
     if job.training.framework.layers_by_cost:
         ranks: tuple[float, ...] = layers_by_cost(job.model.num_layers, pp, *token_costs(job.model))
     else:
-        ranks = _usual_ranks(job.model.num_layers, pp, vpp, tail_layers(job.model))
+        ranks = layers_per_stage(job.model.num_layers, pp, vpp, head_layers=tail_layers(job.model))
     return tuple(layers / vpp for layers in ranks) * vpp
-
-
-@functools.lru_cache(maxsize=4096)
-def _usual_ranks(num_layers: int, pp: int, vpp: int, head_layers: float) -> tuple[float, ...]:
-    layers = layers_per_stage(num_layers, np.array([pp]), np.array([vpp]), head_layers=head_layers)
-    return tuple(layers[0].tolist())
 
 
 def offered_splits(job: Job, pp: int, vpp: int) -> list[Split]:
@@ -135,14 +129,10 @@ def by_split(c: Columns, holds: Callable[[Split, Any], Any]) -> Bools:
     return out
 
 
-def all_equal(numbers: Sequence[int], layers: int) -> bool:
-    """Whether a stated split gives every chunk the same number of the model's layers."""
-    return len(set(numbers)) == 1 and sum(numbers) == layers
-
-
 def states_even(model: Model, c: Columns) -> Bools:
     """A mask, true where stated ``stage_layers`` state only that all chunks are equal, as a blank does."""
-    return by_split(c, lambda numbers, chunks: (chunks == len(numbers)) & all_equal(numbers, model.num_layers))
+    layers = model.num_layers
+    return by_split(c, lambda split, chunks: (chunks == len(split)) & (len(set(split)) == 1) & (sum(split) == layers))
 
 
 def largest_chunk(model: Model, c: Columns) -> Ints:
@@ -203,27 +193,26 @@ def _spread(layers: int, least: list[int], on_top: list[float]) -> list[int]:
     return counts
 
 
+@functools.lru_cache(maxsize=4096)
 def layers_per_stage(
-    num_layers: int, pp: Ints, vpp: Ints, embedding_layers: float = 0.0, head_layers: float = 0.0
-) -> Floats:
-    """Layers per pipeline rank, shape (n, max pp), 0 beyond each plan's pp; PlanError where pp > ``num_layers``.
+    num_layers: int, pp: int, vpp: int = 1, embedding_layers: float = 0.0, head_layers: float = 0.0
+) -> tuple[float, ...]:
+    """Layers per pipeline rank, (pp,); PlanError where pp > ``num_layers``.
 
-    Where pp does not divide them, the integers that make the heaviest stage lightest: the first carries
-    ``embedding_layers`` on top, the last ``head_layers`` (in units of one layer, as in Megatron-LM's account-for-loss).
+    Where pp does not divide them, the integers, at least one each, whose sorted loads are lexicographically smallest:
+    the first carries ``embedding_layers`` on top, the last ``head_layers`` (in units of one layer, as in Megatron-LM's
+    account-for-loss). Of equals the later comes first (1F1B keeps fewer micro-batches alive there) and the two ends
+    last, as in the 126 layers of Llama 3 405B (arXiv:2407.21783, section 3.3.2).
     """
-    pp = np.asarray(pp, np.int64)
-    equal = np.zeros((int(pp.max(initial=0)) + 1, int(pp.max(initial=0))))
-    uneven = np.zeros_like(equal)
-    for degree in np.flatnonzero(np.bincount(pp)).tolist():
-        equal[degree, :degree] = num_layers / degree
-        uneven[degree, :degree] = num_layers / degree
-        if num_layers % degree:
-            uneven[degree, :degree] = _uneven_split(num_layers, degree, embedding_layers, head_layers)
-    layers = uneven[pp]
-    # such interleaved plans occur in tables alone: chunks from all over the model, taken as equal shares
-    fractional = (np.asarray(vpp) > 1) & (num_layers % pp != 0)
-    layers[fractional] = equal[pp[fractional]]
-    return layers
+    if pp > num_layers:
+        raise PlanError(f"The pp of a plan must be at most the model's {num_layers} layers; got {pp}.")
+    # interleaved plans that do not divide them occur in tables alone: chunks from all over the model, equal shares
+    if num_layers % pp == 0 or vpp > 1:
+        return (num_layers / pp,) * pp
+    on_top = [0.0] * pp
+    on_top[0] += embedding_layers
+    on_top[-1] += head_layers
+    return tuple(map(float, _spread(num_layers, [1] * pp, on_top)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -241,18 +230,3 @@ def layers_by_cost(num_layers: int, pp: int, layer_cost: int, head_cost: int) ->
         rank += done * pp > total * (rank + 1)
     layers[rank], layers[-1] = 0, layers[rank]
     return tuple(layers)
-
-
-@functools.lru_cache(maxsize=4096)
-def _uneven_split(num_layers: int, pp: int, embedding_layers: float, head_layers: float) -> Split:
-    """The integer split, at least one layer per stage, whose sorted loads are lexicographically smallest.
-
-    Each further layer goes to the lightest stage. Of equals the later comes first (1F1B keeps fewer micro-batches alive
-    there) and the two ends last, as in the 126 layers of Llama 3 405B (arXiv:2407.21783, section 3.3.2).
-    """
-    if pp > num_layers:
-        raise PlanError(f"The pp of a plan must be at most the model's {num_layers} layers; got {pp}.")
-    on_top = [0.0] * pp
-    on_top[0] += embedding_layers
-    on_top[-1] += head_layers
-    return tuple(_spread(num_layers, [1] * pp, on_top))

@@ -62,7 +62,15 @@ def parse_stage_clocks(text: object, where: str = "stage_clock_mhz") -> list[flo
         return []
     else:
         parts = re.split("[;,]", str(text))
-    return [clock for part in parts for clock in _run(part, where)]
+    clocks: list[float] = []
+    for part in parts:
+        run = re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
+        one, count = (run[1], int(run[2])) if run else (part, 1)
+        clock = number_in(one)
+        if not 0 < clock < 1e6:
+            raise PlanError(f"{where} must be MHz such as 1410, or 1410;1395 with one per stage; got {one!r}.")
+        clocks += [clock] * count
+    return clocks
 
 
 def format_stage_clocks(clocks_mhz: Iterable[float]) -> str:
@@ -86,16 +94,6 @@ def number_in(value: object) -> float:
         return math.nan if isinstance(value, bool) else float(str(value))
     except ValueError:
         return math.nan
-
-
-def _run(part: object, where: str) -> list[float]:
-    """One clock, or as many as a part such as ``1800×7`` states."""
-    run = re.fullmatch(r"\s*([0-9.]+)\s*[×xX*]\s*([1-9][0-9]{0,4})\s*", part) if isinstance(part, str) else None
-    one, count = (run[1], int(run[2])) if run else (part, 1)
-    clock = number_in(one)
-    if not 0 < clock < 1e6:
-        raise PlanError(f"{where} must be MHz such as 1410, or 1410;1395 with one per stage; got {one!r}.")
-    return [clock] * count
 
 
 PLAN_KEYS = (*LAYOUT_COLUMNS, "clock_mhz", "stage_clock_mhz", "power_limit_w", "stage_power_limit_w")
@@ -161,7 +159,17 @@ def plan_records(layouts: Columns, stage_clock_mhz: Floats, index: Iterable[int]
     ``recompute`` is a name, ``stage_clock_mhz`` a list of pp floats (MHz), ``power_limit_w`` and
     ``stage_power_limit_w`` (list of pp floats) there where set.
     """
-    return [_record(layouts, stage_clock_mhz, int(i)) for i in index]
+    records = []
+    for i in map(int, index):
+        values = NEUTRAL | {name: layouts[name][i] for name in LAYOUT_COLUMNS if name in layouts}
+        record: dict[str, Any] = {name: COLUMNS[name].outside(values[name]) for name in LAYOUT_COLUMNS}
+        record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
+        if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
+            record["power_limit_w"] = float(layouts["power_limit_w"][i])
+        if "stage_power_limit_w" in layouts:
+            record["stage_power_limit_w"] = layouts["stage_power_limit_w"][i].tolist()
+        records.append(record)
+    return records
 
 
 def record_text(plan: Mapping[str, Any]) -> str:
@@ -169,84 +177,60 @@ def record_text(plan: Mapping[str, Any]) -> str:
     return json.dumps(dict(plan), sort_keys=True)
 
 
-def _record(layouts: Columns, stage_clock_mhz: Floats, i: int) -> dict[str, Any]:
-    values = NEUTRAL | {name: layouts[name][i] for name in LAYOUT_COLUMNS if name in layouts}
-    record: dict[str, Any] = {name: COLUMNS[name].outside(values[name]) for name in LAYOUT_COLUMNS}
-    record["stage_clock_mhz"] = [clock for clock in stage_clock_mhz[i].tolist() if clock == clock]
-    if "power_limit_w" in layouts and np.isfinite(layouts["power_limit_w"][i]):
-        record["power_limit_w"] = float(layouts["power_limit_w"][i])
-    if "stage_power_limit_w" in layouts:
-        record["stage_power_limit_w"] = layouts["stage_power_limit_w"][i].tolist()
-    return record
-
-
 def _read(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     """The keys and raw values of a plan, every key a known one."""
+    pairs: list[tuple[Any, Any]] = []
     if isinstance(plan, Mapping):
         pairs = list(plan.items())
     elif not isinstance(plan, str):
         kind = type(plan).__name__
         raise PlanError(f"A plan is text such as 'dp=4 tp=2' or a mapping of its keys; got {kind}.")
     elif plan.lstrip().startswith("{"):
-        pairs = _json_pairs(plan)
+        try:
+            pairs = json.loads(plan, object_pairs_hook=list)
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"The plan starts with '{{' and is not a JSON mapping: {error}.") from error
     else:
         words = [word.strip(",") for word in _BETWEEN_PAIRS.split(plan)]
-        pairs = [_pair(word) for word in words if word not in ("", "MHz", "W")]  # as reports print clocks
+        for word in (word for word in words if word not in ("", "MHz", "W")):  # as reports print clocks
+            key, _, value = word.partition("=")
+            if not (key and value):
+                raise PlanError(f"A plan is written as words such as dp=4 tp=2 clock_mhz=1410; got {word!r}.")
+            pairs.append((key, value))
     pairs = [(_ALIASES.get(str(key).lower(), key), value) for key, value in pairs]
     if any(key == POWER_PROFILE and value for key, value in pairs):
         raise PlanError("What a power_profile does is measured and never predicted; give the plan without it.")
-    pairs = [pair for pair in pairs if pair[0] != POWER_PROFILE]
-    given = dict(pairs)
-    for key in given:
+    times = Counter(key for key, _ in pairs if key != POWER_PROFILE)
+    for key in times:
         if key not in PLAN_KEYS:
             known = ", ".join(PLAN_KEYS)
             raise PlanError(f"A plan has no key {key!r}{nearest(key, PLAN_KEYS)}; the keys are {known}.")
-    for key, times in Counter(key for key, _ in pairs).items():
-        if times > 1:
-            raise PlanError(f"The plan states {key} {'twice' if times == 2 else f'{times} times'}; give each key once.")
-    return given
-
-
-def _pair(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not (key and equals and value):
-        raise PlanError(f"A plan is written as words such as dp=4 tp=2 clock_mhz=1410; got {word!r}.")
-    return key, value
-
-
-def _json_pairs(text: str) -> list[tuple[str, Any]]:
-    try:
-        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"The plan starts with '{{' and is not a JSON mapping: {error}.") from error
-    return pairs
+    for key in (key for key in times if times[key] > 1):
+        often = "twice" if times[key] == 2 else f"{times[key]} times"
+        raise PlanError(f"The plan states {key} {often}; give each key once.")
+    return {key: value for key, value in pairs if key in times}
 
 
 def _value(key: str, value: Any) -> int | bool:
     """One layout value as its array holds it."""
-    column = COLUMNS[key]
+    column, must_be = COLUMNS[key], f"The {key} of a plan must be"
     if column.codes is not None:
         try:
             return column.inside(value)
         except ValueError as error:
-            known = getattr(column.codes, "names", ())
-            hint = nearest(str(value), known)
-            raise PlanError(f"The {key} of a plan must be {column.codes.expected}; got {value!r}{hint}.") from error
+            hint = nearest(str(value), getattr(column.codes, "names", ()))
+            raise PlanError(f"{must_be} {column.codes.expected}; got {value!r}{hint}.") from error
     if column.dtype == "bool":
-        return _flag(key, value)
-    lowest, highest = int(COLUMNS[key].low), int(min(COLUMNS[key].high, most("plan.pp") if key == "pp" else _LARGEST))
+        word = str(value).strip().lower()
+        if word not in _WORDS:
+            names = ", ".join(name for name in _WORDS if len(name) > 1 or name.isdigit())
+            raise PlanError(f"{must_be} one of {names}; got {value!r}{nearest(word, _WORDS)}.")
+        return _WORDS[word]
+    lowest, highest = int(column.low), int(min(column.high, most("plan.pp") if key == "pp" else _LARGEST))
     with suppress(ValueError):
         if not isinstance(value, bool) and lowest <= int(str(value)) <= highest:
             return int(str(value))
-    raise PlanError(f"The {key} of a plan must be a whole number {lowest} to {highest}; got {value!r}.")
-
-
-def _flag(key: str, value: Any) -> bool:
-    word = str(value).strip().lower()
-    if word not in _WORDS:
-        names = ", ".join(name for name in _WORDS if len(name) > 1 or name.isdigit())
-        raise PlanError(f"The {key} of a plan must be one of {names}; got {value!r}{nearest(word, _WORDS)}.")
-    return _WORDS[word]
+    raise PlanError(f"{must_be} a whole number {lowest} to {highest}; got {value!r}.")
 
 
 def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
@@ -271,24 +255,21 @@ def _clocks(given: Mapping[str, Any], pp: int, job: Job) -> Floats:
 
 def _power_limits(given: Mapping[str, Any], pp: int) -> Columns:
     """``power_limit_w`` (1,) or ``stage_power_limit_w`` (1, pp), whichever the plan states."""
-    if {"power_limit_w", "stage_power_limit_w"} <= given.keys():
+    keys = [key for key in ("power_limit_w", "stage_power_limit_w") if key in given]
+    if len(keys) > 1:
         raise PlanError("A plan gives either power_limit_w (one for all GPUs) or stage_power_limit_w; got both.")
-    if "power_limit_w" in given:
-        return {"power_limit_w": np.asarray([_watts(given["power_limit_w"], "power_limit_w")])}
-    if "stage_power_limit_w" not in given:
-        return {}
-    key, value = "stage_power_limit_w", given["stage_power_limit_w"]
-    parts = value if isinstance(value, list | tuple) else re.split("[;,]", str(value))
-    if len(parts) != pp:
-        raise PlanError(f"{key} must have one limit in W for each of the {pp} stages; got {value!r}.")
-    return {key: np.asarray([[_watts(part, key) for part in parts]])}
-
-
-def _watts(value: Any, key: str) -> float:
-    watts = number_in(value)
-    if not 0 < watts < 1e6:
-        raise PlanError(f"The {key} of a plan must be watts per GPU, above 0; got {value!r}.")
-    return watts
+    found: Columns = {}
+    for key in keys:
+        value, of_stages = given[key], key == "stage_power_limit_w"
+        listed = value if isinstance(value, list | tuple) else re.split("[;,]", str(value))
+        parts = listed if of_stages else [value]
+        if of_stages and len(parts) != pp:
+            raise PlanError(f"{key} must have one limit in W for each of the {pp} stages; got {value!r}.")
+        watts = np.asarray([number_in(part) for part in parts])
+        for part in (part for part, limit in zip(parts, watts, strict=True) if not 0 < limit < 1e6):
+            raise PlanError(f"The {key} of a plan must be watts per GPU, above 0; got {part!r}.")
+        found[key] = watts[np.newaxis] if of_stages else watts
+    return found
 
 
 def _word(value: Any) -> str:

@@ -23,7 +23,7 @@ from jointopt.core.errors import CatalogError, DeviceError, LauncherError
 from jointopt.core.secrets import redacted
 from jointopt.core.units import GIB
 from jointopt.frameworks.failures import failure_of
-from jointopt.jobs.catalog.gpus import fitting_gpus, gpu_sheet
+from jointopt.jobs.catalog.gpus import fitting_gpus, load_gpu
 from jointopt.jobs.job import Job
 from jointopt.measure.hardware.guard.guarded import scratch_folder
 from jointopt.measure.hardware.meter import Gpus
@@ -243,7 +243,7 @@ def remarks(gpu_id: str, dtype: str, name: str) -> list[str]:
 
 def _on_cores(gpu_id: str) -> bool:
     try:
-        return gpu_sheet(gpu_id).architecture == "CPU"
+        return load_gpu(gpu_id).architecture == "CPU"
     except CatalogError:  # a GPU of the job file
         return False
 

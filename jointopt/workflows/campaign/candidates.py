@@ -169,8 +169,8 @@ def measurement_columns(job: Job, columns: Columns) -> pd.DataFrame:
     """Plans of a job as rows of a measurement table without results, the job's own columns included."""
     table = pd.DataFrame({name: outside(name, columns[name]) for name in LAYOUT_COLUMNS})
     own = job.model.cells((*_OF_MODEL, *(_OF_EXPERTS if job.model.is_moe else ())))
-    own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.adapter_cells
-    own |= job.training.recipe_cells | job.model.attention_cells | {"dtype": job.training.precision}
+    own |= {name: getattr(job.training, name) for name in _OF_TRAINING} | job.training.cells
+    own |= job.model.attention_cells | {"dtype": job.training.precision}
     if POWER_LIMIT in columns:
         table[POWER_LIMIT] = columns[POWER_LIMIT]
     return table.assign(

@@ -15,7 +15,7 @@ from jointopt.jobs.plans.stages import balanced_split, largest_chunk, layers_by_
 
 
 def one(num_layers, pp, embedding=0.0, head=0.0, vpp=1):
-    return layers_per_stage(num_layers, np.array([pp]), np.array([vpp]), embedding, head)[0].tolist()
+    return list(layers_per_stage(num_layers, pp, vpp, embedding, head))
 
 
 def test_126_layers_on_16_stages_spare_both_ends_as_llama_3_405b_does():
@@ -49,18 +49,11 @@ def test_no_split_has_a_lighter_heaviest_stage(pp, num_layers, embedding, head):
     assert heaviest(one(num_layers, pp, embedding, head), embedding, head) == pytest.approx(best, abs=1e-9)
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.floats(0, 5), st.floats(0, 5))
-def test_every_plan_has_all_layers_and_none_beyond_its_stages(pp, embedding, head):
-    layers = layers_per_stage(30, np.array(pp), np.ones(len(pp), int), embedding, head)
-    assert layers.shape == (len(pp), max(pp))
-    assert np.all(layers.sum(axis=1) == 30)
-    assert all(np.all(row[:p] >= 1) and not row[p:].any() for row, p in zip(layers, pp, strict=True))
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
-def test_many_plans_get_what_each_gets_alone(pp):
-    layers = layers_per_stage(30, np.array(pp), np.ones(len(pp), int), 0.5, 1.5)
-    assert [row[:p].tolist() for row, p in zip(layers, pp, strict=True)] == [one(30, p, 0.5, 1.5) for p in pp]
+@given(st.integers(1, 30), st.floats(0, 5), st.floats(0, 5))
+def test_every_plan_has_all_layers_and_a_layer_on_each_stage(pp, embedding, head):
+    layers = one(30, pp, embedding, head)
+    assert (len(layers), sum(layers)) == (pp, 30)
+    assert min(layers) >= 1
 
 
 def test_interleaved_stages_of_a_table_share_layers_that_do_not_divide():
@@ -70,11 +63,6 @@ def test_interleaved_stages_of_a_table_share_layers_that_do_not_divide():
 def test_more_stages_than_layers_is_an_error():
     with pytest.raises(PlanError, match="at most the model's 4 layers; got 5"):
         one(4, 5)
-
-
-def test_no_plans_have_no_stages():
-    none = np.array([], int)
-    assert layers_per_stage(4, none, none).shape == (0, 0)
 
 
 @pytest.mark.parametrize(("pp", "stages"), [(1, [16]), (2, [11, 5]), (4, [6, 5, 5, 0]), (8, [3, 3, 2, 3, 2, 3, 0, 0])])
@@ -105,8 +93,3 @@ def test_interleaved_chunks_of_embedding_or_head_alone_are_left_without_layers()
     # four ranks of two chunks: the first chunk of the first rank and the last of the last one may be empty
     assert balanced_split(6, 4, 2, head_layers=1.0) == (0, 1, 1, 1, 1, 1, 1, 0)
     assert balanced_split(4, 4, 1, head_layers=1.0) == (1, 1, 1, 1)
-
-
-def test_equal_shares_of_interleaved_plans_end_with_their_own_ranks():
-    found = layers_per_stage(7, np.array([2, 4]), np.array([2, 2]))
-    assert found.tolist() == [[3.5, 3.5, 0.0, 0.0], [1.75, 1.75, 1.75, 1.75]]

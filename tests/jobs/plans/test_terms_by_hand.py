@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jointopt.core.errors import PlanError
-from jointopt.core.schema import DEGREES, MODULES, NEUTRAL, STAGE_LAYERS
+from jointopt.core.schema import DEGREES, MODULES, NEUTRAL, STAGE_LAYERS, evaluate, num_gpus
+from jointopt.jobs.catalog.catalog_files import read_yaml
 from jointopt.jobs.catalog.frameworks import framework_names, load_framework
 from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import Job
@@ -23,8 +24,8 @@ from jointopt.jobs.plans.placement import (
     placement,
     stage_of_rank,
 )
-from jointopt.jobs.plans.rules import _plan_figures, check_plan
-from jointopt.jobs.plans.space import _stated, enumerate_layouts
+from jointopt.jobs.plans.rules import check_plan
+from jointopt.jobs.plans.space import enumerate_layouts
 from jointopt.jobs.plans.stages import _with_ends, offered_splits
 from jointopt.jobs.plans.text import parse_plan
 
@@ -135,10 +136,12 @@ def test_a_chunk_has_a_layer_unless_it_has_embedding_or_head(
     assert any(offered_splits(make_job(model=dense, framework=ANY), pp, vpp)) == some
 
 
-def test_a_listed_split_counts_where_it_has_as_many_chunks_and_is_not_even() -> None:
-    codes = [STAGE_LAYERS.of(split) for split in ((3, 5), (4, 4), (1, 3, 2, 2))]
-    assert _stated(codes, 2) == codes[:1]
-    assert _stated(codes, 4) == codes[2:]
+def test_a_listed_split_counts_where_it_has_as_many_chunks_and_is_not_even(make_job: Callable[..., Job]) -> None:
+    search = {"stage_layers": ("3;5", "4;4", "1;3;2;2"), "vpp": (1,)}
+    layouts = enumerate_layouts(make_job(framework=ANY, search=search)).layouts
+    of_two = {STAGE_LAYERS.text(code) for code in layouts["stage_layers"][layouts["pp"] == 2]}
+    of_four = {STAGE_LAYERS.text(code) for code in layouts["stage_layers"][layouts["pp"] == 4]}
+    assert (of_two, of_four) == ({"", "3;5"}, {"1;3;2;2"})
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4])
@@ -170,7 +173,9 @@ def test_a_group_of_experts_that_does_not_divide_the_ranks_is_refused_with_their
 
 def test_figures_of_sentences_are_those_of_the_plan(make_job: Callable[..., Job]) -> None:
     plan = PLAN | {"dp": 4, "tp": 3, "pp": 2, "cp": 5, "ep": 7, "etp": 2, "vpp": 6, "micro_batch_size": 2}
-    assert _plan_figures(make_job(seq_length=100), plan) == {
+    figures = {"training": make_job(seq_length=100).training, "num_gpus": num_gpus}
+    table = read_yaml("layout_rules.yaml")["figures"]
+    assert {name: evaluate(expression, plan, figures) for name, expression in table.items()} == {
         "product": 120, "step": 8, "shards": 20, "twice_cp": 10, "micro_batches": 3, "chunks": 12, "tokens": 20,
         "stage_ranks": 60, "expert_ranks": 14,
     }  # fmt: skip
