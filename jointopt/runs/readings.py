@@ -184,32 +184,24 @@ def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) ->
         return "does not exist"
     if (np.diff(energy_j) < 0).any():
         return "went backwards"
-    if (still := _longest_still(time_s, energy_j)) > still_s:
+    # longest time without any rise, in s
+    moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
+    edges = np.concatenate([time_s[:1], time_s[moved], time_s[-1:]])
+    if (still := float(np.diff(edges).max())) > still_s:
         return f"stood still for {still:.1f} s"
     if not np.isfinite(power_w).all():
         return ""  # nothing to compare with
     length = max(_BLOCK_S, still_s)
-    if (block := _most_in_a_block(time_s, energy_j, length)) > 2 * power_w.max():
+    # highest mean power of the counter over any block of about so many seconds, in W
+    borders = np.arange(time_s[0], time_s[-1] - length / 2, length)
+    at = np.append(borders, time_s[-1])
+    if (block := float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())) > 2 * power_w.max():
         return f"jumped: {block:,.0f} W over {length:.0f} s where the sensor never saw more than {power_w.max():.0f} W"
     counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
     allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
     if abs(counted - integrated) > allowed:
         return f"reports {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
     return ""
-
-
-def _longest_still(time_s: Floats, energy_j: Floats) -> float:
-    """Longest time without any rise, in s."""
-    moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
-    edges = np.concatenate([time_s[:1], time_s[moved], time_s[-1:]])
-    return float(np.diff(edges).max())
-
-
-def _most_in_a_block(time_s: Floats, energy_j: Floats, block_s: float) -> float:
-    """Highest mean power of the counter over any block of about so many seconds, in W."""
-    borders = np.arange(time_s[0], time_s[-1] - block_s / 2, block_s)
-    at = np.append(borders, time_s[-1])
-    return float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())
 
 
 def _at(times: Floats, time_s: Floats, values: Floats) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import gzip
 import io
 import re
@@ -28,15 +27,14 @@ from jointopt.runs.cells import (
     MEASURED,
     READERS,
     STRICT_READERS,
-    Rule,
+    Cells,
     as_table,
-    broken_rules,
     floats,
     json_rows,
     read_columns,
     shown,
 )
-from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES
+from jointopt.runs.checks import DOUBTS, RESULT_RULES, RULES, Check, broken_checks, complaint
 from jointopt.runs.peak_share import in_faster_precision
 
 _TEXT: dict[Any, Any] = {c.name: "str" for c in COLUMNS.values() if c.dtype == "str"}  # group 007 is no number
@@ -76,7 +74,7 @@ def read_table(path: Path) -> pd.DataFrame:
     return table
 
 
-def read_measurements(path: Path, rules: Sequence[Rule] | None = None) -> tuple[pd.DataFrame, list[Problem]]:
+def read_measurements(path: Path, rules: Sequence[Check] | None = None) -> tuple[pd.DataFrame, list[Problem]]:
     """The good rows of a measurement file as `check_measurements` returns them, and what is wrong with the others.
 
     A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
@@ -263,7 +261,7 @@ def readable_runs(
 
 
 def check_measurements(
-    frame: pd.DataFrame, lines: Sequence[int] | None = None, rules: Sequence[Rule] | None = None
+    frame: pd.DataFrame, lines: Sequence[int] | None = None, rules: Sequence[Check] | None = None
 ) -> tuple[pd.DataFrame, list[Problem]]:
     """The rows of a measurement table that can be true, in canonical spelling, and the problems of the others.
 
@@ -282,34 +280,24 @@ def check_measurements(
     clean, faults = read_columns(table, [*COLUMNS, "clock_mhz"], STRICT_READERS)
     at = range(2, len(table) + 2) if lines is None else lines
     problems: list[Problem] = []
+
+    def describe(column: str, rows: list[int], words: Iterable[str]) -> None:
+        """Add a problem for each row: the first in words, which take milliseconds, the others as like the first."""
+        problems.extend(Problem(at[row], column, text) for row, text in zip(rows[:_SHOWN], words, strict=False))
+        problems.extend(Problem(at[row], column, "", at[rows[0]]) for row in rows[_SHOWN:])
+
     for name, wrong, expected in faults:
-        words = functools.partial(_cell_words, table, name, expected)
-        problems += _described(name, np.flatnonzero(wrong), at, words)
-    for rule, broken in broken_rules(clean, RULES if rules is None else rules):
-        rows = np.flatnonzero(broken & ~(_unfinished(clean) & rule.may_fail))
-        problems += _described(rule.columns[0], rows, at, functools.partial(_rule_words, clean, rule))
+        rows = np.flatnonzero(wrong).tolist()
+        describe(name, rows, (f"expected {expected}, got {shown(table, row, name)}" for row in rows))
+    for check, broken in broken_checks(clean, RULES if rules is None else rules):
+        rows = np.flatnonzero(broken & ~_unfinished(clean).to_numpy() if check.may_fail else broken).tolist()
+        describe(check.columns[0], rows, (complaint(check, clean, row) for row in rows))
     bad = pd.Series(at).isin({problem.line for problem in problems}).to_numpy()
     good = as_table(json_rows(clean[~bad]), [str(name) for name in table.columns])
     return good, sorted(problems, key=lambda problem: problem.line)
 
 
-def _described(column: str, rows: Ints, lines: Sequence[int], words: Callable[[int], str]) -> Iterator[Problem]:
-    """A problem for each row: the first ones in words, which take milliseconds, the others as being like the first."""
-    for row in rows[:_SHOWN].tolist():
-        yield Problem(lines[row], column, words(row))
-    for row in rows[_SHOWN:].tolist():
-        yield Problem(lines[row], column, "", lines[rows[0]])
-
-
-def _cell_words(table: pd.DataFrame, name: str, expected: str, row: int) -> str:
-    return f"expected {expected}, got {shown(table, row, name)}"
-
-
-def _rule_words(clean: pd.DataFrame, rule: Rule, row: int) -> str:
-    return rule.complaint(clean.iloc[row])
-
-
-def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.DataFrame, list[str]]:
+def sound_results(frame: pd.DataFrame, rules: Iterable[Check] = ()) -> tuple[pd.DataFrame, list[str]]:
     """A copy of a measurement table whose results can be true, and a sentence on each kind of cell that cannot.
 
     A status that is no known word becomes ``unknown``; blank become a number beyond the range of its column, a result
@@ -320,29 +308,28 @@ def sound_results(frame: pd.DataFrame, rules: Iterable[Rule] = ()) -> tuple[pd.D
     clean, faults = read_columns(table, names, STRICT_READERS)
     messages: list[str] = []
     for name, wrong, expected in faults:
-        wrong = wrong if name == "status" else wrong & floats(table.reset_index(drop=True)[name]).notna()
-        if wrong.any():
-            rows = np.flatnonzero(wrong)
+        rows = np.flatnonzero(wrong if name == "status" else wrong.to_numpy() & floats(table[name]).notna().to_numpy())
+        if len(rows):
             messages.append(_not_used(name, rows, f"expected {expected}, got {shown(table, rows[0], name)}"))
-            kept = table[name].mask(wrong.to_numpy(), "unknown" if name == "status" else np.nan)
-            table = table.assign(**{name: kept})
+            other = "unknown" if name == "status" else np.nan
+            table = table.assign(**{name: table[name].mask(np.isin(np.arange(len(table)), rows), other)})
     if "status" in table:
         known = pd.Series(clean["status"].tolist(), table.index)
         table = table.assign(status=known.where(known.notna(), table["status"]))
-    return _held_to(table, rules, messages)
-
-
-def _held_to(table: pd.DataFrame, rules: Iterable[Rule], messages: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The table with results blank that break a rule, and the ``messages`` with one on each such rule."""
-    judged = [rule for rule in rules if rule.columns[0] in table]
-    clean, _ = read_columns(table, {name for rule in judged for name in rule.columns}, STRICT_READERS)
-    for rule, broken in broken_rules(clean, judged):
-        rows = np.flatnonzero(broken)
-        if len(rows):
-            name = rule.columns[0]
-            messages.append(_not_used(name, rows, rule.complaint(clean.iloc[rows[0]])))
-            table = table.assign(**{name: table[name].mask(broken.to_numpy(bool))})
+    judged = [check for check in rules if check.columns[0] in table]
+    clean, _ = read_columns(table, {name for check in judged for name in check.columns}, STRICT_READERS)
+    for check, broken in broken_checks(clean, judged):
+        if (rows := np.flatnonzero(broken)).size:
+            name = check.columns[0]
+            messages.append(_not_used(name, rows, complaint(check, clean, rows[0])))
+            table = table.assign(**{name: table[name].mask(broken)})
     return table, messages
+
+
+def _not_used(name: str, rows: Ints, complaint: str) -> str:
+    many, their = ("s", "their") if len(rows) > 1 else ("", "its")
+    where = f"(row {rows[0] + 1}: {complaint})"
+    return f"{len(rows):,} row{many} with an impossible {name} {where}: not used, unlike {their} other cells."
 
 
 def checked_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -352,27 +339,23 @@ def checked_results(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def doubtful_lines(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each rule of `DOUBTS` that rows with sound results break, and the likeliest reason."""
-    judged = [rule for rule in DOUBTS if set(rule.columns) & set(MEASURED) & set(frame)]
-    clean, _ = read_columns(frame, {name for rule in judged for name in rule.columns}, STRICT_READERS)
+    """One sentence for each rule of `DOUBTS` that rows with sound results break, and the likeliest reason.
+
+    And one for each source whose GPUs seem to be hotter than they work for long.
+    """
+    judged = [check for check in DOUBTS if set(check.columns) & set(MEASURED) & set(frame)]
+    clean, _ = read_columns(frame, {name for check in judged for name in check.columns}, STRICT_READERS)
     lines = []
-    for rule, broken in broken_rules(clean, judged):
-        rows = np.flatnonzero(broken)
-        if len(rows):
-            many, name = "s" * (len(rows) > 1), rule.columns[0]
-            complaint = rule.complaint(clean.iloc[rows[0]])
-            where = f"(row {rows[0] + 1}: {complaint})"
-            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful {where}: {rule.use}.")
-    return lines + _hot_lines(frame)
-
-
-def _hot_lines(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each source of a measurement table whose GPUs seem to be hotter than they work for long."""
+    for check, broken in broken_checks(clean, judged):
+        if (rows := np.flatnonzero(broken)).size:
+            many, name = "s" * (len(rows) > 1), check.columns[0]
+            where = f"(row {rows[0] + 1}: {complaint(check, clean, rows[0])})"
+            lines.append(f"{len(rows):,} row{many} whose {name} is doubtful {where}: {check.use}.")
     if "temperature_c" not in frame:
-        return []
+        return lines
     source = frame["source"].fillna("").astype(str) if "source" in frame else pd.Series("", frame.index)
     medians = floats(frame["temperature_c"]).groupby(source).median()
-    return [
+    return lines + [
         f"the median temperature_c{f' of {name}' * bool(name)} is {value:.3g}; expected °C of the hottest GPU, below "
         f"{_HOT_C} while it trains (is it in °F? Then it is {(value - 32) / 1.8:.3g} °C): used."
         for name, value in medians[medians > _HOT_C].items()
@@ -382,13 +365,8 @@ def _hot_lines(frame: pd.DataFrame) -> list[str]:
 def doubtful_precision(frame: pd.DataFrame) -> Bools:
     """Rows (n,) that `doubtful_lines` suspects of a faster precision than they state."""
     clean, _ = read_columns(frame, [*COLUMNS], STRICT_READERS)
-    return in_faster_precision(clean)
-
-
-def _not_used(name: str, rows: Ints, complaint: str) -> str:
-    many, their = ("s", "their") if len(rows) > 1 else ("", "its")
-    where = f"(row {rows[0] + 1}: {complaint})"
-    return f"{len(rows):,} row{many} with an impossible {name} {where}: not used, unlike {their} other cells."
+    with np.errstate(all="ignore"):
+        return in_faster_precision(Cells(clean))
 
 
 def _unfinished(table: pd.DataFrame) -> pd.Series:
