@@ -122,7 +122,10 @@ class Series:
         cut = self._cut(start, end)
         if len(cut.time_s) < 2:
             return not_measured(self.reason or "the meter took no sample in that time", end - start)
-        reason = self._uncovered(start, end) or cut.trouble(still_s)
+        early, late = self.time_s[0] - start, end - self.time_s[-1]
+        reason = cut.trouble(still_s)
+        if max(early, late) > _STILL_S:
+            reason = self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
         energy = np.full(len(self.gpus), np.nan) if reason else cut.energy_j[-1] - cut.energy_j[0]
         return Reading(
             end - start, energy, energy / (end - start), _over_time(np.max, cut.power_w),
@@ -141,25 +144,22 @@ class Series:
                 return f"the energy counter of {name} {wrong}"
         return ""
 
-    def _uncovered(self, start: float, end: float) -> str:
-        early, late = self.time_s[0] - start, end - self.time_s[-1]
-        if max(early, late) <= _STILL_S:
-            return ""
-        return self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
-
     def _cut(self, start: float, end: float) -> Series:
         """Samples inside and one on each edge: the counter's from both sides, the others' from the inside alone."""
         edges = np.clip([start, end], self.time_s[0], self.time_s[-1])
         inside = (self.time_s >= edges[0]) & (self.time_s <= edges[1])
         at = np.unique(np.concatenate([edges[:1], self.time_s[inside], edges[1:]]))
         known = inside if inside.any() else np.ones(len(self.time_s), bool)
-        columns = {name: _at(at, self.time_s[known], getattr(self, name)[known]) for name in QUANTITIES}
-        columns["energy_j"] = _at(at, self.time_s, self.energy_j)
+        columns = {}
+        for name in QUANTITIES:
+            of = slice(None) if name == "energy_j" else known
+            values: Floats = getattr(self, name)[of]
+            columns[name] = np.stack([np.interp(at, self.time_s[of], gpu) for gpu in values.T], axis=1)
         return Series(self.gpus, at, **columns, reason=self.reason)
 
     def write(self, path: Path) -> None:
         """As JSON, for the launcher that adds nodes up."""
-        write_whole(path, json.dumps(asdict(self), default=_plain))
+        write_whole(path, json.dumps(asdict(self), default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
 
     @classmethod
     def read(cls, path: Path) -> Series:
@@ -182,30 +182,24 @@ def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) ->
     """The fault of one counter (n,) beside the power sensor (n,) of the same GPU; blank = none."""
     if not np.isfinite(energy_j).all():
         return "does not exist"
-    if (np.diff(energy_j) < 0).any():
+    rise_j = np.diff(energy_j)
+    if (rise_j < 0).any():
         return "went backwards"
-    # longest time without any rise, in s
-    moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
-    edges = np.concatenate([time_s[:1], time_s[moved], time_s[-1:]])
-    if (still := float(np.diff(edges).max())) > still_s:
+    still = float(np.diff(np.concatenate([time_s[:1], time_s[1:][rise_j > 0], time_s[-1:]])).max())
+    if still > still_s:
         return f"stood still for {still:.1f} s"
     if not np.isfinite(power_w).all():
         return ""  # nothing to compare with
     length = max(_BLOCK_S, still_s)
-    # highest mean power of the counter over any block of about so many seconds, in W
-    borders = np.arange(time_s[0], time_s[-1] - length / 2, length)
-    at = np.append(borders, time_s[-1])
-    if (block := float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())) > 2 * power_w.max():
+    at = np.append(np.arange(time_s[0], time_s[-1] - length / 2, length), time_s[-1])  # blocks of about that length
+    block = float((np.diff(np.interp(at, time_s, energy_j)) / np.diff(at)).max())
+    if block > 2 * power_w.max():
         return f"jumped: {block:,.0f} W over {length:.0f} s where the sensor never saw more than {power_w.max():.0f} W"
     counted, integrated = energy_j[-1] - energy_j[0], float(np.trapezoid(power_w, time_s))
     allowed = _TOLERANCE * integrated + _SLACK_S * float(np.ptp(power_w))
     if abs(counted - integrated) > allowed:
         return f"reports {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
     return ""
-
-
-def _at(times: Floats, time_s: Floats, values: Floats) -> Floats:
-    return np.stack([np.interp(times, time_s, column) for column in values.T], axis=1)
 
 
 def _over_time(of: Callable[..., Any], values: Floats) -> Floats:
@@ -217,7 +211,3 @@ def _over_time(of: Callable[..., Any], values: Floats) -> Floats:
 def _highest(values: Floats) -> float:
     known: Bools = np.isfinite(values)
     return float(values[known].max()) if known.any() else float("nan")
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else str(value)
