@@ -97,10 +97,10 @@ def wait_out(url: str, act: Callable[[], T], kept: str = "") -> T:
 
 
 def patient(method: Method) -> Method:
-    """The method of an object with a ``url``, begun again as by `wait_out`."""
+    """The method of an object with a ``url``, or the function of one, begun again as by `wait_out`."""
 
     @functools.wraps(method)
-    def waiting(self: Any, *given: Any, **named: Any) -> Any:
-        return wait_out(self.url, lambda: method(self, *given, **named))
+    def waiting(owner: Any, *given: Any, **named: Any) -> Any:
+        return wait_out(getattr(owner, "url", owner), lambda: method(owner, *given, **named))
 
     return cast("Method", waiting)

@@ -102,12 +102,9 @@ def nadir(first: Floats, second: Floats, margin: float = 0.1) -> tuple[float, fl
 
     Tight on purpose: with a loose reference the hypervolume saturates long before the front is found.
     """
-
-    def beyond(values: Floats) -> float:
-        span = float(np.ptp(values)) or abs(float(np.max(values)))
-        return float(np.max(values)) + margin * span
-
-    return beyond(first), beyond(second)
+    worst = [float(np.max(values)) for values in (first, second)]
+    spans = [float(np.ptp(values)) or abs(most) for values, most in zip((first, second), worst, strict=True)]
+    return worst[0] + margin * spans[0], worst[1] + margin * spans[1]
 
 
 def take(columns: Columns, index: Ints | Bools | slice) -> Columns:

@@ -51,22 +51,7 @@ def front_note(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> str:
 
 
 def plan_note(plans: Columns, row: int, fastest: int) -> str:
-    """One plan of the front explained beside the ``fastest``, in Markdown."""
-    known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
-    clocks = f"{_clocks(plans['stage_clock_mhz'][row])} {', '.join(known)}".strip()
-    return (
-        f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n{_degrees(plans, row)}\n\n{clocks}"
-        f"\n\n`{our_command('explain', 'JOB', plan=plan_text(plans, row))}`\n"
-    )
-
-
-def _relative(plans: Columns, row: int, fastest: int) -> str:
-    time_s, energy_j = (values[row] / values[fastest] - 1.0 for values in objectives(plans))
-    return f"time {time_s:+z.1%}, energy {energy_j:+z.1%}"
-
-
-def _degrees(plans: Columns, row: int) -> str:
-    """A sentence on how the GPUs share the work."""
+    """One plan of the front explained beside the ``fastest``, in Markdown: how GPUs share the work, and clocks."""
     dp, tp, pp, cp, ep, vpp = (int(plans[name][row]) for name in ("dp", "tp", "pp", "cp", "ep", "vpp"))
     parts = [f"{dp} replicas (dp)"]
     parts += [f"every layer over {tp} GPUs (tp)"] * (tp > 1)
@@ -74,15 +59,21 @@ def _degrees(plans: Columns, row: int) -> str:
     parts += [f"{vpp} chunks a stage (vpp)"] * (vpp > 1)
     parts += [f"every sequence over {cp} GPUs (cp)"] * (cp > 1)
     parts += [f"experts over {ep} GPUs (ep)"] * (ep > 1)
-    return f"{dp * tp * pp * cp:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}."
+    stages = plans["stage_clock_mhz"][row]
+    low, high = np.nanmin(stages), np.nanmax(stages)
+    slower = f"Stages run at {high:g} MHz, down to {low:g} MHz where a stage has slack."
+    known = [f"{name} {plans[name][row]:.4g}" for name in FIT_NOTE if name in plans]
+    clocks = f"{slower if low < high else f'All GPUs run at {high:g} MHz.'} {', '.join(known)}".strip()
+    return (
+        f"On the front: {_relative(plans, row, fastest)} beside the fastest plan.\n\n"
+        f"{dp * tp * pp * cp:,} GPUs: {', '.join(parts)}; micro-batches of {int(plans['micro_batch_size'][row])}.\n\n"
+        f"{clocks}\n\n`{our_command('explain', 'JOB', plan=plan_text(plans, row))}`\n"
+    )
 
 
-def _clocks(stages: Floats) -> str:
-    clocks = stages[np.isfinite(stages)]
-    if clocks.min() == clocks.max():
-        return f"All GPUs run at {clocks[0]:g} MHz."
-    slowest = f"{clocks.min():g} MHz where a stage has slack"
-    return f"Stages run at {clocks.max():g} MHz, down to {slowest}."
+def _relative(plans: Columns, row: int, fastest: int) -> str:
+    time_s, energy_j = (values[row] / values[fastest] - 1.0 for values in objectives(plans))
+    return f"time {time_s:+z.1%}, energy {energy_j:+z.1%}"
 
 
 def front_figure(plans: Columns, goals: Sequence[str] = OBJECTIVES) -> dict[str, Any]:
