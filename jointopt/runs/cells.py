@@ -236,12 +236,6 @@ def _targets(text: str) -> list[str] | None:
     return words if words and all(word in LORA_TARGETS for word in words) else None
 
 
-def _frequency(cell: object) -> str | None:
-    """Which layers have a window, as `Model.window_cells` writes it."""
-    found = named_skip_freq(str(cell))
-    return None if found is None else skip_freq_text(found)
-
-
 def _codes(name: str) -> Reader:
     """Reads a plan's column of text as that column writes it."""
     column = COLUMNS[name]
@@ -274,7 +268,10 @@ READERS: dict[str, Reader] = {  # by column, else by type
     **{name: _one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
     "fp8_recipe": _one_of(FP8_RECIPES, OTHER_RECIPES),
     "lora_target_modules": _one_of(LORA_TARGETS, _targets),
-    "window_attn_skip_freq": (_frequency, "a whole number N, or a 0 or 1 per layer with ; between, or blank"),
+    "window_attn_skip_freq": (
+        lambda cell: None if (found := named_skip_freq(str(cell))) is None else skip_freq_text(found),
+        "a whole number N, or a 0 or 1 per layer with ; between, or blank",
+    ),
     "attention_kind": _one_of(("mha", "gqa", "mqa", "mla")), "block": _one_of(MODEL_BLOCKS),
     "position_embedding": _one_of(POSITION_EMBEDDINGS),
     "recipe_class": _one_of(RECIPE_CLASSES),

@@ -319,15 +319,10 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     ] + links
 
 
-def _renamed_time_column(table: pd.DataFrame) -> str:
-    """The first column that seems to be the iteration time by another name; empty for none."""
-    names = (str(name) for name in table.columns if str(name) not in COLUMNS)
-    return next((name for name in names if _meant(name, {TIME})), "")
-
-
 def renamed_time(table: pd.DataFrame) -> str:
     """How to turn a column that holds times by another name into the one that is read, as the end of a sentence."""
-    name = _renamed_time_column(table)
+    names = (str(name) for name in table.columns if str(name) not in COLUMNS)
+    name = next((name for name in names if _meant(name, {TIME})), "")
     return f"; rename the column {name} to {TIME}{_conversion(name, TIME, '')}" if name else ""
 
 
@@ -348,7 +343,7 @@ def without_time(table: pd.DataFrame) -> str:
 def untimed_lines(table: pd.DataFrame) -> list[str]:
     """One sentence where rows, as `with_results` reads them, ended well and have no time, by whatever name."""
     rows = np.flatnonzero((table["status"] == "ok") & table[TIME].isna())
-    if not len(rows) or _renamed_time_column(table):
+    if not len(rows) or renamed_time(table):
         return []
     ended = "row says that its run ended" if len(rows) == 1 else "rows say that their runs ended"
     return [

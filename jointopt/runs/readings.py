@@ -6,16 +6,15 @@ Numpy alone. Times are seconds since 1970, so that nodes can be cut at the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jointopt.core.atomic_write import write_whole
 from jointopt.core.errors import TableError
-from jointopt.core.schema import Bools, Floats
+from jointopt.core.schema import Floats
 
 LEAST_WINDOW_S = 2.0  # counters move every 10 to 100 ms, some sensors average over a second
 _SLACK_S = 1.0  # how much a power sensor may lag behind the counter
@@ -57,20 +56,20 @@ class Reading:
         return {
             "energy_j": total / iterations,
             "avg_power_w": total / self.seconds / self.gpus if self.gpus and self.seconds else float("nan"),
-            "peak_power_w": _highest(self.peak_power_w),
-            "temperature_c": _highest(self.temperature_c),
+            "peak_power_w": float(np.fmax.reduce(self.peak_power_w, initial=np.nan)),
+            "temperature_c": float(np.fmax.reduce(self.temperature_c, initial=np.nan)),
         }
 
     def words(self) -> str:
         """One line for people."""
         if self.reason:
             return f"Energy not measured: {self.reason}"
-        hottest = _highest(self.temperature_c)
+        hottest, peak_w = (np.fmax.reduce(gpus, initial=np.nan) for gpus in (self.temperature_c, self.peak_power_w))
         heat = f", hottest {hottest:.0f} °C" if np.isfinite(hottest) else ""
         return (
             f"{self.gpus} GPUs, {self.seconds:.1f} s: {self.total_energy_j:,.0f} J, "
             f"{self.total_energy_j / self.seconds / self.gpus:.0f} W per GPU, "
-            f"peak {_highest(self.peak_power_w):.0f} W{heat}"
+            f"peak {peak_w:.0f} W{heat}"
         )
 
 
@@ -127,11 +126,11 @@ class Series:
         if max(early, late) > _STILL_S:
             reason = self.reason or f"the meter ran {max(early, late):.1f} s less than what was to be measured"
         energy = np.full(len(self.gpus), np.nan) if reason else cut.energy_j[-1] - cut.energy_j[0]
-        return Reading(
-            end - start, energy, energy / (end - start), _over_time(np.max, cut.power_w),
-            _over_time(np.max, cut.temperature_c), _over_time(np.mean, cut.utilisation),
-            _over_time(np.mean, cut.clock_mhz), reason,
-        )  # fmt: skip
+        peak_w, hottest = (np.fmax.reduce(values, axis=0) for values in (cut.power_w, cut.temperature_c))
+        with np.errstate(invalid="ignore"):  # of a GPU without a known sample
+            mean = [np.nansum(values, axis=0) / np.isfinite(values).sum(axis=0)
+                    for values in (cut.utilisation, cut.clock_mhz)]  # fmt: skip
+        return Reading(end - start, energy, energy / (end - start), peak_w, hottest, mean[0], mean[1], reason)
 
     def trouble(self, still_s: float = _STILL_S) -> str:
         """Why a counter cannot be trusted, blank where all can: it stands, falls, jumps, or contradicts the power."""
@@ -200,14 +199,3 @@ def _wrong(time_s: Floats, energy_j: Floats, power_w: Floats, still_s: float) ->
     if abs(counted - integrated) > allowed:
         return f"reports {counted:,.0f} J where its power adds up to {integrated:,.0f} J"
     return ""
-
-
-def _over_time(of: Callable[..., Any], values: Floats) -> Floats:
-    """Max or mean of (n, gpus) over the known samples; NaN where there is none."""
-    out = [of(column[np.isfinite(column)]) if np.isfinite(column).any() else np.nan for column in values.T]
-    return np.array(out, float)
-
-
-def _highest(values: Floats) -> float:
-    known: Bools = np.isfinite(values)
-    return float(values[known].max()) if known.any() else float("nan")

@@ -67,7 +67,7 @@ class Problem:
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV or CSV.gz file (UTF-8) with a header and at least one row; blank cells are NaN. Raises TableError."""
     text = _read_text(path)
-    _header(text, path)
+    next(_records(text, path))  # the header, looked at
     table = _parse(text, path)
     if table.empty:
         raise TableError(f"{path} holds no rows; expected a header and one run per row.")
@@ -80,21 +80,19 @@ def read_measurements(path: Path, rules: Sequence[Check] | None = None) -> tuple
     A line with more or fewer cells than the header is a problem of that line alone; rows of blanks are passed over.
     ``rules``: by default `RULES`. Raises TableError for a file that is no table.
     """
-    text = _read_text(path)
-    header = _header(text, path)
-    records, lines, ragged = [header], [], []
-    for line, record in _records(text, path):
-        if len(record) == len(header):
-            records.append(record)
+    lines, rows, ragged = list[int](), list[list[str]](), list[Problem]()
+    for line, cells in _records(_read_text(path), path):
+        if not rows or len(cells) == len(rows[0]):
             lines.append(line)
+            rows.append(cells)
         else:
-            got = f"expected {len(header)} cells as in the header, got {len(record)}"
-            ragged.append(Problem(line, header[min(len(record), len(header)) - 1], got))
-    if not lines and ragged:
-        return pd.DataFrame(columns=list(dict.fromkeys(header))), ragged  # heads may be blank, or one twice
+            got = f"expected {len(rows[0])} cells as in the header, got {len(cells)}"
+            ragged.append(Problem(line, rows[0][min(len(cells), len(rows[0])) - 1], got))
+    if len(rows) == 1 and ragged:
+        return pd.DataFrame(columns=list(dict.fromkeys(rows[0]))), ragged  # heads may be blank, or one twice
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(records)
-    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines, rules)
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    good, problems = check_measurements(_parse(buffer.getvalue(), path), lines[1:], rules)
     return good, sorted([*problems, *ragged], key=lambda problem: problem.line)
 
 
@@ -135,63 +133,59 @@ def write_table(table: pd.DataFrame, path: Path, rounded: Collection[str] = ()) 
 
 
 def _read_text(path: Path) -> str:
+    raw, reason = b"", ""
     try:
         raw = regular_bytes(path, _MOST_BYTES, "a CSV file", TableError)
         raw = unpacked(raw, path, _MOST_BYTES, TableError)
         text = raw.decode("utf-8-sig")
+        if "\0" in text:
+            reason = f"character {text.index(chr(0)):,} is a zero, as in a binary file"
+        elif not text.strip():
+            raise ValueError("the file is empty")
     except UnicodeDecodeError as error:
-        raise _no_text(path, raw, f"byte {error.start:,} is not UTF-8 text") from error
+        reason = f"byte {error.start:,} is not UTF-8 text"
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or error) from error
-    if "\0" in text:
-        raise _no_text(path, raw, f"character {text.index(chr(0)):,} is a zero, as in a binary file")
-    if not text.strip():
-        raise _unreadable(path, "the file is empty")
+    if reason:
+        kind = next((kind for start, kind in _OTHER_FILES.items() if raw.startswith(start)), reason)
+        raise _unreadable(path, f"{kind}; expected comma-separated UTF-8 text")
     return text
-
-
-def _no_text(path: Path, raw: bytes, otherwise: str) -> TableError:
-    what = next((kind for start, kind in _OTHER_FILES.items() if raw.startswith(start)), otherwise)
-    return _unreadable(path, f"{what}; expected comma-separated UTF-8 text")
 
 
 def _unreadable(path: Path, reason: object) -> TableError:
     return TableError(f"{path} cannot be read as CSV: {_WHITE.sub(' ', str(reason)).strip(' .')}.")
 
 
-def _header(text: str, path: Path) -> list[str]:
-    _, first = next(_records(text, path, header=True), (0, None))
-    if first is None:
-        raise _unreadable(path, "it holds only blank cells")
-    header = [name.strip() for name in first]
-    for mark, word in _OTHER_MARKS.items():
-        if len(header) == 1 and header[0].count(mark) > 1:
-            raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
-    if len(header) > _MOST_COLUMNS:
-        raise TableError(f"{path} has {len(header):,} columns; expected at most {_MOST_COLUMNS:,}.")
-    named = [name for name in header if name]
-    twice = next((name for name in named if named.count(name) > 1), None)
-    if twice:
-        raise TableError(f"{path} has the column {twice!r} more than once; expected every column once.")
-    return header
-
-
-def _records(text: str, path: Path, header: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """(line on which it starts, cells) of every record that is not blank; the header alone, or all but it."""
+def _records(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line on which it starts, cells) of every record that is not blank, the header (stripped) first."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    start, headers = 1, 0
+    start, count = 1, 0
     try:
         for record in reader:
             line, start = start, reader.line_num + 1
             if not any(cell.strip() for cell in record):
                 continue
-            headers += 1
-            if headers > _MOST_ROWS + 1:
+            count += 1
+            if count > _MOST_ROWS + 1:
                 raise TableError(f"{path} has more than {_MOST_ROWS:,} rows; expected that many at most.")
-            if (headers == 1) == header:
-                yield line, record
+            yield line, record if count > 1 else _header(record, path)
     except csv.Error as error:
         raise _unreadable(path, f"line {start}: {error}") from error
+    if not count:
+        raise _unreadable(path, "it holds only blank cells")
+
+
+def _header(record: list[str], path: Path) -> list[str]:
+    header = [name.strip() for name in record]
+    for mark, word in _OTHER_MARKS.items():
+        if len(header) == 1 and header[0].count(mark) > 1:
+            raise TableError(f"The columns of {path} are separated by {word}; expected commas.")
+    if len(header) > _MOST_COLUMNS:
+        raise TableError(f"{path} has {len(header):,} columns; expected at most {_MOST_COLUMNS:,}.")
+    twice = next((name for name, count in Counter(filter(None, header)).items() if count > 1), None)
+    if twice:
+        raise TableError(f"{path} has the column {twice!r} more than once; expected every column once.")
+    return header
 
 
 def _parse(text: str, path: Path) -> pd.DataFrame:
@@ -201,13 +195,15 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(io.BytesIO(text.encode()), low_memory=False, index_col=False, dtype=_TEXT)
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas' parser errors are ValueErrors
-        raise _unreadable(path, _ragged(text, path) or error) from error
+        (_, header), *rows = _records(text, path)
+        size = len(header)
+        cells = f"{size} cells as in the header" if size > 1 else "1 cell as in the header (is it a table?)"
+        longer = (f"line {line}: expected {cells}, got {len(row)}" for line, row in rows if len(row) > size)
+        raise _unreadable(path, next(longer, "") or error) from error
     table.columns = table.columns.str.strip()
-    return _as_given(table) if "'" in text else table
-
-
-def _as_given(table: pd.DataFrame) -> pd.DataFrame:
-    """Text without the apostrophe by which `csv_cell` keeps a spreadsheet from taking it for a formula."""
+    if "'" not in text:
+        return table
+    # without the apostrophe by which `csv_cell` keeps a spreadsheet from taking text for a formula
     for at, dtype in enumerate(table.dtypes):
         if not pd.api.types.is_numeric_dtype(dtype):
             column = table.iloc[:, at]
@@ -215,14 +211,6 @@ def _as_given(table: pd.DataFrame) -> pd.DataFrame:
             if guarded.any():
                 table.isetitem(at, column.where(~guarded, column.astype(str).map(csv_original)).to_numpy())
     return table.rename(columns=csv_original)
-
-
-def _ragged(text: str, path: Path) -> str:
-    """The first line that has more cells than the header, and how many; blank where none has."""
-    header = len(_header(text, path))
-    line, got = next(((at, len(record)) for at, record in _records(text, path) if len(record) > header), (0, 0))
-    cells = f"{header} cells as in the header" if header > 1 else "1 cell as in the header (is it a table?)"
-    return f"line {line}: expected {cells}, got {got}" if line else ""
 
 
 def clean_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -424,31 +412,24 @@ def _lines(columns: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(column: pd.Series[Any], rounded: bool) -> list[str]:
-    """The text of each cell, quoted where it has to be."""
+    """The text of each cell, quoted where it has to be, blank for nothing."""
     numbers = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
     if column.dtype in (np.float16, np.float32):  # 0.1 and not what it is in twice as many digits
         column = pd.Series([float(str(value)) for value in column.to_numpy()], column.index)
-    if not numbers and pd.api.types.infer_dtype(column) != "string":  # where 1 and True would pass for one value
-        return _without_blanks(column, map(_cell, column.tolist()))
-    text = _cell if not numbers else _of_floats(rounded) if column.dtype.kind == "f" else str
-    codes, values = pd.factorize(column)  # -1 for nothing: the last of the texts
-    if len(values) * _REPEATED > len(column) and numbers:
-        return _without_blanks(column, map(text, column.tolist()))
-    return list(np.array([*map(text, values.tolist()), ""], dtype=object)[codes])
-
-
-def _without_blanks(column: pd.Series[Any], texts: Iterable[str]) -> list[str]:
-    blank = column.isna()
-    return ["" if no else text for no, text in zip(blank.tolist(), texts, strict=True)] if blank.any() else list(texts)
+    text: Callable[[Any], str] = str if numbers else _cell
+    if numbers and rounded and column.dtype.kind == "f":
+        text = f"{{:.{_DIGITS}g}}".format
+    one_kind = numbers or pd.api.types.infer_dtype(column) == "string"  # else 1 and True would pass for one value
+    codes, values = pd.factorize(column) if one_kind else (np.zeros(0), column)
+    if one_kind and not (numbers and len(values) * _REPEATED > len(column)):
+        return list(np.array([*map(text, values.tolist()), ""], dtype=object)[codes])  # -1 for nothing: the last
+    texts = map(text, column.tolist())
+    return ["" if no else text for no, text in zip(column.isna().tolist(), texts, strict=True)]
 
 
 def _cell(value: object) -> str:
     """The text of a cell of text, or of a column with other values too, whose numbers are no formula."""
     return _quoted(csv_cell(value) if isinstance(value, str) else str(value))
-
-
-def _of_floats(rounded: bool) -> Callable[[float], str]:
-    return f"{{:.{_DIGITS}g}}".format if rounded else str
 
 
 def _quoted(text: str) -> str:

@@ -27,6 +27,7 @@ from jointopt.jobs.framework import Framework
 from jointopt.jobs.job import STATE_FIELDS, TF32, Job, Training, on_machine
 from jointopt.jobs.model import LATENT, NOT_IN, Model, block_of
 from jointopt.runs.cells import (
+    Cells,
     first_rows,
     named_attention,
     named_cuda_graph,
@@ -133,9 +134,9 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     runs = with_precision(clean)
     runs = with_catalogue_shapes(runs[[name for name in _READ if name in runs]])
     check_required(runs)
-    given = {name: number_cells(runs, name) for name in DEGREES}
-    degrees, guessed = fill_degrees(given, runs["num_gpus"].to_numpy(float))
-    runs = runs.assign(**degrees, assumed_plan=_bits(guessed))
+    cells = Cells(runs)
+    degrees, guessed = fill_degrees({name: cells[name] for name in DEGREES}, cells["num_gpus"])
+    runs = runs.assign(**degrees, assumed_plan=_assumed_bits(guessed))
     if lacks_heads(runs):
         others = None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
         runs = with_heads_of_kin(runs, others)
@@ -171,23 +172,19 @@ def _alike(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any
 
 def _with_whole_batches(runs: pd.DataFrame) -> pd.DataFrame:
     """Batches that micro-batches divide: a micro-batch larger than a rank's share is cut, the last one is padded."""
-    size, dp, stated = (number_cells(runs, name) for name in ("micro_batch_size", "dp", "global_batch_size"))
+    cells = Cells(runs)
+    size, dp, stated = (cells[name] for name in ("micro_batch_size", "dp", "global_batch_size"))
     cut = np.minimum(np.where(np.isnan(size), 1.0, size), np.maximum(stated // dp, 1.0))
     batch = np.ceil(stated / (dp * cut)) * (dp * cut)
     changed = {"micro_batch_size": np.isnan(size) | (cut < size), "global_batch_size": batch > stated}
-    assumed = runs["assumed_plan"] | _bits(changed)
+    assumed = runs["assumed_plan"] | _assumed_bits(changed)
     return runs.assign(micro_batch_size=cut, global_batch_size=batch, assumed_plan=assumed)
 
 
-def _bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
+def _assumed_bits(assumed: Mapping[str, npt.ArrayLike]) -> Ints:
     """Per row, (n,), the bits of the fields of `_ASSUMABLE` that were assumed there."""
     bits = [np.asarray(rows, np.int64) << _ASSUMABLE.index(name) for name, rows in assumed.items()]
     return np.asarray(np.bitwise_or.reduce(bits), np.int64)
-
-
-def number_cells(rows: pd.DataFrame, name: str) -> Floats:
-    """A column of numbers, (n,), NaN where blank; all of it where the table has no such column."""
-    return rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
 
 
 def plan_cells(runs: pd.DataFrame) -> Columns:
@@ -226,7 +223,7 @@ def _workload(first: Mapping[str, Any], plans: Columns, rows: Ints) -> Workload:
     filled = defaults.canonical(job, default.layouts) | {"zero_stage": default.layouts["zero_stage"]}
     again = row_codes(filled.values())  # what cells state and what blank ones mean may be the same
     layouts, layout = {name: values[first_rows(again)] for name, values in filled.items()}, again[stated]
-    codes, distinct = pd.factorize(plans["assumed_plan"][rows] | _bits(default.assumed)[stated])
+    codes, distinct = pd.factorize(plans["assumed_plan"][rows] | _assumed_bits(default.assumed)[stated])
     words = [" ".join([*assumed, *(n for i, n in enumerate(_ASSUMABLE) if b >> i & 1)]) for b in distinct.tolist()]
     clocks = _stated_clocks(plans, rows, layouts["pp"][layout], gpu)
     # A blank precision is not as stated: fp8, 16 bit and fp32 are factors apart (NeMo's published fp8 runs taken for
@@ -413,8 +410,10 @@ def with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) ->
     """
     if others is None and "num_attention_heads" not in runs:
         return runs
-    shape = _shape(runs).assign(row=np.arange(len(runs)))
-    known = pd.concat([_shape(table) for table in (runs, others) if table is not None]).dropna().drop_duplicates()
+    tables = [table.reindex(columns=_SHAPE) for table in (runs, others) if table is not None]
+    # a blank source is a source
+    shapes = [table.assign(source=table["source"].astype(object).fillna("")) for table in tables]
+    shape, known = shapes[0].assign(row=np.arange(len(runs))), pd.concat(shapes).dropna().drop_duplicates()
     pairs = shape[shape["num_attention_heads"].isna()].merge(known, on=["source", "hidden_size"], suffixes=("", "_kin"))
     pairs["far"] = (pairs["num_layers"] - pairs["num_layers_kin"]).abs()
     best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
@@ -428,12 +427,6 @@ def model_as_kin(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
     sources = runs["source"].unique() if "source" in runs else [None]
     shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}
     return pd.DataFrame([{"source": source, **shape} for source in sources])
-
-
-def _shape(table: pd.DataFrame) -> pd.DataFrame:
-    """Source, width, depth and heads of every row; a blank source is a source."""
-    shape = table.reindex(columns=_SHAPE)
-    return shape.assign(source=shape["source"].astype(object).fillna(""))
 
 
 # Whether a model's head is its word embedding, where a table has no column for it but a name that states a size.

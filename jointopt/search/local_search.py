@@ -37,9 +37,11 @@ class LocalSearch:
     def improve(self, front: Columns, evaluations: int, *, per_stage: bool) -> Columns:
         """The front after local moves, until none helps or ``evaluations`` are spent; never worse anywhere.
 
-        Of plans with clocks per stage only those are merged that gain `RESOLUTION`.
+        With clocks ``per_stage`` also moves of pipelines: nearby clocks with every share of slack, then each stage one
+        clock up and down. Of those only what gains `RESOLUTION` is merged.
         """
-        stages = per_stage and self.problem.stage_clocks is not None and self.problem.max_pp > 1
+        problem = self.problem
+        stages = per_stage and problem.stage_clocks is not None and problem.max_pp > 1
         last = self.spent + evaluations
         for _ in range(ROUNDS):
             plans = take(front, self.expanded[stages].add(front["layout_index"], front["stage_clock_mhz"]))
@@ -47,7 +49,16 @@ class LocalSearch:
                 break
             for batch in self._uniform_moves(plans, last):
                 front = merge(front, batch)
-            for batch in self._stage_moves(plans, last) if stages else ():
+            if not stages:
+                continue
+            piped = take(plans, problem.layouts["pp"][plans["layout_index"]] > 1)
+            batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
+            room = (last - self.spent) // (2 * problem.max_pp)
+            if room > 0 and len(piped["slack"]):
+                layout, clocks, _ = _moved_stages(problem, take(piped, evenly(piped, room)))
+                batches.append(explicit(problem, layout, clocks))
+                self.spent += len(layout)
+            for batch in batches:
                 front = merge(front, noticeable(front, batch))
         return front
 
@@ -85,17 +96,6 @@ class LocalSearch:
         layout_genes = np.repeat(self.genome.layout_genes[layouts], len(clocks), axis=0)
         clock = np.tile(clocks, len(layouts))
         return np.column_stack([layout_genes, clock, np.zeros_like(clock)])
-
-    def _stage_moves(self, plans: Columns, last: int) -> list[Columns]:
-        """Moves of pipelines: nearby clocks with every share of slack, then each stage one clock up and down."""
-        piped = take(plans, self.problem.layouts["pp"][plans["layout_index"]] > 1)
-        batches = self._evaluated(slack_moves(self.genome, self.genome.encode(piped)), last)
-        room = (last - self.spent) // (2 * self.problem.max_pp)
-        if room > 0 and len(piped["slack"]):
-            layout, clocks, _ = _moved_stages(self.problem, take(piped, evenly(piped, room)))
-            batches.append(explicit(self.problem, layout, clocks))
-            self.spent += len(batches[-1]["slack"])
-        return batches
 
     def _evaluated(self, genes: Ints, last: int) -> list[Columns]:
         """The plans of these genes, thinned to what may still be spent."""

@@ -137,15 +137,13 @@ class Problem:
         slope = 0.0 if self.energy_slope_w is None else self.energy_slope_w
         return np.asarray(np.broadcast_to(slope, self.num_layouts)[layout_index], np.float64)
 
-    def uniform_clocks(self, layout_index: Ints, clock_index: Ints) -> Floats:
-        """One clock on all stages, shape (n, S), NaN beyond each layout's pp."""
-        beyond = np.arange(self.max_pp)[None, :] >= self.layouts["pp"][layout_index][:, None]
-        return np.where(beyond, np.nan, self.clocks_mhz[clock_index][:, None])
-
     def decode_clocks(self, layout_index: Ints, clock_index: Ints, slack: Floats) -> Floats:
-        """Clocks per stage, shape (n, S), for the bottleneck's clock and the share of slack to use."""
-        clocks = self.uniform_clocks(layout_index, clock_index)
-        # Without slack it is one clock, whatever a decoder would make of it.
+        """Clocks per stage, shape (n, S), for the bottleneck's clock and the share of slack to use.
+
+        Without slack it is one clock, whatever a decoder would make of it; NaN beyond each layout's pp.
+        """
+        beyond = np.arange(self.max_pp)[None, :] >= self.layouts["pp"][layout_index][:, None]
+        clocks = np.where(beyond, np.nan, self.clocks_mhz[clock_index][:, None])
         relaxed = np.flatnonzero(slack > 0.0)
         if self.stage_clocks is not None and len(relaxed):
             found = self.stage_clocks(layout_index[relaxed], clock_index[relaxed], slack[relaxed])

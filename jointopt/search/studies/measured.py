@@ -7,6 +7,7 @@ from the moment its run begins. The store holds the measurements; this is a view
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ from jointopt.core.system import may_live, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
 from jointopt.runs.outages import patient
-from jointopt.search.studies.display import note_attributes, plot_attributes
+from jointopt.search.studies.display import PLOT, note_attributes, pieces
 from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
 from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
 
@@ -72,7 +73,8 @@ class MeasuredStudy:
             self._storage = open_storage(self.url)
             self._study = self._opened()
             for trial in self._trials():  # those whose process was killed do not run any more
-                if trial.state == TrialState.RUNNING and not _lives(trial.user_attrs.get(_PROCESS, "")):
+                process = trial.user_attrs.get(_PROCESS, "")
+                if trial.state == TrialState.RUNNING and not (process and may_live(process)):
                     self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
 
     @property
@@ -90,7 +92,7 @@ class MeasuredStudy:
         """The message of `go` of a process that has ended without taking it back."""
         with study_errors(self.url):
             message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-            return None if message is None or _lives(message[_PROCESS]) else message
+            return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
 
     @patient
     def go(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:
@@ -262,12 +264,7 @@ class MeasuredStudy:
         axes = {"xaxis": {"title": {"text": "trial"}}, "yaxis": {"title": {"text": "iteration time (s)"}}}
         layout = {"title": {"text": "Predicted and measured, run by run"}, **axes}
         figure = {"data": [{"type": "scatter", **trace} for trace in traces], "layout": layout}
-        set_attributes(self._storage, self.name, plot_attributes(figure, "measured"))
-
-
-def _lives(process: str) -> bool:
-    """Whether the process that waits for a run may be there still; a blank one is not."""
-    return bool(process) and may_live(process)
+        set_attributes(self._storage, self.name, pieces(f"{PLOT}measured:", json.dumps(figure)))
 
 
 def _number(value: Any) -> float:

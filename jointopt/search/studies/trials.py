@@ -95,40 +95,27 @@ def trials_of(
     goals: tuple[str, ...] = OBJECTIVES,
 ) -> list[FrozenTrial]:
     """A trial per described plan (`jointopt.search.problem.Problem.describe`); of finished ones also what came out."""
-    count = len(plans["clock_mhz"])
-    keys = [record_text(plan) for plan in plan_records(plans, plans["stage_clock_mhz"], range(count))]
     columns: dict[str, list[Any]] = {}
     for name in distributions:
         cells = np.nan_to_num(plans[name]) if name == "slack" else plans[name]
         columns[name] = outside(name, cells) if name in LAYOUT_COLUMNS else cells.tolist()
-    finished = state == TrialState.COMPLETE
-    return [
-        create_trial(
-            state=state,
-            params={name: values[row] for name, values in columns.items()},
-            distributions=dict(distributions),
-            values=objective_values(plans, row, goals) if finished else None,
-            user_attrs={PLAN: keys[row]} | (results(plans, row) if finished else {}),
-            system_attrs={CONSTRAINTS: constraint(plans, row)} if finished else {},
-        )
-        for row in range(count)
-    ]
+    trials = []
+    for row, plan in enumerate(plan_records(plans, plans["stage_clock_mhz"], range(len(plans["clock_mhz"])))):
+        params = {name: values[row] for name, values in columns.items()}
+        came: dict[str, Any] = outcome_of(plans, row, goals) if state == TrialState.COMPLETE else {"user_attrs": {}}
+        came["user_attrs"] = {PLAN: record_text(plan), **came["user_attrs"]}
+        trials.append(create_trial(state=state, params=params, distributions=dict(distributions), **came))
+    return trials
 
 
-def objective_values(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> list[float]:
-    """The goals of a plan."""
-    return [float(plans[name][row]) for name in goals]
-
-
-def results(plans: Columns, row: int) -> dict[str, float]:
-    """The `RESULTS` that are known of a plan."""
+def outcome_of(plans: Columns, row: int, goals: tuple[str, ...] = OBJECTIVES) -> dict[str, Any]:
+    """What came out of a plan, as a trial has it: its goals, the `RESULTS` that are known, and its violation."""
     known = {name: float(plans[name][row]) for name in RESULTS if name in plans}
-    return {name: value for name, value in known.items() if math.isfinite(value)}
-
-
-def constraint(plans: Columns, row: int) -> list[float]:
-    """The violation of a plan in the form of `CONSTRAINTS`."""
-    return [float(np.clip(plans["violation"][row], -LARGE, LARGE))]
+    return {
+        "values": [float(plans[name][row]) for name in goals],
+        "user_attrs": {name: value for name, value in known.items() if math.isfinite(value)},
+        "system_attrs": {CONSTRAINTS: [float(np.clip(plans["violation"][row], -LARGE, LARGE))]},
+    }
 
 
 # Finished searches as Optuna studies that people open: plans of the front, plans near it, and others at random.

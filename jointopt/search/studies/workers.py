@@ -39,11 +39,9 @@ from jointopt.search.studies.trials import (
     CONSTRAINTS,
     GENES,
     WORKER,
-    constraint,
     is_evaluated,
     is_shared,
-    objective_values,
-    results,
+    outcome_of,
     searched,
     trials_of,
 )
@@ -156,28 +154,27 @@ class Queue:
         done = 0
         with study_errors(self.url), self._storage.together():
             for row, number in enumerate(numbers):
-                attributes, values = results(plans, row), objective_values(plans, row, self.goals)
-                done += self._end(number, TrialState.COMPLETE, attributes, constraint(plans, row), values)
+                done += self._end(number, TrialState.COMPLETE, **outcome_of(plans, row, self.goals))
         return done
 
     @patient
     def fail(self, number: int, error: str) -> int:
         """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
         with study_errors(self.url), self._storage.together():
-            return int(self._end(number, TrialState.FAIL, {ERROR: error}))
+            return int(self._end(number, TrialState.FAIL, {ERROR: error}, {}))
 
     def _end(
-        self, number: int, state: TrialState, attributes: Mapping[str, Any], violation: list[float] | None = None,
+        self, number: int, state: TrialState, user_attrs: Mapping[str, Any], system_attrs: Mapping[str, Any],
         values: list[float] | None = None,
     ) -> bool:  # fmt: skip
         storage, trial_id = self._storage.rdb, self._trial_id(number)
         if storage.get_trial_user_attrs(trial_id)[WORKER] != self.worker:
             return False
         try:
-            for key, value in attributes.items():
+            for key, value in user_attrs.items():
                 storage.set_trial_user_attr(trial_id, key, value)
-            if violation is not None:
-                storage.set_trial_system_attr(trial_id, CONSTRAINTS, violation)
+            for key, value in system_attrs.items():
+                storage.set_trial_system_attr(trial_id, key, value)
             return storage.set_trial_state_values(trial_id, state, values)
         except UpdateFinishedTrialError:  # taken over and finished between looking and writing
             return False
