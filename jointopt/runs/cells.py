@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from jointopt.core.schema import (
     STATUSES,
     TOKEN_DISPATCHERS,
     Bools,
+    Column,
     Ints,
     column_of,
 )
@@ -236,17 +238,12 @@ def _targets(text: str) -> list[str] | None:
     return words if words and all(word in LORA_TARGETS for word in words) else None
 
 
-def _codes(name: str) -> Reader:
-    """Reads a plan's column of text as that column writes it."""
-    column = COLUMNS[name]
-
-    def rewritten(cell: object) -> str | None:
-        try:
-            return str(column.outside(column.inside(cell)))
-        except (ValueError, TypeError):
-            return None
-
-    return rewritten, f"{column.codes.expected if column.codes else ''}, or blank"
+def _rewritten(column: Column, cell: object) -> str | None:
+    """A cell of a plan's column of text as that column writes it."""
+    try:
+        return str(column.outside(column.inside(cell)))
+    except (ValueError, TypeError):
+        return None
 
 
 def _one_of(names: Sequence[str], meaning: Callable[[str], object] | Mapping[str, str] | None = None) -> Reader:
@@ -264,7 +261,8 @@ def _one_of(names: Sequence[str], meaning: Callable[[str], object] | Mapping[str
 READERS: dict[str, Reader] = {  # by column, else by type
     "bool": (lambda cell: _FLAGS.get(str(cell).lower()), "true, false or blank"),
     "clocks": (_clocks, "clocks in MHz above 0, separated by semicolons, or blank"),
-    **{name: _codes(name) for name, column in COLUMNS.items() if column.codes is not None},
+    **{name: (functools.partial(_rewritten, column), f"{column.codes.expected}, or blank")
+       for name, column in COLUMNS.items() if column.codes is not None},
     **{name: _one_of(DTYPES, named_dtype) for name in STATE_FIELDS if name.endswith("_dtype")},
     "fp8_recipe": _one_of(FP8_RECIPES, OTHER_RECIPES),
     "lora_target_modules": _one_of(LORA_TARGETS, _targets),

@@ -155,23 +155,17 @@ def _salvaged(damaged: Path, new: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _readable_rows(old: sqlite3.Connection, name: str) -> dict[int, tuple[object, ...]]:
-    """Rows by number from the beginning up to what cannot be read, and from the end down to it."""
+    """Rows by number from the beginning up to what cannot be read, and from the end down to it.
+
+    Of measurements those that are as they were added; what is wrong in the others their readers find.
+    """
     rows: dict[int, tuple[object, ...]] = {}
     for order in ("ASC", "DESC"):
         with suppress(sqlite3.Error):
             for row in old.execute(f'SELECT rowid, * FROM "{name}" NOT INDEXED ORDER BY rowid {order}'):
                 if row[0] in rows:
                     break
-                if _is_whole(name, row):
-                    rows[row[0]] = row[1:]
+                with suppress(ValueError, TypeError, RecursionError):
+                    if name != MEASURED.name or content_hash(json.loads(str(row[5]))) == row[2]:
+                        rows[row[0]] = row[1:]
     return rows
-
-
-def _is_whole(name: str, row: tuple[object, ...]) -> bool:
-    """Whether a row of measurements is as it was added; what is wrong in the others their readers find."""
-    if name != MEASURED.name:
-        return True
-    try:
-        return content_hash(json.loads(str(row[5]))) == row[2]
-    except (ValueError, TypeError, RecursionError):
-        return False

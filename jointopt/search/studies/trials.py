@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from jointopt.core.codes import Names
-from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Floats, Ints, outside
+from jointopt.core.schema import COLUMNS, LAYOUT_COLUMNS, POWER_LIMIT, Columns, Ints, outside
 from jointopt.jobs.plans.text import plan_records, record_text, stage_clocks_to_text
 from jointopt.runs.outages import wait_out
 from jointopt.search.pareto import OBJECTIVES, evenly, front_rows, is_beaten, objectives, stacked, take
@@ -228,7 +228,11 @@ def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJEC
     kept = front[evenly(take(some, front), math.ceil(count * FRONT_SHARE))]
     beaten = is_beaten(stacked(take(some, kept), goals), stacked(some, goals))
     others = np.setdiff1d(np.flatnonzero(beaten | (some["violation"] > 0.0)), front)
-    distance = _distance(objectives(take(some, front)), objectives(take(some, others)))
+    # by how much the nearest point of the front is better, as the larger of the two relative differences
+    own, distance = objectives(take(some, others)), np.full(len(others), np.inf)
+    for time_s, energy_j in zip(*objectives(take(some, front)), strict=True):
+        gap = np.maximum(own[0] / time_s, own[1] / energy_j) - 1.0
+        distance = np.minimum(distance, np.abs(gap))
     outlying = others[distance > OUTLIER]
     distance[some["violation"][others] > 0.0] = np.inf
     by_distance = others[np.argsort(distance, kind="stable")]
@@ -237,12 +241,3 @@ def choose(plans: Columns, count: int, seed: int, goals: tuple[str, ...] = OBJEC
     drawn = np.random.default_rng(seed).permutation(far)
     sample = drawn[np.argsort(np.isin(drawn, outlying), kind="stable")][: room - len(near)]
     return np.sort(rows[np.concatenate([kept, near, sample])])
-
-
-def _distance(front: tuple[Floats, Floats], points: tuple[Floats, Floats]) -> Floats:
-    """By how much the nearest front point is better, as the larger of the two relative differences."""
-    nearest = np.full(len(points[0]), np.inf)
-    for time_s, energy_j in zip(*front, strict=True):
-        gap = np.maximum(points[0] / time_s, points[1] / energy_j) - 1.0
-        nearest = np.minimum(nearest, np.abs(gap))
-    return nearest
