@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jointopt.core.errors import OutageError, UsageError
 from jointopt.core.quote import sh_word
 from jointopt.core.secrets import masked
-from jointopt.runs.outages import passes
+from jointopt.runs.outages import passes, wait_out
 
 if TYPE_CHECKING:
     import sqlalchemy
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 TABLES = "jointopt-tables"  # the turn of those that make tables
 MEASUREMENTS = "jointopt_measurements"  # the table of `jointopt.runs.store`
 SCHEMA = "jointopt_schema"  # the versions that its tables have reached, and by which jointopt
@@ -144,6 +146,28 @@ def has_table(url: str, name: str) -> bool:
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         return False
     return sqlalchemy.inspect(open_database(url)).has_table(name)
+
+
+def on_database(what: str, wrappers: tuple[type[Exception], ...] = ()) -> Callable[[Method], Method]:
+    """A decorator of methods of an object with a ``url``, or of functions of one: with `database_errors`.
+
+    They are begun again as by `wait_out`.
+    """
+
+    def decorated(method: Method) -> Method:
+        @functools.wraps(method)
+        def waiting(owner: Any, *given: Any, **named: Any) -> Any:
+            url = getattr(owner, "url", owner)
+
+            def once() -> Any:
+                with database_errors(url, what, wrappers):
+                    return method(owner, *given, **named)
+
+            return wait_out(url, once)
+
+        return cast("Method", waiting)
+
+    return decorated
 
 
 @contextmanager

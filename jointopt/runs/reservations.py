@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from jointopt.core.system import may_live, this_process
-from jointopt.runs.database import database_errors, make_table, now_s, open_database
-from jointopt.runs.outages import patient
+from jointopt.runs.database import make_table, now_s, on_database, open_database
 
 LEASE_S = 60.0  # that a runner may be silent
+on_store = on_database("measurement store")
 _RUNNING, _DONE, _FREE = "running", "done", "free"
 _TABLE = sa.Table(
     "jointopt_reservations",
@@ -85,18 +85,17 @@ class Reservations:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _renews: bool = False  # whether a thread does, which ends where nothing is held any more
 
-    @patient
+    @on_store
     def __post_init__(self) -> None:
         self._runner = f"{this_process()}:{secrets.token_hex(4)}"
-        with database_errors(self.url, "measurement store"):
-            self._engine = open_database(self.url, lock_first=True)
-            make_table(self._engine, _TABLE)
+        self._engine = open_database(self.url, lock_first=True)
+        make_table(self._engine, _TABLE)
         self.look()
 
-    @patient
+    @on_store
     def look(self) -> dict[str, Reservation]:
         """All reservations of the study by plan; runs that have ended by now count as known to this runner."""
-        with database_errors(self.url, "measurement store"), self._engine.connect() as connection:
+        with self._engine.connect() as connection:
             at_s = now_s(connection)
             rows = connection.execute(sa.select(_TABLE).where(_TABLE.c.study == self.study)).all()
         found = {row.plan: self._of_row(row, at_s) for row in rows}
@@ -107,17 +106,16 @@ class Reservations:
         silent_s, mine = at_s - row.seen_s, row.runner == self._runner
         return Reservation(row.plan, row.state, row.runner, row.runs, row.lost, silent_s, mine)
 
-    @patient
+    @on_store
     def take(self, plan: str, again: bool = False) -> bool:
         """Reserve a plan for this runner; False where another runs it, or has run it since this one last looked.
 
         ``again``: also where two runners of it have died.
         """
-        with database_errors(self.url, "measurement store"):
-            try:
-                taken = self._take(plan, again)
-            except IntegrityError:  # another process was faster
-                taken = False
+        try:
+            taken = self._take(plan, again)
+        except IntegrityError:  # another process was faster
+            taken = False
         with self._lock:
             if taken:
                 self._held.add(plan)
@@ -126,12 +124,12 @@ class Reservations:
                 threading.Thread(target=self._renew, daemon=True).start()
         return taken
 
-    @patient
+    @on_store
     def end(self, plan: str, ran: bool = True) -> None:
         """The plan was run, and its result is kept; or it was not, and is free for others."""
         values: Mapping[str, Any] = {"state": _DONE, "runs": _TABLE.c.runs + 1, "lost": 0} if ran else {"state": _FREE}
         own = (_TABLE.c.study == self.study) & (_TABLE.c.plan == plan) & (_TABLE.c.runner == self._runner)
-        with database_errors(self.url, "measurement store"), self._engine.begin() as connection:
+        with self._engine.begin() as connection:
             running = own & (_TABLE.c.state == _RUNNING)  # a run counts once, however often this begins
             connection.execute(sa.update(_TABLE).where(running).values(**values))
         self._held.discard(plan)

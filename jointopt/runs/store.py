@@ -31,13 +31,22 @@ from jointopt.core.schema import COLUMNS
 from jointopt.core.secrets import masked
 from jointopt.core.system import state_home
 from jointopt.runs.cells import as_table, json_rows
-from jointopt.runs.database import TABLES, VERSION, database_errors, file_of, in_turn, open_database, write_ahead
+from jointopt.runs.database import (
+    TABLES,
+    VERSION,
+    database_errors,
+    file_of,
+    in_turn,
+    on_database,
+    open_database,
+    write_ahead,
+)
 from jointopt.runs.migrations import KINDS, MEASURED, RETRACTED, kind_ids, migrate, version
-from jointopt.runs.outages import patient
 from jointopt.runs.relevance import Kind, Wanted, kind_of, plan_key
 
 T = TypeVar("T")
 PROVENANCE = ("origin", "recorded_at")
+on_store = on_database("measurement store")
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 6  # to add rows that others add at the same moment
 _ROWS_READ = 5_000  # that are held as JSON at a time
@@ -72,7 +81,7 @@ class Store:
             if file_of(url) is not None:  # a write begins with the lock, so that it waits for others and never fails
                 self._writer = open_database(url, lock_first=True)
 
-    @patient
+    @on_store
     def add(self, rows: pd.DataFrame, origin: str) -> Added:
         """Adds the rows that are not there yet, all of them or, where that fails, none.
 
@@ -83,50 +92,46 @@ class Store:
         records, by_hash = _hashed(rows)
         if not by_hash:
             return Added(0, 0)
-        with database_errors(self.url, "measurement store"):
-            self._prepare()
-            new = _once_each(lambda: self._insert(by_hash, origin))
-            with self._engine.connect() as connection:
-                retracted = _known_hashes(connection, RETRACTED, list(by_hash))
+        self._prepare()
+        new = _once_each(lambda: self._insert(by_hash, origin))
+        with self._engine.connect() as connection:
+            retracted = _known_hashes(connection, RETRACTED, list(by_hash))
         return Added(new, records - new, len(retracted))
 
-    @patient
+    @on_store
     def retract(self, rows: pd.DataFrame, origin: str) -> Retracted:
         """Marks the stored rows that are equal to ``rows``, all of them or none: they are kept, and `read` no more.
 
         Added again they stay retracted. ``rows`` and errors as for `add`.
         """
         records, by_hash = _hashed(rows)
-        with database_errors(self.url, "measurement store"):
-            if not by_hash or not self._has(MEASURED):
-                return Retracted(0, 0, records)
-            self._prepare()
-            new, absent = _once_each(lambda: self._mark(by_hash, origin))
+        if not by_hash or not self._has(MEASURED):
+            return Retracted(0, 0, records)
+        self._prepare()
+        new, absent = _once_each(lambda: self._mark(by_hash, origin))
         return Retracted(new, records - new - absent, absent)
 
-    @patient
+    @on_store
     def read(self, wanted: Wanted | None = None) -> pd.DataFrame:
         """Measurements in the order of adding but those retracted, all or those ``wanted``; no rows where none is.
 
         Columns are those of the schema (unknown: NaN), then the unknown ones that some row has, then ``origin`` and
         ``recorded_at`` (UTC, ISO 8601). Raises UsageError where the database cannot be read.
         """
-        with database_errors(self.url, "measurement store"):
-            same: dict[str, str] = {}
-            parts = [_table(rows, same) for rows in self._rows(wanted)]
+        same: dict[str, str] = {}
+        parts = [_table(rows, same) for rows in self._rows(wanted)]
         if len(parts) < 2:
             return parts[0] if parts else _table([], {})
         extras = dict.fromkeys(name for part in parts for name in part.columns if name not in (*COLUMNS, *PROVENANCE))
         return pd.concat(parts, ignore_index=True).reindex(columns=[*COLUMNS, *extras, *PROVENANCE])
 
-    @patient
+    @on_store
     def count(self) -> int:
         """Number of measurements but those retracted."""
-        with database_errors(self.url, "measurement store"):
-            if not self._has(MEASURED):
-                return 0
-            with self._engine.connect() as connection:
-                return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
+        if not self._has(MEASURED):
+            return 0
+        with self._engine.connect() as connection:
+            return int(connection.scalar(sa.select(sa.func.count(MEASURED.c.id)).where(self._kept())) or 0)
 
     def take_in(self) -> int:
         """Add what processes have left in files (`Spill`); how many rows the store did not have."""

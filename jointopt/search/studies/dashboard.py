@@ -18,8 +18,7 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.quote import header_value, local_url
 from jointopt.core.secrets import masked
 from jointopt.runs.database import has_table
-from jointopt.runs.outages import patient
-from jointopt.search.studies.storage import open_storage, study_errors
+from jointopt.search.studies.storage import on_studies, open_storage, study_errors
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -73,20 +72,19 @@ def serve(url: str, port: int, study: str | None, ready: Callable[[str, str], No
         server.serve_forever()
 
 
-@patient
+@on_studies
 def _found(url: str, study: str | None) -> tuple[optuna.storages.BaseStorage, tuple[str, int]]:
     """The storage, and name and id of the study of that name or the newest."""
-    with study_errors(url):
-        storage = open_storage(url) if has_table(url, "studies") else None
-        ids = {one.study_name: one._study_id for one in storage.get_all_studies()} if storage else {}
-        place = repr(masked(url))
-        if storage is None or not ids:
-            raise UsageError(f"There is no study in {place}; `jointopt propose JOB --storage URL` makes one.")
-        if study is None:
-            return storage, max(ids.items(), key=lambda item: item[1])
-        if study not in ids:
-            raise UsageError(f"There is no study {study!r} in {place}{nearest(study, ids)}.")
-        return storage, (study, ids[study])
+    storage = open_storage(url) if has_table(url, "studies") else None
+    ids = {one.study_name: one._study_id for one in storage.get_all_studies()} if storage else {}
+    place = repr(masked(url))
+    if storage is None or not ids:
+        raise UsageError(f"There is no study in {place}; `jointopt propose JOB --storage URL` makes one.")
+    if study is None:
+        return storage, max(ids.items(), key=lambda item: item[1])
+    if study not in ids:
+        raise UsageError(f"There is no study {study!r} in {place}{nearest(study, ids)}.")
+    return storage, (study, ids[study])
 
 
 # The gate before a web application of this machine: a token, the machine's own names, and nothing but reading.

@@ -23,9 +23,8 @@ from jointopt.core.schema import LAYOUT_COLUMNS, POWER_LIMIT, Columns
 from jointopt.core.system import may_live, this_process
 from jointopt.jobs.objectives import TIME_ALONE
 from jointopt.jobs.plans.text import record_text
-from jointopt.runs.outages import patient
 from jointopt.search.studies.display import PLOT, note_attributes, pieces
-from jointopt.search.studies.storage import made_study, numbered, open_storage, set_attributes, study_errors
+from jointopt.search.studies.storage import made_study, numbered, on_studies, open_storage, set_attributes
 from jointopt.search.studies.trials import CONSTRAINTS, OPEN, PLAN, distributions_of, is_ours
 
 MEASURED = (
@@ -67,15 +66,14 @@ class MeasuredStudy:
         self.objectives = objectives
         self._open()
 
-    @patient
+    @on_studies
     def _open(self) -> None:
-        with study_errors(self.url):
-            self._storage = open_storage(self.url)
-            self._study = self._opened()
-            for trial in self._trials():  # those whose process was killed do not run any more
-                process = trial.user_attrs.get(_PROCESS, "")
-                if trial.state == TrialState.RUNNING and not (process and may_live(process)):
-                    self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
+        self._storage = open_storage(self.url)
+        self._study = self._opened()
+        for trial in self._trials():  # those whose process was killed do not run any more
+            process = trial.user_attrs.get(_PROCESS, "")
+            if trial.state == TrialState.RUNNING and not (process and may_live(process)):
+                self.lose(self._trial_id(trial), "the process that waited for the run was killed", left=True)
 
     @property
     def name(self) -> str:
@@ -87,41 +85,37 @@ class MeasuredStudy:
         return self._storage.get_study_id_from_name(self.name)
 
     @property
-    @patient
+    @on_studies
     def going(self) -> dict[str, Any] | None:
         """The message of `go` of a process that has ended without taking it back."""
-        with study_errors(self.url):
-            message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
-            return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
+        message: dict[str, Any] | None = self._study.user_attrs.get(_GOING)
+        return None if message is None or (message[_PROCESS] and may_live(message[_PROCESS])) else message
 
-    @patient
+    @on_studies
     def go(self, message: Mapping[str, Any] | None, paused: bool = False) -> None:
         """Remember a message (JSON values) until this is called again; None where nothing is to be continued."""
         process = "" if paused else this_process()
-        with study_errors(self.url):
-            self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: process})
+        self._study.set_user_attr(_GOING, None if message is None else {**message, _PROCESS: process})
 
     def pause(self, message: Mapping[str, Any]) -> None:
         """Remember a message for whoever continues, this process or another."""
         self.go(message, paused=True)
 
-    @patient
+    @on_studies
     def holds(self, plan: Mapping[str, Any]) -> bool:
         """Whether a trial of the plan (a record of `jointopt.jobs.plans.text.plan_records`) has ended or runs."""
         mine = record_text(plan)
-        with study_errors(self.url):
-            known = [trial.user_attrs for trial in self._trials()]
+        known = [trial.user_attrs for trial in self._trials()]
         return any(run.get(PLAN) == mine and run.get("status") != "interrupted" for run in known)
 
-    @patient
+    @on_studies
     def left(self, origin: str) -> list[FrozenTrial]:
         """Trials of ``origin`` that were not ended, and whose plans have not been run since: their runs may go on."""
-        with study_errors(self.url):
-            trials = self._trials()
+        trials = self._trials()
         last = {trial.user_attrs.get(PLAN): trial for trial in trials}
         return [t for t in last.values() if t.user_attrs.get(_LEFT) and t.user_attrs.get("origin") == origin]
 
-    @patient
+    @on_studies
     def begin(self, plan: Mapping[str, Any], predicted: Mapping[str, float], **more: Any) -> int:
         """A running trial; returns its id. ``predicted`` are columns without the prefix."""
         known = {f"predicted_{name}": value for name, value in predicted.items() if math.isfinite(value)}
@@ -132,47 +126,44 @@ class MeasuredStudy:
             state=TrialState.RUNNING, params=params, user_attrs={**same, **more, **known},
             distributions={name: self._distributions[name] for name in params},
         )  # fmt: skip
-        with study_errors(self.url):
-            running = (one for one in self._trials() if one.state == TrialState.RUNNING)
-            there = [one for one in running if same.items() <= one.user_attrs.items()]
-            if there:  # made before a connection was cut
-                return self._trial_id(there[-1])
-            return self._storage.create_new_trial(self._study_id, template_trial=trial)
+        running = (one for one in self._trials() if one.state == TrialState.RUNNING)
+        there = [one for one in running if same.items() <= one.user_attrs.items()]
+        if there:  # made before a connection was cut
+            return self._trial_id(there[-1])
+        return self._storage.create_new_trial(self._study_id, template_trial=trial)
 
-    @patient
+    @on_studies
     def end(self, trial_id: int, row: Mapping[str, Any], broken: tuple[str, ...] = (), **more: Any) -> None:
         """The trial with its measurement (result columns); ``broken`` are limits of the job that it did not keep."""
-        with study_errors(self.url):
-            trial_id = self._moved.get(trial_id, trial_id)
-            if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
-                return self._draw()
-            if row["status"] == "ok":
-                trial_id = self._suited(trial_id, row)
-            figures = {name: figure for name in _UNITS if math.isfinite(figure := _number(row.get(name)))}
-            words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
-            for name, value in {**figures, **words, **more}.items():
-                self._storage.set_trial_user_attr(trial_id, name, value)
-            self._storage.set_trial_system_attr(trial_id, CONSTRAINTS, [float(len(broken))])
-            values = [_number(row.get(name)) for name in self.objectives]
-            good = row["status"] == "ok" and all(map(math.isfinite, values))
-            self._note(trial_id, broken)
-            state = TrialState.COMPLETE if good else TrialState.FAIL
-            self._storage.set_trial_state_values(trial_id, state, values if good else None)
-            self._draw()
+        trial_id = self._moved.get(trial_id, trial_id)
+        if self._storage.get_trial(trial_id).state.is_finished():  # before a connection was cut
+            return self._draw()
+        if row["status"] == "ok":
+            trial_id = self._suited(trial_id, row)
+        figures = {name: figure for name in _UNITS if math.isfinite(figure := _number(row.get(name)))}
+        words = {name: row[name] for name in MEASURED if isinstance(row.get(name), str) and row[name]}
+        for name, value in {**figures, **words, **more}.items():
+            self._storage.set_trial_user_attr(trial_id, name, value)
+        self._storage.set_trial_system_attr(trial_id, CONSTRAINTS, [float(len(broken))])
+        values = [_number(row.get(name)) for name in self.objectives]
+        good = row["status"] == "ok" and all(map(math.isfinite, values))
+        self._note(trial_id, broken)
+        state = TrialState.COMPLETE if good else TrialState.FAIL
+        self._storage.set_trial_state_values(trial_id, state, values if good else None)
+        self._draw()
 
-    @patient
+    @on_studies
     def lose(self, trial_id: int, why: str, left: bool = False) -> None:
         """The trial ends without a result, ``why`` in words: its run was interrupted, or ``left`` to itself."""
-        with study_errors(self.url):
-            trial_id = self._moved.get(trial_id, trial_id)
-            # a connection may have been cut after it ended, and of several starts each ends what a killed one has left
-            if self._storage.get_trial(trial_id).state.is_finished():
-                return
-            with suppress(UpdateFinishedTrialError):
-                for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
-                    self._storage.set_trial_user_attr(trial_id, name, value)
-                self._note(trial_id, ())
-                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        trial_id = self._moved.get(trial_id, trial_id)
+        # a connection may have been cut after it ended, and of several starts each ends what a killed one has left
+        if self._storage.get_trial(trial_id).state.is_finished():
+            return
+        with suppress(UpdateFinishedTrialError):
+            for name, value in {"status": "interrupted", "notes": why, _LEFT: left}.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
+            self._note(trial_id, ())
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _opened(self) -> optuna.Study:
         """The newest study of the job with these objectives, made where there is none."""

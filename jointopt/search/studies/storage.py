@@ -24,35 +24,35 @@ from jointopt.runs.database import (
     file_of,
     in_turn,
     now_s,
+    on_database,
     open_database,
     private_file,
 )
-from jointopt.runs.outages import patient
 
 _MADE_WITHIN_S = 30  # the tables of a database, by another program
+on_studies = on_database("study storage", (optuna.exceptions.OptunaError,))
 
 
-@patient
+@on_studies
 def prepare_storage(url: str) -> Storage | None:
     """The storage, opened and found writable before a study is worked out; None where it lives in memory.
 
     UsageError where the database cannot be opened or written, OutageError where that lasts (`wait_out`).
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with study_errors(url):
-        storage = Storage(url)
-        if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
-            return None
-        with storage.alone("jointopt-probe"):
-            if storage.dialect == "sqlite":
-                # write what SQLite has of the file already: an error where it can only be read
-                with storage.rdb.engine.connect() as connection:
-                    version = connection.exec_driver_sql("PRAGMA user_version").scalar()
-                    connection.exec_driver_sql(f"PRAGMA user_version = {version}")
-            else:
-                name = f"jointopt-probe-{uuid4()}"
-                optuna.create_study(storage=storage.rdb, study_name=name)
-                optuna.delete_study(storage=storage.rdb, study_name=name)
+    storage = Storage(url)
+    if storage.dialect == "sqlite" and _parsed(url).database in (None, "", ":memory:"):
+        return None
+    with storage.alone("jointopt-probe"):
+        if storage.dialect == "sqlite":
+            # write what SQLite has of the file already: an error where it can only be read
+            with storage.rdb.engine.connect() as connection:
+                version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+                connection.exec_driver_sql(f"PRAGMA user_version = {version}")
+        else:
+            name = f"jointopt-probe-{uuid4()}"
+            optuna.create_study(storage=storage.rdb, study_name=name)
+            optuna.delete_study(storage=storage.rdb, study_name=name)
     return storage
 
 

@@ -17,17 +17,16 @@ from jointopt.core.errors import UsageError, nearest
 from jointopt.core.secrets import masked
 from jointopt.jobs.plans.text import format_stage_clocks
 from jointopt.runs.database import has_table, open_database
-from jointopt.runs.outages import patient
 from jointopt.search.pareto import OBJECTIVES
 from jointopt.search.studies.measured import KIND, MEASURED
-from jointopt.search.studies.storage import open_storage, study_errors
+from jointopt.search.studies.storage import on_studies, open_storage
 from jointopt.search.studies.trials import COMPLETE, CONSTRAINTS, DOCUMENT, GENES, PLAN, PLANS, RESULTS, WORKER, is_ours
 
 if TYPE_CHECKING:
     pass
 
 
-@patient
+@on_studies
 def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(feasible plans of a study of a proposal, of workers or of real runs, each as a mapping, the study's attributes).
 
@@ -35,23 +34,20 @@ def read_study(url: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any
     runs (attribute ``kind``) what was measured. UsageError where the storage or the study is missing, or of another
     kind.
     """
-    with study_errors(url):
-        study = _known_study(url, name)
-        attributes = dict(study.user_attrs)
-        if attributes.get("kind") == KIND:
-            return _measured_plans(study), attributes
-        if "job" not in attributes or len(study.directions) < len(OBJECTIVES):
-            raise UsageError(
-                f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored."
-            )
-        if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
-            return evaluated_plans(url, study._study_id, study.metric_names or OBJECTIVES), attributes
-        if not attributes.get(COMPLETE):
-            raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
-        if not (text := _stored_text(url, name, PLANS)):
-            raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
-        columns = json.loads(text)
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], attributes
+    study = _known_study(url, name)
+    attributes = dict(study.user_attrs)
+    if attributes.get("kind") == KIND:
+        return _measured_plans(study), attributes
+    if "job" not in attributes or len(study.directions) < len(OBJECTIVES):
+        raise UsageError(f"The study {name!r} holds no plans of jointopt; expected one that `jointopt propose` stored.")
+    if "evaluate" in attributes:  # by workers, who may still be at it: what they have finished is there
+        return evaluated_plans(url, study._study_id, study.metric_names or OBJECTIVES), attributes
+    if not attributes.get(COMPLETE):
+        raise UsageError(f"The study {name!r} was not written to its end; run `jointopt propose` again.")
+    if not (text := _stored_text(url, name, PLANS)):
+        raise UsageError(f"The study {name!r} is of an older jointopt; run `jointopt propose` again.")
+    columns = json.loads(text)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], attributes
 
 
 def _known_study(url: str, name: str) -> optuna.Study:
@@ -72,12 +68,11 @@ def _known_study(url: str, name: str) -> optuna.Study:
         ) from None
 
 
-@patient
+@on_studies
 def read_document(url: str, name: str) -> str:
     """The proposal that a study was stored with, as JSON; UsageError where there is none."""
-    with study_errors(url):
-        _known_study(url, name)
-        text = _stored_text(url, name, DOCUMENT)
+    _known_study(url, name)
+    text = _stored_text(url, name, DOCUMENT)
     if not text:
         raise UsageError(
             f"The study {name!r} holds no whole proposal: it is of workers, of real runs or of an older jointopt; run "

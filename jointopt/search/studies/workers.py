@@ -29,12 +29,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from jointopt.core.errors import JointOptError, LauncherError, OutageError, OutOfMemoryError, RunFailedError, UsageError
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.secrets import masked
-from jointopt.runs.outages import patience, patient
+from jointopt.runs.outages import patience
 from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, first, half_local, unseen
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.display import show
-from jointopt.search.studies.storage import Storage, made_study, study_errors
+from jointopt.search.studies.storage import Storage, made_study, on_studies, study_errors
 from jointopt.search.studies.trials import (
     CONSTRAINTS,
     GENES,
@@ -73,42 +73,40 @@ class Queue:
         self._renewed_s, self._back_s = time.monotonic(), -math.inf  # the lease; after it had run out
         self._open(identity)
 
-    @patient
+    @on_studies
     def _open(self, identity: Mapping[str, Any]) -> None:
         """Join the study of this name, made where it is missing; UsageError where it is of another search."""
-        with study_errors(self.url):
-            self._storage = Storage(self.url)
-            if self._storage.dialect not in ("sqlite", "postgresql"):
+        self._storage = Storage(self.url)
+        if self._storage.dialect not in ("sqlite", "postgresql"):
+            raise UsageError(
+                f"Workers cannot share a study in {masked(self.url)!r}; expected a PostgreSQL URL such as "
+                f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
+            )
+        with self._storage.alone(self.name):
+            try:
+                self.study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
+            except KeyError:
+                self.study = made_study(self._storage.rdb, self.name, self.goals)
+                for key, value in identity.items():
+                    self.study.set_user_attr(key, value)
+            same = dict(identity).items() <= self.study.user_attrs.items()
+            if not same or len(self.study.directions) != len(self.goals):
                 raise UsageError(
-                    f"Workers cannot share a study in {masked(self.url)!r}; expected a PostgreSQL URL such as "
-                    f"postgresql+psycopg://user@host/name, or sqlite:///FILE for workers on one machine."
+                    f"The study {self.name!r} is of another search (another version of jointopt, or another way "
+                    f"to evaluate); give the workers a name of their own with --study."
                 )
-            with self._storage.alone(self.name):
-                try:
-                    self.study = optuna.load_study(study_name=self.name, storage=self._storage.rdb)
-                except KeyError:
-                    self.study = made_study(self._storage.rdb, self.name, self.goals)
-                    for key, value in identity.items():
-                        self.study.set_user_attr(key, value)
-                same = dict(identity).items() <= self.study.user_attrs.items()
-                if not same or len(self.study.directions) != len(self.goals):
-                    raise UsageError(
-                        f"The study {self.name!r} is of another search (another version of jointopt, or another way "
-                        f"to evaluate); give the workers a name of their own with --study."
-                    )
-                self._study_id = self._storage.rdb.get_study_id_from_name(self.name)
-                self._renew(self._storage)
+            self._study_id = self._storage.rdb.get_study_id_from_name(self.name)
+            self._renew(self._storage)
 
-    @patient
+    @on_studies
     def trials(self) -> list[FrozenTrial]:
         """The workers' trials by number, and none that others added with Optuna.
 
         Of the finished ones only new ones are read from the database.
         """
-        with study_errors(self.url):
-            return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
+        return [trial for trial in self.study.get_trials(deepcopy=False) if is_shared(trial)]
 
-    @patient
+    @on_studies
     def claim(
         self, count: int, breed: Callable[[list[FrozenTrial]], list[FrozenTrial]], begun: Collection[int] = ()
     ) -> list[FrozenTrial]:
@@ -116,7 +114,7 @@ class Queue:
 
         ``begun``: numbers of this worker's own that are on their way.
         """
-        with study_errors(self.url), self._storage.alone(self.name):
+        with self._storage.alone(self.name):
             trials = self.trials()
             if free := [trial for trial in self._free(trials) if trial.number not in begun][:count]:
                 for trial in free:
@@ -148,19 +146,19 @@ class Queue:
             or (judges and not now <= known.get(LEASE + trial.user_attrs[WORKER], 0.0) <= latest)
         ]
 
-    @patient
+    @on_studies
     def finish(self, numbers: Sequence[int], plans: Columns) -> int:
         """Writes the results of claimed trials, a row of ``plans`` each; returns how many were still this worker's."""
         done = 0
-        with study_errors(self.url), self._storage.together():
+        with self._storage.together():
             for row, number in enumerate(numbers):
                 done += self._end(number, TrialState.COMPLETE, **outcome_of(plans, row, self.goals))
         return done
 
-    @patient
+    @on_studies
     def fail(self, number: int, error: str) -> int:
         """Ends a claimed trial without a result; returns 1 if it was still this worker's, else 0."""
-        with study_errors(self.url), self._storage.together():
+        with self._storage.together():
             return int(self._end(number, TrialState.FAIL, {ERROR: error}, {}))
 
     def _end(
@@ -196,9 +194,9 @@ class Queue:
             with patience(_LEAVE_S), suppress(OutageError):  # its lease ends by itself
                 self._give_back()
 
-    @patient
+    @on_studies
     def _give_back(self) -> None:
-        with study_errors(self.url), self._storage.alone(self.name):
+        with self._storage.alone(self.name):
             for trial in self.trials():
                 if trial.state == TrialState.RUNNING and trial.user_attrs[WORKER] == self.worker:
                     self._storage.rdb.set_trial_state_values(self._trial_id(trial.number), TrialState.WAITING)
@@ -220,10 +218,10 @@ class Queue:
             self._back_s = now_s
         self._renewed_s = now_s
 
-    @patient
+    @on_studies
     def show(self, plans: Columns, note: str, numbers: Sequence[int]) -> None:
         """Sets what the dashboard shows of the study: its note, and these finished plans."""
-        with study_errors(self.url), self._storage.alone(self.name):
+        with self._storage.alone(self.name):
             show(self._storage.rdb, self.name, plans, note, numbers, goals=self.goals)
 
 
