@@ -62,11 +62,11 @@ class Cells(dict[str, npt.NDArray[Any]]):
 
 
 def of_distinct(
-    cells: npt.NDArray[Any] | pd.Series | pd.Index, of: Callable[[Any], Any], blank: Any
+    cells: npt.NDArray[Any] | pd.Series | pd.Index, meaning: Callable[[Any], Any], blank: Any
 ) -> npt.NDArray[Any]:
-    """What ``of`` makes of each cell, (n, ...), ``blank`` where it is blank; each distinct cell is asked once."""
+    """The ``meaning`` of each cell, (n, ...), ``blank`` where it is blank; each distinct cell is asked once."""
     codes, distinct = pd.factorize(cells)
-    found = [*map(of, distinct), blank]
+    found = [*map(meaning, distinct), blank]
     return np.array(found, object if any(isinstance(one, str) for one in found) else None)[codes]
 
 
@@ -372,10 +372,10 @@ def with_precision(runs: pd.DataFrame) -> pd.DataFrame:
     Without any of that the table itself.
     """
     columns = {name: runs[name] for name in ("dtype", "fp8_recipe", "precision") if name in runs}
-    for name, source, of in _MEANT:
+    for name, source, meaning in _MEANT:
         if source in columns:
             codes, distinct = pd.factorize(columns[source])
-            words = np.array([*(of(str(cell)) for cell in distinct), None], object)
+            words = np.array([*(meaning(str(cell)) for cell in distinct), None], object)
             found = pd.Series(words[codes], runs.index, dtype=object)
             if found.notna().any():
                 columns[name] = columns[name].astype(object).fillna(found) if name in columns else found

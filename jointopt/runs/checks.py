@@ -17,7 +17,7 @@ import pandas as pd
 from jointopt.core.errors import CatalogError, TableError
 from jointopt.core.schema import COLUMNS, DEGREES, MOST_GPU_POWER_W, POWER_PROFILE, RECIPE_CLASSES, Bools, Floats
 from jointopt.jobs.catalog.frameworks import conflict, named_class, recognise_framework, same_efficiency
-from jointopt.jobs.catalog.gpus import known_gpu, load_gpu
+from jointopt.jobs.catalog.gpus import known_gpu, known_gpus, load_gpu
 from jointopt.jobs.catalog.kernels import scaled_dtype
 from jointopt.jobs.catalog.models import known_model, near_models
 from jointopt.jobs.cluster import Gpu
@@ -26,10 +26,10 @@ from jointopt.jobs.model import LATENT, LATENT_NEEDED
 from jointopt.runs.cells import Cells, is_known, of_distinct, spelled
 from jointopt.runs.dtype_names import named_precision, named_recipe
 from jointopt.runs.peak_share import (
-    HELD,
     LEAST_REACHED,
+    MEMORY_COLUMNS,
     MOST_REACHED,
-    TIMED,
+    TIME_COLUMNS,
     again_flop,
     attention_flop,
     flop,
@@ -54,13 +54,9 @@ _MOST_OF_LIMIT = 1.03  # of a power limit that a mean power may reach: A40 and A
 
 def _of_gpu(runs: Cells, figure: Callable[[Gpu], float | None]) -> Floats:
     """A figure of the GPU of each row, (n,), NaN where it is not known."""
-
-    def of(name: object) -> float:
-        gpu = known_gpu(name)
-        found = None if gpu is None else figure(gpu)
-        return math.nan if found is None else float(found)
-
-    return np.asarray(of_distinct(runs["gpu"], of, math.nan), np.float64)
+    gpus = known_gpus(pd.Series(runs["gpu"]).dropna().unique())
+    figures = {name: figure(gpu) for name, gpu in gpus.items()}
+    return of_distinct(runs["gpu"], figures.get, None).astype(np.float64)
 
 
 def _span(runs: Cells, name: str) -> Floats:
@@ -183,11 +179,11 @@ _QUOTED: dict[str, Callable[[Cells], Any]] = {
 class Check:
     """One rule that runs must keep. ``broken`` is false wherever a cell that it needs is blank.
 
-    ``of`` what: "cells" of any run, also of one without results; "row": of measured runs; "price": that physics needs;
+    ``kind``: "cells" of any run, also of one without results; "row": of measured runs; "price": that physics needs;
     "gpu": what the GPU can be set to; "result": what it cannot have done; "doubt": what it hardly did.
     """
 
-    of: str
+    kind: str
     columns: tuple[str, ...]  # the first one is blamed
     broken: Callable[[Cells], Bools]
     expected: str  # with names of `_QUOTED` in braces
@@ -258,7 +254,7 @@ CHECKS = (
     Check("result", ("energy_j", "iteration_time_s", "num_gpus", "gpu"),
           lambda runs: _off_span(runs, _power_by_energy_w(runs), "mean_power_span_w"),
           "energy_j over iteration_time_s and num_gpus to be {energy_bound} W on this GPU ({energy_reason})"),
-    Check("result", TIMED, lambda runs: runs["iteration_time_s"] < least_time_s(runs),
+    Check("result", TIME_COLUMNS, lambda runs: runs["iteration_time_s"] < least_time_s(runs),
           "iteration_time_s to be at least {least_time_s:.3g}, what 6 flop for each parameter and token take at the "
           "full rate of these GPUs ({time_reason})"),
     Check("nodes", ("num_gpus", "gpus_per_node"),  # jobs on part of one node are common, on one and a half unheard of
@@ -268,7 +264,7 @@ CHECKS = (
     Check("doubt", ("peak_memory_gib", "gpu"),
           lambda runs: runs["peak_memory_gib"] > _of_gpu(runs, lambda gpu: None if gpu.is_cpu else gpu.memory_gib),
           "peak_memory_gib to be at most {gpu.memory_gib:.4g} GiB, all that {gpu.id} has ({memory_reason})"),
-    Check("doubt", HELD, lambda runs: runs["peak_memory_gib"] < least_memory_gib(runs),
+    Check("doubt", MEMORY_COLUMNS, lambda runs: runs["peak_memory_gib"] < least_memory_gib(runs),
           "peak_memory_gib to be at least {least_memory_gib:.3g} GiB, a byte of each weight of its layers that a GPU "
           "holds (is it a share of the memory, or in TiB?)"),
     Check("doubt", ("avg_power_w", "gpu", "energy_j", "iteration_time_s", "num_gpus", "power_limit_w"),
@@ -277,21 +273,21 @@ CHECKS = (
     Check("doubt", ("peak_power_w", "gpu", "power_limit_w"),
           lambda runs: runs["peak_power_w"] > _PEAK_OF_LIMIT * _limits_w(runs),
           f"at most {{peak_limit_w:.0f}} W of a GPU, {_PEAK_OF_LIMIT:g} times its limit, at a peak ({{peak_reason}})"),
-    Check("doubt", TIMED, lambda runs: reached(runs) > MOST_REACHED,
+    Check("doubt", TIME_COLUMNS, lambda runs: reached(runs) > MOST_REACHED,
           "iteration_time_s to be at least {full_rate[least_s]:.3g}, what {full_rate[passes]} pass take at "
           f"{MOST_REACHED:g} of the full rate of these GPUs: it is {{full_rate[share]:.2f}} of that rate "
           "({full_rate[reason]})"),
-    Check("doubt", TIMED,
+    Check("doubt", TIME_COLUMNS,
           lambda runs: (reached(runs) < LEAST_REACHED) & (reached(runs) > 0),  # 0: a core, whose rate has no bound
           f"iteration_time_s to be at most {{most_time_s:.3g}}, {1 / LEAST_REACHED:,.0f} times what forward and "
           "backward pass take at the full rate of these GPUs (is it in seconds, and of one iteration?)"),
-    replace(_AGREEING_ENERGY, of="doubt", use="power and energy are learned from avg_power_w instead"),
+    replace(_AGREEING_ENERGY, kind="doubt", use="power and energy are learned from avg_power_w instead"),
 )  # fmt: skip
 
 
 def checks_of(*kinds: str) -> tuple[Check, ...]:
     """The checks of these kinds, in their order."""
-    return tuple(check for check in CHECKS if check.of in kinds)
+    return tuple(check for check in CHECKS if check.kind in kinds)
 
 
 RULES, RESULT_RULES, DOUBTS = checks_of("cells", "row"), checks_of("result"), checks_of("doubt")
@@ -420,7 +416,7 @@ def states_class(*tables: pd.DataFrame | None) -> bool:
     return False
 
 
-def with_classes_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
+def with_classes_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
     """Blank recipe classes filled with that of the same source and framework, where its rows state one efficiency.
 
     Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
@@ -435,10 +431,10 @@ def with_classes_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) 
 
 
 def taken_lines(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> list[str]:
-    """A sentence on each recipe class that `with_classes_of_kin` gives rows which state none."""
+    """A sentence on each recipe class that `with_classes_of_others` gives rows which state none."""
     if not states_class(runs, others):
         return []
-    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_kin(runs, others)))
+    stated, taken = (_classes(table)["recipe_class"] for table in (runs, with_classes_of_others(runs, others)))
     counts = taken[(stated == "") & (taken != "")].value_counts()
     return [
         f"{count:,} row{'s' * (count > 1)} without a recipe class predicted as a {name} recipe, as other rows of the "

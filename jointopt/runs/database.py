@@ -158,12 +158,7 @@ def on_database(what: str, wrappers: tuple[type[Exception], ...] = ()) -> Callab
         @functools.wraps(method)
         def waiting(owner: Any, *given: Any, **named: Any) -> Any:
             url = getattr(owner, "url", owner)
-
-            def once() -> Any:
-                with database_errors(url, what, wrappers):
-                    return method(owner, *given, **named)
-
-            return wait_out(url, once)
+            return wait_out(url, lambda: database_errors(url, what, wrappers)(method)(owner, *given, **named))
 
         return cast("Method", waiting)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jointopt.core.errors import CatalogError
-from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools
+from jointopt.core.schema import ATTENTIONS, COLUMNS, OTHER_NAMES, STATUSES, Bools, Columns
 from jointopt.jobs.catalog.frameworks import framework_names, recognise_framework
 from jointopt.jobs.catalog.gpus import known_gpus, load_gpu
-from jointopt.jobs.cluster import FAR_LINK
+from jointopt.jobs.cluster import FAR_LINK, Gpu
 from jointopt.jobs.defaults import PLAIN_LINK_GBYTES_PER_S
 from jointopt.jobs.job import TF32
 from jointopt.runs.cells import floats, named_attention, shown, with_precision
@@ -173,39 +173,33 @@ def _precision_lines(runs: pd.DataFrame) -> Iterator[str]:
             )
 
 
+# Of nodes: which rows on a GPU (n,) are doubted, by the numbers of their cells, and what is said of them.
+_NODE_DOUBTS: tuple[tuple[Callable[[Gpu, Columns], Bools], str], ...] = (
+    (lambda gpu, cells: cells[_LINK] > FAR_LINK * (gpu.usual_inter_node_gbytes_per_s or np.nan),
+     f"a network over {FAR_LINK} times as fast as the {{gpu.usual_inter_node_gbytes_per_s:g}} GB/s of the reference "
+     f"system of {{name}} (row {{row}}: {_LINK}={{link:g}}): is it in Gb/s per GPU? Then it is {{eighth:g}}."),
+    (lambda gpu, cells: cells["power_limit_w"] > (gpu.tdp_w or np.nan),
+     "a power limit above the {gpu.tdp_w:g} W that {name} is rated for (row {row}: power_limit_w={limit:g}): taken as "
+     "stated, though few boards allow it."),
+    (lambda gpu, cells: np.isnan(cells[_LINK]) & (cells["num_gpus"] > np.where(
+        np.isnan(cells["gpus_per_node"]), gpu.usual_gpus_per_node or 8, cells["gpus_per_node"])
+     ) & (not gpu.is_cpu and not gpu.usual_inter_node_gbytes_per_s),
+     "no network between nodes, and no source states a usual one of {name} (row {row}): "
+     f"{PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_LINK}."),
+)  # fmt: skip
+
+
 def _node_lines(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on networks that are far faster than usual, power limits beyond the rating, unknown networks."""
-    if "gpu" not in runs:
-        return
-    gpus = known_gpus(runs["gpu"].dropna().unique())
+    """Yield a sentence for each of `_NODE_DOUBTS` and each GPU with such rows."""
+    gpus = known_gpus(runs["gpu"].dropna().unique()) if "gpu" in runs else {}
     columns = (_LINK, "power_limit_w", "gpus_per_node", "num_gpus")
-    link, limit, per_node, num_gpus = (floats(runs[name]).to_numpy() if name in runs else np.full(len(runs), np.nan)
-                                       for name in columns)  # fmt: skip
-    of = {name: (runs["gpu"] == name).to_numpy(bool) for name in gpus}
-    for name, gpu in gpus.items():
-        usual = gpu.usual_inter_node_gbytes_per_s or np.nan
-        if (rows := np.flatnonzero(of[name] & (link > FAR_LINK * usual))).size:
-            yield (
-                f"{_rows(len(rows), 'states', 'state')} a network over {FAR_LINK} times as fast as the {usual:g} GB/s "
-                f"of the reference system of {name} (row {rows[0] + 1}: {_LINK}={link[rows[0]]:g}): is it in Gb/s per "
-                f"GPU? Then it is {link[rows[0]] / 8:g}."
-            )
-    for name, gpu in gpus.items():
-        if (rows := np.flatnonzero(of[name] & (limit > (gpu.tdp_w or np.nan)))).size:
-            yield (
-                f"{_rows(len(rows), 'states', 'state')} a power limit above the {gpu.tdp_w:g} W that {name} is rated "
-                f"for (row {rows[0] + 1}: power_limit_w={limit[rows[0]]:g}): taken as stated, though few boards allow "
-                "it."
-            )
-    for name, gpu in gpus.items():
-        usual_per_node = gpu.usual_gpus_per_node or 8
-        beyond = np.isnan(link) & (num_gpus > np.where(np.isnan(per_node), usual_per_node, per_node))
-        known = gpu.is_cpu or gpu.usual_inter_node_gbytes_per_s
-        if not known and (rows := np.flatnonzero(of[name] & beyond)).size:
-            yield (
-                f"{_rows(len(rows), 'states', 'state')} no network between nodes, and no source states a usual one of "
-                f"{name} (row {rows[0] + 1}): {PLAIN_LINK_GBYTES_PER_S:g} GB/s per GPU is assumed; state {_LINK}."
-            )
+    cells = {n: floats(runs[n]).to_numpy() if n in runs else np.full(len(runs), np.nan) for n in columns}
+    for doubted, words in _NODE_DOUBTS:
+        for name, gpu in gpus.items():
+            if (rows := np.flatnonzero((runs["gpu"] == name).to_numpy(bool) & doubted(gpu, cells))).size:
+                link, limit = (cells[column][rows[0]] for column in columns[:2])
+                said = words.format(name=name, gpu=gpu, row=rows[0] + 1, link=link, eighth=link / 8, limit=limit)
+                yield f"{_rows(len(rows), 'states', 'state')} {said}"
 
 
 # Columns by the names that other programs and people give them, and the units that such names state.
@@ -246,6 +240,7 @@ _ELSEWHERE = {
         "cuda_graph": "cuda_graph_impl cuda_graphs", "gpu": "gpu_type gpu_name gpu_model accelerator",
     }.items() for name in names.split()
 }  # fmt: skip
+_WITHIN_NODE = {"intra", "intranode", "nvlink", "nvswitch"}  # words of links of which tables have no column
 _ALIKE = 0.8  # of two names of a column: step_time_s is no iteration_time_s, iteration_time_ms is
 # What to do to a column in the unit that ends its name, by that of the column meant.
 _UNITS = {
@@ -270,11 +265,6 @@ def _words(name: str) -> tuple[list[str], str]:
     return words, words[-1] if len(words) > 1 and words[-1] in known else ""
 
 
-def _within_node(name: str) -> bool:
-    """Whether a name is one of the links within a node, of which tables have no column."""
-    return bool({"intra", "intranode", "nvlink", "nvswitch"} & {*_words(name)[0]})
-
-
 def _meant(name: str, lacking: Iterable[str]) -> str:
     """The column of those ``lacking`` that a name nearly is, or that other programs call so; empty for none."""
     (words, unit), lacking = _words(name), set(lacking)
@@ -282,7 +272,7 @@ def _meant(name: str, lacking: Iterable[str]) -> str:
         if spelled in _ELSEWHERE:
             return _ELSEWHERE[spelled] if _ELSEWHERE[spelled] in lacking else ""
     close = difflib.get_close_matches("_".join(words), sorted(lacking), n=1, cutoff=_ALIKE)
-    return close[0] if close and not _within_node(name) else ""
+    return close[0] if close and _WITHIN_NODE.isdisjoint(words) else ""
 
 
 def _conversion(name: str, column: str, before: str) -> str:
@@ -303,7 +293,7 @@ def misspelt_lines(table: pd.DataFrame) -> list[str]:
     links = [
         f"column {name} is kept, but nothing reads it: tables have no column for the links within a node; the job file "
         "(cluster.intra_node_gbytes_per_s) and the machine file have."
-        for name in others if _within_node(name)
+        for name in others if not _WITHIN_NODE.isdisjoint(_words(name)[0])
     ][:1]  # fmt: skip
     if len(named) > _MOST_NAMED:
         first, column = next(iter(named.items()))

@@ -24,8 +24,8 @@ _SHAPE = (
     "model", "num_layers", "hidden_size", "ffn_hidden_size", "gated_mlp", "num_attention_heads", "num_query_groups",
     "vocab_size",
 )  # fmt: skip
-HELD = ("peak_memory_gib", "num_gpus", "tp", "pp", "zero_stage", "lora_dim", "block", *_SHAPE)
-TIMED = (
+MEMORY_COLUMNS = ("peak_memory_gib", "num_gpus", "tp", "pp", "zero_stage", "lora_dim", "block", *_SHAPE)
+TIME_COLUMNS = (
     "iteration_time_s", "gpu", "num_gpus", "global_batch_size", "seq_length", "dtype", "precision", "fp8_recipe",
     "lora_dim", "block", "recompute", "recompute_num_layers", *_SHAPE,
 )  # fmt: skip

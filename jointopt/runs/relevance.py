@@ -159,6 +159,3 @@ _id = functools.cache(gpu_id)
 def _whole(value: Any) -> int:
     """A whole number as a row states it; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else 0
-
-
-# Measured runs whose plan is not known: what blank degrees are taken for is a guess, and no evidence of any plan.

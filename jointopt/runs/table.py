@@ -394,7 +394,7 @@ def csv_texts(table: pd.DataFrame, rounded: Collection[str] = ()) -> Iterator[st
     Floats are written as Python does, those of ``rounded`` columns to seven significant digits: 1e-7 off at most.
     Text that a spreadsheet would take for a formula is guarded as by `csv_cell`, which `read_table` takes back.
     """
-    yield _lines([[_quoted(csv_cell(str(name)))] for name in table.columns])
+    yield _lines([[_cell(str(name))] for name in table.columns])
     for start in range(0, len(table), _ROWS):
         some = table.iloc[start : start + _ROWS]
         yield _lines([_cells(column, name in rounded) for name, column in some.items()])
@@ -428,12 +428,6 @@ def _cells(column: pd.Series[Any], rounded: bool) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    """The text of a cell of text, or of a column with other values too, whose numbers are no formula."""
-    return _quoted(csv_cell(value) if isinstance(value, str) else str(value))
-
-
-def _quoted(text: str) -> str:
+    """A cell as CSV, quoted where it has to be; numbers among text are no formula."""
+    text = csv_cell(value) if isinstance(value, str) else str(value)
     return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
-
-
-# Names of rows that several tables were put together from.

@@ -36,7 +36,7 @@ from jointopt.runs.cells import (
     row_codes,
     with_precision,
 )
-from jointopt.runs.checks import check_required, impossible, with_classes_of_kin
+from jointopt.runs.checks import check_required, impossible, with_classes_of_others
 from jointopt.runs.dtype_names import named_dtype, named_precision
 from jointopt.runs.shapes import FROM_CATALOGUE, stated_details, whole_name, with_catalogue_shapes
 from jointopt.runs.table import readable_runs
@@ -49,7 +49,7 @@ _WORKLOAD = (
     "global_batch_size", "dtype", "fp8_recipe", *STATE_FIELDS, "attention", "fused_norm", "token_dispatcher",
     "overlap_moe_a2a", "moe_load_imbalance", "moe_router_force_load_balancing", "cuda_graph", "lora_dim",
     "lora_target_modules", "framework", "recipe_class", "gpu", "gpus_per_node", "num_gpus",
-    "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_kin",
+    "inter_node_gbytes_per_s", "power_limit_w", "shape_from_catalogue", "heads_from_others",
 )  # fmt: skip
 _NEXT_WIDER = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "bf16"}
 _OF_EXPERTS: dict[str, Any] = {"moe_load_imbalance": 1.0, "overlap_moe_a2a": False}  # what a model without has
@@ -139,8 +139,8 @@ def workloads(table: pd.DataFrame, kin: pd.DataFrame | None = None) -> tuple[lis
     runs = runs.assign(**degrees, assumed_plan=_assumed_bits(guessed))
     if lacks_heads(runs):
         others = None if kin is None else with_catalogue_shapes(readable_runs(kin, categories=True)[0])
-        runs = with_heads_of_kin(runs, others)
-    runs = with_classes_of_kin(runs, kin)
+        runs = with_heads_of_others(runs, others)
+    runs = with_classes_of_others(runs, kin)
     reasons = impossible(runs) | unread
     found = []
     good = _with_whole_batches(runs.drop(index=list(reasons)) if reasons else runs)
@@ -362,7 +362,7 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
     shape = ["ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "gated_mlp"]
     shape = [name for name in shape if name not in NOT_IN.get(block, ())]
     assumed += [c for c in shape + ["moe_router_topk"] * bool(experts) if c not in row]
-    assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_KIN))
+    assumed += ["num_attention_heads"] * bool(row.get(HEADS_FROM_OTHERS))
     ffn = int(row.get("ffn_hidden_size", 4 * hidden))
     # plain MLPs are four hidden sizes wide almost without exception, gated ones are not
     gated = bool(row.get("gated_mlp", ffn != 4 * hidden))
@@ -393,7 +393,7 @@ def _stated_model(row: Mapping[str, Any], block: str, assumed: list[str]) -> Mod
 # Attention heads of rows that do not state them, from rows of the same source and width.
 
 
-HEADS_FROM_KIN = "heads_from_kin"  # 1.0 where the head count is another row's of the same width
+HEADS_FROM_OTHERS = "heads_from_others"  # 1.0 where the head count is another row's of the same width
 _SHAPE = ["source", "hidden_size", "num_layers", "num_attention_heads"]
 
 
@@ -402,7 +402,7 @@ def lacks_heads(table: pd.DataFrame) -> bool:
     return "num_attention_heads" not in table or bool(table["num_attention_heads"].isna().any())
 
 
-def with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
+def with_heads_of_others(runs: pd.DataFrame, others: pd.DataFrame | None = None) -> pd.DataFrame:
     """Blank head counts filled from the row of the same source and width whose depth is nearest, where there is one.
 
     Rows of ``others`` count like those of ``runs``: measured runs and the table that they are for would else be priced
@@ -419,11 +419,11 @@ def with_heads_of_kin(runs: pd.DataFrame, others: pd.DataFrame | None = None) ->
     best = pairs.sort_values(["row", "far", "num_attention_heads_kin"]).drop_duplicates("row")
     heads, filled = shape["num_attention_heads"].to_numpy(float, copy=True), np.full(len(runs), np.nan)
     heads[best["row"]], filled[best["row"]] = best["num_attention_heads_kin"], 1.0
-    return runs.assign(num_attention_heads=heads, **{HEADS_FROM_KIN: filled})
+    return runs.assign(num_attention_heads=heads, **{HEADS_FROM_OTHERS: filled})
 
 
 def model_as_kin(model: Model, runs: pd.DataFrame) -> pd.DataFrame:
-    """A model's shape as a row of each source of ``runs``, for `with_heads_of_kin`."""
+    """A model's shape as a row of each source of ``runs``, for `with_heads_of_others`."""
     sources = runs["source"].unique() if "source" in runs else [None]
     shape = {name: getattr(model, name) for name in _SHAPE if name != "source"}
     return pd.DataFrame([{"source": source, **shape} for source in sources])

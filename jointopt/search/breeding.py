@@ -69,7 +69,7 @@ def elite(plans: Columns, size: int, goals: Sequence[str] = OBJECTIVES) -> Ints:
     return np.concatenate([*chosen, nearest[:size]]).astype(np.int64)
 
 
-def first(genome: Genome, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
+def starting_genes(genome: Genome, size: int, start: Columns | None, rng: np.random.Generator) -> Ints:
     """Genes to begin with: points of the start front, also with all slack used; the rest is random."""
     if start is None or not len(start["slack"]):
         return genome.random(size, rng)

@@ -220,11 +220,9 @@ class _ProfileSweep:
         every = np.repeat(layouts, clocks), np.tile(np.arange(clocks), len(layouts))
         relaxed = self.stage_clocks(*every, np.ones(len(layouts) * clocks))[:, :depth].reshape(-1, clocks, depth)
         place, least = _of_halves(relaxed)
-
-        def slowest(row: Ints, low: Ints, high: Ints) -> Floats:
-            return np.asarray(least[place[low, high], row])
-
-        found = list(open_clocks(self.problem, lambda: self.front, layouts, fastest_s, slowest))
+        found = open_clocks(
+            self.problem, lambda: self.front, layouts, fastest_s, lambda row, low, high: least[place[low, high], row]
+        )
         layout, clock = np.concatenate([np.stack(pair) for pair in found], axis=1)
         for start in range(0, len(layout), MOST_AT_ONCE):
             some = slice(start, start + MOST_AT_ONCE)

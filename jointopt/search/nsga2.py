@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 
 from jointopt.core.schema import Columns
-from jointopt.search.breeding import POPULATION, TRIALS, Genome, Seen, breed, first, half_local, unseen
+from jointopt.search.breeding import POPULATION, TRIALS, Genome, Seen, breed, half_local, starting_genes, unseen
 from jointopt.search.local_search import LocalSearch
 from jointopt.search.pareto import concat, evenly, front_of, merge, take
 from jointopt.search.problem import Problem, Progress
@@ -80,7 +80,7 @@ def search(
             # A front smaller than a generation is repeated; repeated plans become mutants before they are evaluated.
             genes = np.resize(genes, (size, genes.shape[1])) if len(genes) else genome.random(size, rng)
         elif generation == 0:
-            genes = first(genome, size, start, rng)
+            genes = starting_genes(genome, size, start, rng)
         else:  # children of the parents that Optuna picks by rank and crowding
             parents = np.sort([trial.number for trial in sampler.get_parent_population(study, generation)])
             genes = breed(genome, take(plans, parents), population, rng)[:size]

@@ -121,11 +121,10 @@ class Problem:
 
     def unconstrained(self) -> Problem:
         """The problem of the same layouts without constraints: every plan is feasible."""
-
-        def evaluate(index: Ints, stage_clock_mhz: Floats) -> Columns:
-            return self.evaluate(index, stage_clock_mhz) | {"violation": np.zeros(len(index))}
-
-        return replace(self, evaluate=evaluate, least_violation=None, least_power_w=None)
+        return replace(
+            self, least_violation=None, least_power_w=None,
+            evaluate=lambda index, clocks: self.evaluate(index, clocks) | {"violation": np.zeros(len(index))},
+        )  # fmt: skip
 
     @property
     def has_slope(self) -> bool:

@@ -30,7 +30,7 @@ from jointopt.core.errors import JointOptError, LauncherError, OutageError, OutO
 from jointopt.core.schema import Columns, Ints
 from jointopt.core.secrets import masked
 from jointopt.runs.outages import patience
-from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, first, half_local, unseen
+from jointopt.search.breeding import POPULATION, Genome, Seen, breed, elite, half_local, starting_genes, unseen
 from jointopt.search.pareto import OBJECTIVES, first_impossible, front_of, take
 from jointopt.search.problem import Problem, Progress
 from jointopt.search.studies.display import show
@@ -181,7 +181,7 @@ class Queue:
         return self._storage.rdb.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def lease(self) -> Iterator[None]:
         """Renews this worker's lease in the background, and lets what it holds wait for others at the end."""
         stop = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(stop,), daemon=True)
@@ -300,7 +300,7 @@ class _Worker:
     def run(self) -> None:
         """Works until the study has its trials and all of them are finished, whoever finished them."""
         try:
-            with self.queue.held():
+            with self.queue.lease():
                 while self._claim() or any(trial.state in UNFINISHED for trial in self.queue.trials()):
                     if not self._running:
                         time.sleep(PAUSE_S)
@@ -400,7 +400,7 @@ class _Worker:
         """Genes to choose the next ``size`` plans from: at first those that all workers begin with, then children."""
         count = len(trials)
         if count < POPULATION:
-            start = first(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
+            start = starting_genes(self._genome, POPULATION, self.start, np.random.default_rng(self.seed))
             return start[count : count + size]
         plans = self.plans([trial for trial in trials if is_evaluated(trial)])
         if not len(plans["slack"]):
