@@ -92,7 +92,7 @@ def _limits_w(runs: Cells) -> Floats:
     return np.where(np.isnan(limits), math.inf, limits)
 
 
-def _contradict(first: str, second: str) -> Callable[[Cells], Bools]:
+def _precisions_contradict(runs: Cells, columns: tuple[str, str]) -> Bools:
     """Whether two columns name different precisions, or different recipes where both name one."""
 
     def dtype(text: object) -> str | None:
@@ -100,16 +100,12 @@ def _contradict(first: str, second: str) -> Callable[[Cells], Bools]:
         found = scaled_dtype(recipe) if recipe else named_precision(str(text))
         return "fp32" if found == TF32 else found
 
-    def broken(runs: Cells) -> Bools:
-        wrong = np.zeros(len(runs.runs), bool)
-        if not (pd.notna(runs[first]) & pd.notna(runs[second])).any():
-            return wrong
-        for of in (dtype, lambda text: named_recipe(str(text))):
-            one, other = (of_distinct(runs[name], of, None) for name in (first, second))
+    wrong = np.zeros(len(runs.runs), bool)
+    if np.logical_and(*(pd.notna(runs[name]) for name in columns)).any():
+        for named in (dtype, lambda text: named_recipe(str(text))):
+            one, other = (of_distinct(runs[name], named, None) for name in columns)
             wrong |= pd.notna(one) & pd.notna(other) & (one != other)
-        return wrong
-
-    return broken
+    return wrong
 
 
 def _degrees_contradict(runs: Cells) -> Bools:
@@ -180,7 +176,8 @@ class Check:
     """One rule that runs must keep. ``broken`` is false wherever a cell that it needs is blank.
 
     ``kind``: "cells" of any run, also of one without results; "row": of measured runs; "price": that physics needs;
-    "gpu": what the GPU can be set to; "result": what it cannot have done; "doubt": what it hardly did.
+    "gpu": what the GPU can be set to; "result": what it cannot have done; "nodes": of jobs on several; "doubt": what
+    it hardly did.
     """
 
     kind: str
@@ -218,7 +215,8 @@ CHECKS = (
     Check("cells", ("attention_kind", "kv_lora_rank"),
           lambda runs: np.isin(runs["attention_kind"], ["mha", "gqa", "mqa"]) & (runs["kv_lora_rank"] > 0),
           "attention_kind to be mla where kv_lora_rank is above 0"),
-    *(Check("cells", pair, _contradict(*pair), f"{pair[0]} and {pair[1]} to mean the same")
+    *(Check("cells", pair, functools.partial(_precisions_contradict, columns=pair),
+            f"{pair[0]} and {pair[1]} to mean the same")
       for pair in itertools.combinations(("precision", "dtype", "fp8_recipe"), 2)),
     # nanotron has run such pipelines, with stages that hold an embedding or nothing; the physics has no such stage
     Check("price", ("pp", "num_layers"), lambda runs: runs["pp"] > runs["num_layers"],
